@@ -1,0 +1,30 @@
+# Two commands: `make demo` and `make test`. Both set up what they need in .venv first.
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3
+export OMP_NUM_THREADS := 1
+
+.PHONY: demo test check bench clean
+
+# torch first and pinned: any other request for it pulls gigabytes of GPU packages.
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check "torch==2.13.0"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: $(VENV)/ready
+	sh examples/demo.sh $(BIN)/comity
+
+check: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: check
+	$(BIN)/pytest -n 2 --dist loadscope
+
+bench: $(VENV)/ready
+	cd benchmarks && ../$(BIN)/python overhead.py
+
+clean:
+	rm -rf $(VENV) demo build dist

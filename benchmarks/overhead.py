@@ -1,0 +1,71 @@
+"""What the framework costs: FedAvg's rounds (training and aggregation) against the bare loop, interleaved.
+
+    python benchmarks/overhead.py [--rounds 7] [--work cnn4 mlp2 linear]
+
+Round by round the bare loop and Comity take turns, so that a busy moment of the machine hits both. Prints the median of the
+ratios of neighbouring rounds with its quartiles: `loop` against one process, `process` with two workers against two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from bare import BATCH, LR, WORKS, Bare, Data, data_of
+
+from comity import Federation, config
+from comity.run import Quiet, prepare
+
+
+def seconds(action: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    action()
+    return time.perf_counter() - begin
+
+
+def compare(work: str, data: Data, engine: str, rounds: int) -> tuple[list[float], list[float]]:
+    """Seconds of each round, bare and ours."""
+    tiny = (torch.zeros(1, 1, 28, 28), torch.zeros(1, dtype=torch.long))
+    federation = Federation.from_arrays({f"p{i}": (d, tiny) for i, d in enumerate(data)}, validation=0.0, classes=10)
+    settings = {"algorithm": "fedavg", "model": work, "batch": BATCH, "lr": LR, "engine": engine, "workers": 2}
+    job = prepare(config.experiment(settings), federation)
+    processes = 2 if engine == "process" else 1
+    bare, net = Bare(work, data, processes), job.net(Quiet())
+    s = job.algorithm.server(job.root.fold("init"), job.info)
+    floor, ours = [], []
+    try:
+        for t in range(rounds + 1):  # the first warms up both
+            floor.append(seconds(bare.round))
+            begin = time.perf_counter()
+            net.begin(t)
+            s = job.algorithm.round(s, net, t)
+            ours.append(time.perf_counter() - begin)
+            net.ledger.take()
+    finally:
+        net.close()
+        bare.close()
+    return floor[1:], ours[1:]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    cli = argparse.ArgumentParser()
+    cli.add_argument("--rounds", type=int, default=7)
+    cli.add_argument("--work", nargs="+", choices=list(WORKS), default=list(WORKS))
+    args = cli.parse_args()
+    print(f"{'work':8}{'parties':>8}  {'engine':10}{'bare s':>8}{'ours s':>8}{'ratio':>8}   quartiles")
+    for work in args.work:
+        data = data_of(work)
+        for engine in ("loop", "process"):
+            floor, ours = compare(work, data, engine, args.rounds)
+            ratios = [b / a for a, b in zip(floor, ours, strict=True)]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            row = f"{work:8}{len(data):>8}  {engine:10}{statistics.median(floor):8.3f}{statistics.median(ours):8.3f}"
+            print(f"{row}{middle:8.2f}   {low:.2f} to {high:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

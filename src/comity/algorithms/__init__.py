@@ -1,0 +1,148 @@
+"""One paper, one file. An algorithm is looked up by its file's name; `+` puts a wrapper around what stands before it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from importlib.metadata import entry_points
+from typing import Any, get_type_hints
+
+from comity.core.algorithm import Algorithm, Wrapper
+from comity.errors import Refusal, unknown
+from comity.plugins import module_from
+from comity.spec import Spec, coerce, parse, split
+
+
+def names() -> list[str]:
+    """All algorithms by name, wrappers included."""
+    files = [m.name.replace("_", "-") for m in pkgutil.iter_modules(__path__)]
+    return sorted([*files, *(e.name for e in entry_points(group="comity.algorithms"))])
+
+
+def find(name: str) -> type[Algorithm]:
+    """The class that a file is about: one of ours, a user's `./mine.py`, or an installed entry point."""
+    if name.endswith(".py"):
+        module = module_from(name)
+    elif name.replace("-", "_") in {m.name for m in pkgutil.iter_modules(__path__)} and "_" not in name:
+        module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+    else:
+        plugged = [e for e in entry_points(group="comity.algorithms") if e.name == name]
+        if not plugged:
+            raise unknown("algorithm", name, names())
+        module = plugged[0].load()
+    found = [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, Algorithm)]
+    marked = [c for c in found if getattr(c, "__algorithm__", None) == module.__name__]
+    if len(marked) != 1:
+        raise Refusal(f"{name} must mark exactly one class with @algorithm, but marks {len(marked)}.")
+    return marked[0]
+
+
+@dataclass(frozen=True)
+class Option:
+    """A method's own constant, as `comity show` prints it."""
+
+    name: str
+    default: Any
+    kind: Any
+    doc: str
+
+
+def options(cls: type[Algorithm]) -> dict[str, Option]:
+    """A method's own constants."""
+    hints = get_type_hints(cls)
+    return {
+        f.name: Option(f.name, f.default, hints[f.name], f.metadata.get("doc", ""))
+        for f in fields(cls)  # type: ignore[arg-type]
+        if f.init and f.default is not MISSING
+    }
+
+
+def accepts(text: str, setting: str) -> bool:
+    """Whether a composition has the option `mu` or `dbe.mu`."""
+    whose, _, name = setting.rpartition(".")
+    specs = [parse(part) for part in split(text, "+")]
+    return any(name in options(find(spec.name)) for spec in specs if whose in ("", spec.name))
+
+
+def compose(text: str, settings: Mapping[str, Any] | None = None) -> Algorithm:
+    """Build `fedprox(mu=0.1)+dbe(kappa=50)`; `settings` are further options, bare or as `dbe.mu`."""
+    specs = [parse(part) for part in split(text, "+")]
+    classes = [find(spec.name) for spec in specs]
+    given = [dict(spec.options) for spec in specs]
+    for spec in specs:
+        if spec.args:
+            raise Refusal(f"{spec} needs names for its options, as in {spec.name}(option=value).")
+    for setting, value in (settings or {}).items():
+        given[_owner(setting, specs, classes)][setting.rpartition(".")[2]] = value
+    made: Algorithm | None = None
+    for spec, cls, chosen in zip(specs, classes, given, strict=True):
+        known = options(cls)
+        for name in chosen:
+            if name not in known:
+                raise unknown(f"option of {spec.name} called", name, known)
+        values = {n: coerce(f"{n} of {spec.name}", v, known[n].kind) for n, v in chosen.items()}
+        if issubclass(cls, Wrapper):
+            if made is None:
+                raise Refusal(f"{spec.name} wraps another method: write fedavg+{spec.name}, for instance.")
+            cls.check_host(made, specs[0].name, spec.name)
+            made = cls(host=made, **values)  # type: ignore[call-arg]
+        elif made is not None:
+            raise Refusal(f"{spec.name} is a method of its own, not a wrapper, so it cannot follow a '+'.")
+        else:
+            made = cls(**values)
+    assert made is not None
+    return made
+
+
+def _owner(setting: str, specs: list[Spec], classes: list[type[Algorithm]]) -> int:
+    """Whose option a setting is: the place in the composition."""
+    whose, _, name = setting.rpartition(".")
+    if whose:
+        places = [k for k, spec in enumerate(specs) if spec.name == whose]
+        if not places:
+            raise unknown("method in this composition called", whose, [s.name for s in specs])
+        return places[0]
+    places = [k for k, cls in enumerate(classes) if name in options(cls)]
+    if not places:
+        raise unknown(f"option of {'+'.join(s.name for s in specs)} called", name, {n for c in classes for n in options(c)})
+    if len(places) > 1:
+        both = " and ".join(f"{specs[k].name}.{name}" for k in places)
+        raise Refusal(f"{name} could mean {both}: say which.")
+    return places[0]
+
+
+@dataclass(frozen=True)
+class Card:
+    """What `comity show` prints of a method."""
+
+    name: str
+    title: str
+    text: str
+    wrapper: bool
+    bytes: str
+    options: list[Option]
+
+
+def _reflow(text: str) -> str:
+    """A docstring with one line for each labelled statement, for a screen of any width."""
+    labelled = re.sub(r"\n(?=\S)(?!([A-Z][\w., ]*:|\n))", " ", text)
+    return re.sub(r" *\n", "\n", labelled)
+
+
+def card(name: str) -> Card:
+    """A method's card, from its file's docstring and its class."""
+    name = parse(name).name
+    cls = find(name)
+    text = inspect.getdoc(inspect.getmodule(cls)) or ""
+    title = text.partition("\n")[0]
+    return Card(name, title, _reflow(text), issubclass(cls, Wrapper), cls.bytes_formula, list(options(cls).values()))
+
+
+def catalogue() -> list[dict[str, str]]:
+    """What `comity list algorithms` shows."""
+    cards = [card(name) for name in names()]
+    return [{"name": c.name, "kind": "wrapper" if c.wrapper else "method", "paper": c.title} for c in cards]

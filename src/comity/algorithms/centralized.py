@@ -1,0 +1,83 @@
+"""Centralized: what pooling the data would give, if it were allowed. A reference, not a method.
+
+Idea: before round 1 every party hands its training data to the server (and the ledger says so); the server then
+trains one model for E epochs a round.
+
+Symbols: theta = the one model; pool = all training samples.
+Deviations: none. Rounds are matched in epochs (T·E), not in gradient steps.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from comity.core import (
+    Algorithm,
+    Empty,
+    Info,
+    Key,
+    Model,
+    Net,
+    Params,
+    Party,
+    Samples,
+    Traffic,
+    algorithm,
+    fit,
+    record,
+)  # fmt: skip
+
+
+@record
+class Data:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+@record
+class Pool:
+    theta: Params
+    data: Data
+
+
+@algorithm
+class Centralized(Algorithm):
+    shares = "data"
+    bytes_formula = "Σ_i n_i · (bytes of a sample + 4), once, before round 1"
+
+    @property
+    def one_model(self) -> bool:
+        return True
+
+    def check(self, info: Info) -> None:
+        info.same_architecture("one central model")
+
+    def server(self, key: Key, info: Info) -> Pool:
+        return Pool(info.task.init(key), Data(torch.zeros(0), torch.zeros(0)))
+
+    def client(self, key: Key, party: Party) -> Empty:
+        return Empty()
+
+    def start(self, s: Pool, net: Net) -> Pool:
+        replies = net.call(self.hand_over, {i: Empty() for i in net.info.parties})
+        return Pool(s.theta, Data(torch.cat([r.x for r in replies.values()]), torch.cat([r.y for r in replies.values()])))
+
+    def hand_over(self, mine: Empty, m: Empty, party: Party, key: Key) -> tuple[Empty, Data]:
+        return mine, Data(party.data.train.x, party.data.train.y.int())
+
+    def view(self, s: Pool, i: int) -> Model:
+        return Model(s.theta)
+
+    def round(self, s: Pool, net: Net, t: int) -> Pool:
+        pool = Samples(s.data.x, s.data.y.long())
+        return Pool(fit(net.info.task.loss, s.theta, pool, net.key("local"), net.info.training).theta, s.data)
+
+    def model(self, mine: Empty, m: Model, party: Party) -> Params:
+        return m.theta
+
+    def start_traffic(self, info: Info) -> Traffic:
+        sample = 4 * torch.Size(info.shape).numel() + 4
+        return Traffic(up=sum(info.sizes) * sample)
+
+    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
+        return Traffic()

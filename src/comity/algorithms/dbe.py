@@ -1,0 +1,162 @@
+"""DBE: Zhang et al., Eliminating Domain Bias for FL in Representation Space, NeurIPS 2023. A wrapper.
+
+Idea: the part of a representation that is peculiar to a party moves out of the shared weights into a private,
+trainable offset (PRBM), and a regulariser (MR) pulls each party's mean representation to a consensus mean that
+is fixed before training.
+
+PRBM, eq. 6: z = z^g + z̄^p_i, with z^g = f(x).
+MR, eqs. 8 and 9: κ · (1/K) Σ_k ½ (m_k − z̄^g_k)², with m ← (1 − μ) sg(m) + μ mean_batch f(x), from 0 in every local training.
+Algorithm 1, l.1-3: before round 1 each party trains one epoch without PRBM and MR and reports its mean z̄_i;
+z̄^g = Σ_i (n_i/n) z̄_i.
+
+Symbols: K = values in a representation; offset = z̄^p_i; consensus = z̄^g; m = running mean of z^g.
+Deviations: the ½ in MR is the authors' code's (κ = 50 was tuned with it); the paper prints plain MSE. z̄_i is the
+exact mean over the party's data, as the paper says (the code uploads its last running mean). The offset is
+trained by the experiment's optimizer. Defaults are those of the 4-layer CNN: κ = 50, μ = 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from comity.algorithms.fedavg import FedAvg
+from comity.core import (
+    Algorithm,
+    Batch,
+    Info,
+    Key,
+    Model,
+    Net,
+    Params,
+    Party,
+    Refusal,
+    Task,
+    Traffic,
+    Wrapper,
+    algorithm,
+    average,
+    drop,
+    fit,
+    in_chunks,
+    option,
+    record,
+    with_task,
+)  # fmt: skip
+
+OFFSET = "dbe.offset"
+MEAN = "dbe.mean"
+
+
+@record
+class Mean:
+    """A mean representation: on its way, and (the consensus) in a party's state."""
+
+    z: Tensor
+
+
+@dataclass(frozen=True)
+class Biased(Task):
+    """A task with a private offset before its head and a mean regulariser in its objective."""
+
+    offset: bool = True
+    frozen: bool = False
+    kappa: float = 0.0
+    mu: float = 1.0
+    consensus: Tensor | None = None
+
+    def init(self, key: Key) -> Params:
+        theta = super().init(key)
+        return theta | {OFFSET: torch.zeros(self.z_shape)} if self.offset else theta
+
+    def head(self, theta: Params, z: Tensor, train: bool = False) -> Tensor:
+        if self.offset:
+            z = z + (theta[OFFSET].detach() if self.frozen else theta[OFFSET])  # eq. 6
+        return super().head(theta, z, train)
+
+    def objective(self, theta: Params, z: Tensor, batch: Batch) -> Tensor:
+        loss = super().objective(theta, z, batch)
+        return loss + self.kappa * self.regulariser(z, batch) if self.kappa else loss
+
+    def regulariser(self, z: Tensor, batch: Batch) -> Tensor:
+        """Eqs. 8 and 9; the running mean m stays with the batches of this local training."""
+        m = self.mu * z.mean(0)
+        if MEAN in batch.scratch:
+            m = (1 - self.mu) * batch.scratch[MEAN] + m
+        batch.scratch[MEAN] = m.detach()
+        assert self.consensus is not None
+        return 0.5 * (m - self.consensus).square().mean()
+
+
+@algorithm
+class Dbe(Wrapper):
+    host: FedAvg
+    kappa: float = option(50.0, "κ, weight of the mean regulariser (eq. 8)", minimum=0)
+    mu: float = option(1.0, "μ, momentum of the running mean (eq. 9); 1 takes the current batch alone", minimum=0)
+    cut: str = option("", "the stage after which the offset sits; the model's own cut unless told")
+    train_offset: bool = option(True, "false freezes the offset at 0")
+    noise_s: float = option(0.0, "s, standard deviation of the noise on an uploaded mean (Table 3)", minimum=0)
+    noise_q: float = option(0.0, "q, share of an uploaded mean that is withheld (Table 3)", minimum=0)
+
+    has_offset: ClassVar[bool] = True
+    bytes_formula = "the host's, and N · (S + 8·K) once before round 1"
+
+    @classmethod
+    def check_host(cls, host: Algorithm, name: str, wrapper: str) -> None:
+        if isinstance(host, Wrapper):
+            raise Refusal(f"{wrapper} cannot go around a method that is already wrapped.")
+        if not isinstance(host, FedAvg):
+            raise Refusal(f"{name}+{wrapper} makes no sense: {NO_EXTRACTOR.get(host.shares, 'it has no averaged extractor')}.")
+        if host.shares == "body" and cls.has_offset:
+            raise Refusal(f"{name} keeps its head at the party, so an offset before it would be redundant: use {name}+mr.")
+
+    def at_cut(self, task: Task) -> Task:
+        return replace(task, cut=self.cut) if self.cut else task
+
+    def own(self, key: Key, party: Party) -> Mean:
+        return Mean(torch.zeros(self.at_cut(party.task).z_shape))
+
+    def lift(self, party: Party, own: Mean) -> Party:
+        task = self.at_cut(party.task).keeping(frozenset({OFFSET} if self.has_offset else ()))
+        shape = (task.network, task.classes, task.cut, task.private)
+        return with_task(party, Biased(*shape, self.has_offset, not self.train_offset, self.kappa, self.mu, own.z))
+
+    def start(self, s: Any, net: Net) -> Any:
+        s = super().start(s, net)
+        weights = {i: Model(self.host.view(s, i).theta) for i in net.info.parties}
+        means = net.call(self.mean, weights)  # l.1-2
+        z_bar = average({i: {MEAN: reply.z} for i, reply in means.items()}, dict(enumerate(net.info.sizes)))[MEAN]  # l.3
+        net.call(self.agree, dict.fromkeys(net.info.parties, Mean(z_bar)))
+        return s
+
+    def mean(self, mine: Any, m: Model, party: Party, key: Key) -> tuple[Any, Mean]:
+        """One epoch without PRBM and MR; report the mean, throw the weights away."""
+        task = self.at_cut(party.task)
+        theta = drop(self.host.model(mine.host, m, party), frozenset({OFFSET}))
+        once = replace(party.training, epochs=1, steps=None)
+        theta = fit(task.loss, theta, party.data.train, key, once).theta
+        z = in_chunks(lambda x: task.features(theta, x), party.data.train.x).mean(0)
+        return mine, Mean(self.noised(z, key.fold("noise")))
+
+    def noised(self, z: Tensor, key: Key) -> Tensor:
+        """(1 − q) z̄ + N(0, s²), element by element."""
+        noise = torch.normal(0.0, 1.0, z.shape, generator=key.generator()).to(z.device)
+        return (1 - self.noise_q) * z + self.noise_s * noise
+
+    def agree(self, mine: Any, m: Mean, party: Party, key: Key) -> tuple[Any, None]:
+        return replace(mine, own=m), None
+
+    def start_traffic(self, info: Info) -> Traffic:
+        k, n = self.at_cut(info.task).width, len(info.names)
+        shared = info.task.bytes(without=self.host.kept(info.task))
+        return super().start_traffic(info) + Traffic(up=4 * k * n, down=(shared + 4 * k) * n)
+
+
+NO_EXTRACTOR = {
+    "nothing": "it shares nothing, so there is no common extractor whose bias could be removed",
+    "representations": "it keeps all weights at the parties, so there is no shared extractor to regularise",
+    "data": "it pools the data, so there are no parties with a bias of their own",
+}

@@ -1,0 +1,28 @@
+"""FedBN: Li et al., Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021.
+
+Idea: FedAvg on everything but the BatchNorm layers (weights, biases and running statistics), which stay at the
+party and absorb its feature shift.
+
+Algorithm 1: for each layer l that is not BatchNorm, w_l ← average of the parties' w_l; the others are left alone.
+
+Symbols: kept = the names of BatchNorm layers, found by their type, never by a substring.
+Deviations: averages are weighted by sample counts, as everywhere here; the authors' code averages uniformly
+(equal when sizes are). On a network without BatchNorm this is FedAvg bit for bit.
+"""
+
+from __future__ import annotations
+
+from comity.algorithms.fedavg import FedAvg
+from comity.core import Task, algorithm
+
+
+@algorithm
+class FedBN(FedAvg):
+    bytes_formula = "2 · Σ_t |S_t| · (S − S_BN)"
+
+    @property
+    def one_model(self) -> bool:
+        return False
+
+    def kept(self, task: Task) -> frozenset[str]:
+        return task.private | task.norm_names

@@ -1,0 +1,28 @@
+"""FedPer: Arivazhagan et al., Federated Learning with Personalization Layers, 2019.
+
+Idea: base layers are shared and averaged, the personalization layers on top stay with the party; both are
+trained together.
+
+Algorithms 1 and 2: (W_B, W_Pi) ← SGD from (W_B^t, W_Pi); W_B^{t+1} ← Σ_i (n_i / n) W_Bi.
+
+Symbols: W_B = the stages up to the cut; W_P = the head.
+Deviations: none.
+"""
+
+from __future__ import annotations
+
+from comity.algorithms.fedavg import FedAvg
+from comity.core import Task, algorithm
+
+
+@algorithm
+class FedPer(FedAvg):
+    shares = "body"
+    bytes_formula = "2 · Σ_t |S_t| · S_body"
+
+    @property
+    def one_model(self) -> bool:
+        return False
+
+    def kept(self, task: Task) -> frozenset[str]:
+        return task.private | task.head_names

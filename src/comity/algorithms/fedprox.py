@@ -1,0 +1,32 @@
+"""FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
+
+Idea: FedAvg whose parties are held near the model they received.
+
+Eq. 2: min_w h_i(w; w^t) = F_i(w) + (μ/2) ‖w − w^t‖².
+
+Symbols: w^t = m.theta, the weights received. The term covers shared parameters only: not buffers, not what is
+private.
+Deviations: the local solver is E epochs of SGD (the paper allows any inexact one). μ = 0.01 as in FedBN's
+experiments; the paper tunes it over {0.001, 0.01, 0.1, 1}.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from comity.algorithms.fedavg import FedAvg
+from comity.core import Batch, Loss, Model, Params, Task, algorithm, option, trainable
+
+
+@algorithm
+class FedProx(FedAvg):
+    mu: float = option(0.01, "weight of the proximal term, eq. 2", minimum=0)
+
+    def loss(self, task: Task, m: Model) -> Loss:
+        anchor = trainable(m.theta)
+
+        def eq2(w: Params, batch: Batch) -> Tensor:
+            distance = sum((w[k] - w_t).square().sum() for k, w_t in anchor.items())
+            return task.loss(w, batch) + self.mu / 2 * distance
+
+        return eq2

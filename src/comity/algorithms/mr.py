@@ -1,0 +1,26 @@
+"""MR alone: DBE's mean regulariser without the personal offset (DBE, Tables 2 and 6). A wrapper.
+
+Idea: κ · (1/K) Σ_k ½ (m_k − z̄^g_k)² is added to the loss that trains the shared extractor, so it also goes
+around methods that are personalised already (fedper+mr).
+
+Symbols: as in dbe.
+Deviations: none beyond dbe's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import ClassVar
+
+from comity.algorithms.dbe import Dbe
+from comity.core import algorithm
+
+
+@algorithm
+class Mr(Dbe):
+    has_offset: ClassVar[bool] = False
+    train_offset: bool = field(default=True, init=False)
+
+    @property
+    def one_model(self) -> bool:
+        return self.host.one_model

@@ -1,0 +1,31 @@
+"""PRBM alone: DBE's personal offset without the mean regulariser (DBE, Table 2). A wrapper.
+
+Idea: z = z^g + z̄^p_i, the offset private and trainable. There is no consensus mean, hence no exchange before
+round 1.
+
+Symbols: as in dbe.
+Deviations: none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any
+
+from comity.algorithms.dbe import Dbe
+from comity.core import Info, Net, Traffic, algorithm
+
+
+@algorithm
+class Prbm(Dbe):
+    kappa: float = field(default=0.0, init=False)
+    mu: float = field(default=1.0, init=False)
+    noise_s: float = field(default=0.0, init=False)
+    noise_q: float = field(default=0.0, init=False)
+    bytes_formula = "the host's"
+
+    def start(self, s: Any, net: Net) -> Any:
+        return self.host.start(s, net)
+
+    def start_traffic(self, info: Info) -> Traffic:
+        return self.host.start_traffic(info)

@@ -1,0 +1,119 @@
+"""SCAFFOLD: Karimireddy et al., Stochastic Controlled Averaging for Federated Learning, ICML 2020.
+
+Idea: control variates c (server) and c_i (party) estimate the drift of local steps, which is subtracted.
+
+Algorithm 1, l.10: y_i ← y_i − η_l (g_i(y_i) − c_i + c).
+Algorithm 1, l.12, option II: c_i⁺ ← c_i − c + (x − y_i) / (K η_l).
+Algorithm 1, l.16: x ← x + η_g · mean_{i∈S} (y_i − x).
+Algorithm 1, l.17: c ← c + (1/N) Σ_{i∈S} (c_i⁺ − c_i).
+
+Symbols: x = the server's theta; y_i = a party's; K = its local steps. Control variates cover the shared parameters
+only (not buffers, not what is private), so a party's private offset is trained by plain SGD.
+Deviations: none; l.16 averages uniformly, as printed. Option II assumes plain SGD: momentum and Adam are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from comity.algorithms.fedavg import FedAvg
+from comity.core import (
+    Info,
+    Key,
+    Net,
+    Params,
+    Party,
+    Refusal,
+    Traffic,
+    algorithm,
+    average,
+    drop,
+    fit,
+    is_buffer,
+    keep,
+    option,
+    record,
+    trainable,
+)  # fmt: skip
+
+
+@record
+class Control:
+    """What the server keeps and sends: x and c."""
+
+    theta: Params
+    c: Params
+
+
+@record
+class Own:
+    """What a party keeps: its private parameters and c_i."""
+
+    private: Params
+    c: Params
+
+
+@record
+class Change:
+    """What a party sends: y_i and c_i⁺ − c_i."""
+
+    theta: Params
+    dc: Params
+
+
+def zeros(theta: Params) -> Params:
+    return {k: torch.zeros_like(v) for k, v in trainable(theta).items()}
+
+
+@algorithm
+class Scaffold(FedAvg):
+    server_lr: float = option(1.0, "η_g, the server's step size (l.16)", minimum=0)
+    bytes_formula = "2 · Σ_t |S_t| · (S + S_c),  S_c = bytes of the shared parameters without buffers"
+
+    def check(self, info: Info) -> None:
+        super().check(info)
+        if info.training.optimizer != "sgd" or info.training.momentum:
+            raise Refusal("scaffold's control variates assume plain SGD: use --optimizer sgd without momentum.")
+
+    def server(self, key: Key, info: Info) -> Control:
+        x = super().server(key, info)
+        return Control(x, zeros(x))
+
+    def client(self, key: Key, party: Party) -> Own:
+        theta, kept = party.task.init(key), self.kept(party.task)
+        return Own(keep(theta, kept), zeros(drop(theta, kept)))
+
+    def view(self, s: Control, i: int) -> Control:
+        return s
+
+    def round(self, s: Control, net: Net, t: int) -> Control:
+        replies = net.call(self.local, {i: self.view(s, i) for i in net.sample(t)})
+        if not replies:
+            return s
+        mean = average({i: r.theta for i, r in replies.items()}, dict.fromkeys(replies, 1.0))
+        x = {k: s.theta[k] + self.server_lr * (v - s.theta[k]) if v.is_floating_point() else v for k, v in mean.items()}
+        dc = average({i: r.dc for i, r in replies.items()}, dict.fromkeys(replies, 1.0))
+        share = len(replies) / len(net.info.names)
+        return Control(x, {k: c + share * dc[k] for k, c in s.c.items()})  # l.16-17
+
+    def local(self, mine: Own, m: Control, party: Party, key: Key) -> tuple[Own, Change]:
+        drift = {k: c - mine.c[k] for k, c in m.c.items()}
+        how = party.training
+        done = fit(self.loss(party.task, m), m.theta | mine.private, party.data.train, key, how, add=drift)  # l.10
+        kept = self.kept(party.task)
+        private, y = keep(done.theta, kept), drop(done.theta, kept)
+        if not done.steps:
+            return mine, Change(y, zeros(y))
+        c_new = {k: (m.theta[k] - y[k]) / (done.steps * how.lr) - drift[k] for k in mine.c}  # l.12, option II
+        return Own(private, c_new), Change(y, {k: c_new[k] - c for k, c in mine.c.items()})
+
+    def model(self, mine: Own, m: Any, party: Party) -> Params:
+        return dict(m.theta | mine.private)
+
+    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
+        kept = self.kept(info.task)
+        buffers = frozenset(filter(is_buffer, info.task.shapes))
+        both = len(cohort) * (info.task.bytes(without=kept) + info.task.bytes(without=kept | buffers))
+        return Traffic(up=both, down=both)

@@ -1,0 +1,40 @@
+"""SOLO: every party for itself. The yardstick: does collaborating help each of us?
+
+Idea: E epochs a round on the party's own data, from the same initial weights as every other method; no exchange.
+
+Symbols: F_i = the party's own model.
+Deviations: none.
+"""
+
+from __future__ import annotations
+
+from comity.core import Algorithm, Empty, Info, Key, Net, Params, Party, Traffic, algorithm, fit
+
+
+@algorithm
+class Solo(Algorithm):
+    shares = "nothing"
+    self_contained = True
+    bytes_formula = "0"
+
+    def server(self, key: Key, info: Info) -> Empty:
+        return Empty()
+
+    def client(self, key: Key, party: Party) -> Params:
+        return party.task.init(key)
+
+    def view(self, s: Empty, i: int) -> Empty:
+        return Empty()
+
+    def round(self, s: Empty, net: Net, t: int) -> Empty:
+        net.call(self.local, {i: Empty() for i in net.sample(t)})
+        return s
+
+    def local(self, F_i: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Empty]:
+        return fit(party.task.loss, F_i, party.data.train, key, party.training).theta, Empty()
+
+    def model(self, F_i: Params, m: Empty, party: Party) -> Params:
+        return F_i
+
+    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
+        return Traffic()

@@ -1,0 +1,187 @@
+"""Several runs side by side: all methods on one split (`compare`), one method over a grid (`tune`)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from comity import config
+from comity.algorithms import accepts
+from comity.checkpoint import write_atomically
+from comity.config import Experiment
+from comity.data import Federation
+from comity.errors import ComityError, Refusal
+from comity.measure import gains
+from comity.run import Progress, execute, federation_of, prepare, reopen, start
+from comity.spec import value
+
+SOLO = "solo"
+HOW = {"engine", "workers", "device"}  # where a run is computed does not change what it computes
+
+
+def folder_name(algorithm: str) -> str:
+    """An algorithm's folder: its name, or the stem of a user's file."""
+    return "+".join(Path(part).stem if part.endswith(".py") else part for part in algorithm.split("+"))
+
+
+def finished(folder: Path) -> dict[str, Any] | None:
+    """The summary of a run that has ended."""
+    try:
+        summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as why:
+        raise ComityError(f"{folder / 'summary.json'} cannot be read.") from why
+    return summary
+
+
+def run_once(experiment: Experiment, federation: Federation, folder: Path, progress: Progress) -> dict[str, Any]:
+    """The summary of a run: a finished one in that folder is taken as it is, an unfinished one is continued."""
+    if not (folder / "config.toml").exists():
+        return start(prepare(experiment, federation), folder, progress).summary
+    before = config.read(folder / "config.toml")
+    if before.model_dump(exclude=HOW) != experiment.model_dump(exclude=HOW):
+        raise Refusal(f"{folder} holds a run with other settings: choose another --out.")
+    if summary := finished(folder):
+        return summary
+    return execute(reopen(folder), folder, progress, resume=True).summary
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method in a comparison; lists run over seeds."""
+
+    algorithm: str
+    accuracy: list[float]
+    worst: list[float]
+    gained: int
+    hurt: int
+    judged: int
+    """How many parties, over all seeds, were compared with SOLO."""
+    bytes: dict[str, float]
+    seconds: float
+
+    def spread(self) -> float:
+        """Standard deviation of the mean accuracy over seeds."""
+        return statistics.pstdev(self.accuracy)
+
+
+def compare(
+    base: Experiment, algorithms: Sequence[str], seeds: Sequence[int], out: Path, progress: Callable[[Experiment], Progress]
+) -> list[Row]:
+    """Run every method, and SOLO, on the same split for each seed."""
+    methods = list(dict.fromkeys([SOLO, *algorithms]))
+    summaries: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
+    experiments = {m: {s: base.but(algorithm=m, seed=s, set=own_settings(base, m)) for s in seeds} for m in methods}
+    check_settings(base, methods)
+    for seed in seeds:
+        federation = federation_of(base.but(seed=seed))
+        for method in methods:
+            prepare(experiments[method][seed], federation)  # all are checked before the first one starts
+        for method in methods:
+            experiment = experiments[method][seed]
+            folder = out / folder_name(method) / f"seed-{seed}"
+            summaries[method].append(run_once(experiment, federation, folder, progress(experiment)))
+    rows = [_row(method, summaries[method], seeds, out) for method in methods]
+    table = [{"algorithm": row.algorithm, **{k: v for k, v in vars(row).items() if k != "algorithm"}} for row in rows]
+    write_atomically(out / "comparison.json", json.dumps({"seeds": list(seeds), "rows": table}, indent=2) + "\n")
+    return rows
+
+
+def own_settings(base: Experiment, method: str) -> dict[str, Any]:
+    """Those of the common settings that a method has: `--set mu=1` goes to whoever has a mu."""
+    return {name: given for name, given in base.set.items() if accepts(method, name)}
+
+
+def check_settings(base: Experiment, methods: Iterable[str]) -> None:
+    """Refuse a setting that no method has."""
+    for name in base.set:
+        if not any(name in own_settings(base, method) for method in methods):
+            raise Refusal(f"None of the methods has an option called {name!r}.")
+
+
+def _row(method: str, summaries: list[dict[str, Any]], seeds: Sequence[int], out: Path) -> Row:
+    compared = [
+        gain
+        for seed in seeds
+        for gain in gains(out / folder_name(method) / f"seed-{seed}", out / SOLO / f"seed-{seed}")
+        if method != SOLO
+    ]
+    return Row(
+        method,
+        [s["accuracy"]["mean"] for s in summaries],
+        [s["accuracy"]["per_party"][s["accuracy"]["worst_party"]] for s in summaries],
+        sum(g.helped for g in compared),
+        sum(g.hurt for g in compared),
+        len(compared),
+        {kind: statistics.mean(s["bytes"][kind] for s in summaries) for kind in summaries[0]["bytes"]},
+        statistics.mean(s["seconds"]["total"] for s in summaries),
+    )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point of a grid, with its accuracies averaged over seeds."""
+
+    settings: dict[str, Any]
+    validation: float
+    test: float
+
+
+def parse_grid(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """`mu=0.1,1` and the like."""
+    grid: dict[str, list[Any]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or not name or not values:
+            raise Refusal(f"{text!r} is not of the form name=value,value,...")
+        grid[name.strip()] = [value(v) for v in values.split(",")]
+    if not grid:
+        raise Refusal("tune needs at least one --grid name=value,value,...")
+    return grid
+
+
+def tune(
+    base: Experiment,
+    grid: dict[str, list[Any]],
+    seeds: Sequence[int],
+    out: Path,
+    progress: Callable[[Experiment], Progress],
+) -> list[Trial]:
+    """Every point of the grid with the same budget, best by validation accuracy first."""
+    if not base.validation:
+        raise Refusal("tune chooses on validation data, so --validation must be greater than 0.")
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    fields = {n for n in grid if n in Experiment.model_fields}
+    trials: dict[str, list[tuple[float, float]]] = {}
+    for seed in seeds:
+        federation = federation_of(base.but(seed=seed))
+        made = []
+        for point in points:
+            changes = {n: v for n, v in point.items() if n in fields}
+            own = base.set | {n: v for n, v in point.items() if n not in fields}
+            made.append(base.but(seed=seed, set=own, **changes))
+            prepare(made[-1], federation)
+        for point, experiment in zip(points, made, strict=True):
+            name = ",".join(f"{n}={v}" for n, v in point.items())
+            folder = out / name / f"seed-{seed}"
+            summary = run_once(experiment, federation, folder, progress(experiment))
+            best = summary["accuracy"]["best_round"]
+            trials.setdefault(name, []).append((_validation_at(folder, best["round"]), best["weighted"]))
+    rows = [
+        Trial(point, statistics.mean(v for v, _ in got), statistics.mean(t for _, t in got))
+        for point, got in zip(points, trials.values(), strict=True)
+    ]
+    return sorted(rows, key=lambda row: -row.validation)
+
+
+def _validation_at(folder: Path, t: int) -> float:
+    from comity.tables import read_metrics
+
+    rows = [n.value for n in read_metrics(folder) if (n.round, n.split, n.metric) == (t, "validation", "accuracy")]
+    return statistics.mean(rows)

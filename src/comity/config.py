@@ -1,0 +1,167 @@
+"""An experiment: the one list of settings behind the command line, the TOML files and the Python API."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from comity.core.fit import Training
+from comity.errors import Refusal, unknown
+from comity.spec import call, parse
+
+
+class PartySettings(BaseModel):
+    """What one party does its own way."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str | None = None
+    lr: float | None = Field(None, gt=0)
+    batch: int | None = Field(None, ge=1)
+    epochs: int | None = Field(None, ge=1)
+    steps: int | None = Field(None, ge=1)
+
+
+class Experiment(BaseModel):
+    """Everything a run depends on. Model, optimizer and budget belong to the experiment: one default for all methods."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    algorithm: str = Field("fedavg", description="method, with wrappers: fedavg+dbe")
+    data: str = Field("digits", description="dataset by name, or a user's file")
+    partition: str = Field("dirichlet(alpha=0.5)", description="how samples are dealt to parties, or a saved split.json")
+    parties: int = Field(10, ge=1, description="number of parties")
+    model: str = Field("mlp2", description="network by name, or a user's file")
+    rounds: int = Field(20, ge=1, description="communication rounds")
+    epochs: int = Field(1, ge=1, description="local epochs a round")
+    steps: int | None = Field(None, ge=1, description="local steps a round, instead of epochs")
+    batch: int = Field(10, ge=1, description="mini-batch size")
+    optimizer: str = Field("sgd", description="sgd, sgd(momentum=0.9,decay=1e-5) or adam")
+    lr: float = Field(0.05, gt=0, description="learning rate")
+    participation: float = Field(1.0, gt=0, le=1, description="share of the parties in a round")
+    test: str = Field("own(0.25)", description="test protocol: own(0.25), matched or common")
+    validation: float = Field(0.1, ge=0, lt=1, description="share of a party's training samples held out to choose by")
+    eval_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
+    bn: Literal["all", "params_only", "none"] = Field("all", description="which BatchNorm values are shared")
+    cut: str | None = Field(None, description="stage after which the representation is taken; the model's own unless told")
+    seed: int = Field(0, ge=0, description="the one seed")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where tensors live")
+    engine: Literal["auto", "loop", "process"] = Field("auto", description="where parties live")
+    workers: int | None = Field(None, ge=1, description="worker processes; one a core unless told")
+    set: dict[str, Any] = Field(default_factory=dict, description="a method's own options")
+    party: dict[str, PartySettings] = Field(default_factory=dict, description="what single parties do their own way")
+
+    def training(self) -> Training:
+        """The settings of local training."""
+
+        def sgd(momentum: float = 0.0, decay: float = 0.0) -> Training:
+            return Training("sgd", self.lr, momentum, decay, self.batch, self.epochs, self.steps)
+
+        def adam(decay: float = 0.0) -> Training:
+            return Training("adam", self.lr, 0.0, decay, self.batch, self.epochs, self.steps)
+
+        kinds: dict[str, Callable[..., Training]] = {"sgd": sgd, "adam": adam}
+        spec = parse(self.optimizer)
+        if spec.name not in kinds:
+            raise unknown("optimizer", spec.name, kinds)
+        made = call(spec, kinds[spec.name])
+        if not (0 <= made.momentum < 1 and made.decay >= 0):
+            raise Refusal(f"{self.optimizer} is out of range: momentum lies in [0, 1) and decay is not negative.")
+        return made
+
+    def but(self, **changes: Any) -> Experiment:
+        """The same experiment with some settings changed, checked again."""
+        return experiment(self.model_dump(exclude_unset=False) | changes)
+
+
+def experiment(settings: Mapping[str, Any]) -> Experiment:
+    """A checked experiment, or one sentence that says what is wrong."""
+    for name in settings:
+        if name not in Experiment.model_fields:
+            raise unknown("setting called", str(name), Experiment.model_fields)
+    try:
+        made = Experiment.model_validate(dict(settings) | {"set": _flat(settings.get("set", {}))})
+    except ValidationError as why:
+        raise Refusal(_sentence(why)) from why
+    if made.steps is not None and "epochs" in settings and settings["epochs"] != 1:
+        raise Refusal("Give either epochs or steps, not both.")
+    made.training()
+    return made
+
+
+def _flat(table: Any) -> Any:
+    """`[set] dbe.kappa = 50` arrives as a table in a table: join the names again."""
+    if not isinstance(table, Mapping):
+        return table
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        inner = {f"{name}.{k}": v for k, v in _flat(value).items()} if isinstance(value, Mapping) else {name: value}
+        flat |= inner
+    return flat
+
+
+def _sentence(why: ValidationError) -> str:
+    first = why.errors()[0]
+    name = ".".join(str(part) for part in first["loc"])
+    given, context = first.get("input"), first.get("ctx", {})
+    match first["type"]:
+        case "greater_than_equal":
+            wish = f"at least {context['ge']:g}"
+        case "greater_than":
+            wish = f"greater than {context['gt']:g}"
+        case "less_than_equal":
+            wish = f"at most {context['le']:g}"
+        case "less_than":
+            wish = f"less than {context['lt']:g}"
+        case "literal_error":
+            wish = f"one of {context['expected']}"
+        case "int_parsing" | "int_type" | "int_from_float":
+            wish = "a whole number"
+        case "float_parsing" | "float_type":
+            wish = "a number"
+        case "extra_forbidden":
+            return f"There is no setting called {name!r}."
+        case _:
+            return f"{name}: {first['msg']}."
+    return f"{name} must be {wish}, not {given!r}."
+
+
+def read(path: str | Path) -> Experiment:
+    """An experiment from a TOML file."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        return experiment(tomllib.loads(text))
+    except OSError as why:
+        raise Refusal(f"{path} cannot be read ({why.strerror}).") from why
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as why:
+        raise Refusal(f"{path} is not valid TOML: {why}.") from why
+
+
+def write(made: Experiment) -> str:
+    """The experiment as TOML, every setting resolved."""
+    values = made.model_dump()
+    tables = {"set": values.pop("set"), **{f"party.{_key(n)}": p for n, p in values.pop("party").items()}}
+    lines = [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
+    for title, table in tables.items():
+        rows = [f"{name} = {_toml(value)}" for name, value in table.items() if value is not None]
+        lines += ["", f"[{title}]", *rows] if rows else []
+    return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if name.replace("-", "").replace("_", "").isalnum() and name.isascii() else json.dumps(name)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_toml(v) for v in value)}]"
+    return repr(value)

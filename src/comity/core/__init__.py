@@ -1,0 +1,73 @@
+"""The shape of Comity: records, keys, tasks, fit, algorithms and the net. `from comity.core import *` is all a method needs."""
+
+from comity.core.algorithm import (
+    Algorithm,
+    Info,
+    Party,
+    Traffic,
+    Work,
+    Wrapper,
+    algorithm,
+    average,
+    option,
+    with_task,
+)
+from comity.core.fit import Fit, Loss, Moments, Training, batches, fit, gradient, run
+from comity.core.key import Key
+from comity.core.net import Net
+from comity.core.record import (
+    Empty,
+    Model,
+    Params,
+    Sealed,
+    drop,
+    is_buffer,
+    keep,
+    payload,
+    record,
+    seal,
+    trainable,
+)
+from comity.core.samples import PartyData, Samples
+from comity.core.task import Batch, Task, in_chunks
+from comity.errors import Refusal
+
+__all__ = [
+    "Algorithm",
+    "Batch",
+    "Empty",
+    "Fit",
+    "Info",
+    "Key",
+    "Loss",
+    "Model",
+    "Moments",
+    "Net",
+    "Params",
+    "Party",
+    "PartyData",
+    "Refusal",
+    "Samples",
+    "Sealed",
+    "Task",
+    "Traffic",
+    "Training",
+    "Work",
+    "Wrapper",
+    "algorithm",
+    "average",
+    "batches",
+    "drop",
+    "fit",
+    "gradient",
+    "in_chunks",
+    "is_buffer",
+    "keep",
+    "option",
+    "payload",
+    "record",
+    "run",
+    "seal",
+    "trainable",
+    "with_task",
+]

@@ -1,0 +1,277 @@
+"""What an algorithm is: a party's work as pure functions, and a round as ordinary code over a net."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, dataclass_transform
+
+import torch
+from torch import Tensor
+
+from comity.core.fit import Training
+from comity.core.key import Key
+from comity.core.record import Params, record
+from comity.core.samples import PartyData
+from comity.core.task import Task
+from comity.errors import Refusal
+
+if TYPE_CHECKING:
+    from comity.core.net import Net
+
+T = TypeVar("T")
+C = TypeVar("C", bound=type)
+Work = Callable[[Any, Any, "Party", Key], tuple[Any, Any]]
+"""(party state, letter, party, key) -> (new party state, reply): all that ever happens at a party."""
+
+
+@dataclass(frozen=True)
+class Party:
+    """What a party knows of itself."""
+
+    id: int
+    name: str
+    task: Task
+    training: Training
+    data: PartyData
+    parties: int = 1
+    """How many parties there are."""
+    inbox: Mapping[int, Any] = field(default_factory=dict)
+    """Parcels from other parties, by sender, for the length of one work."""
+
+
+@dataclass(frozen=True)
+class Info:
+    """What everybody may know: exchanged once before round 1 and charged as `setup`."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    tasks: tuple[Task, ...]
+    training: Training
+    shape: tuple[int, ...]
+    """The shape of one sample."""
+
+    @property
+    def parties(self) -> range:
+        """All parties' numbers."""
+        return range(len(self.names))
+
+    @property
+    def task(self) -> Task:
+        """The one task that all parties have."""
+        return self.tasks[0]
+
+    @property
+    def width(self) -> int:
+        """The width of the representation that all parties agree on."""
+        return self.tasks[0].width
+
+    def same_architecture(self, who: str) -> None:
+        """Refuse if parties have different networks: `who` exchanges weights."""
+        for name, task in zip(self.names, self.tasks, strict=True):
+            if task.shapes != self.task.shapes:
+                raise Refusal(
+                    f"{who} exchanges weights, so all parties need one architecture, but {name} has "
+                    f"{task.network.name} and {self.names[0]} has {self.task.network.name}."
+                )
+
+    def same_width(self, who: str) -> None:
+        """Refuse if parties' representations differ in width: `who` exchanges representations."""
+        for name, task in zip(self.names, self.tasks, strict=True):
+            if task.width != self.width:
+                raise Refusal(
+                    f"{who} exchanges representations, so all parties need one width, but {name}'s are {task.width} "
+                    f"wide and {self.names[0]}'s {self.width}."
+                )
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes in closed form, to be compared with the ledger."""
+
+    up: int = 0
+    down: int = 0
+    peer: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.up + other.up, self.down + other.down, self.peer + other.peer)
+
+
+def option(default: T, doc: str, minimum: float | None = None) -> T:
+    """A method's own constant: its paper's default and what it means, as `comity show` prints them."""
+    return field(default=default, metadata={"doc": doc, "minimum": minimum})
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(option, field))
+def algorithm(cls: C) -> C:
+    """Mark the class that a file in `algorithms/` (or a user's file) is about."""
+    made: C = dataclass(frozen=True)(cls)  # type: ignore[assignment]
+    made.__algorithm__ = made.__module__  # type: ignore[attr-defined]
+    return made
+
+
+class Algorithm(ABC):
+    """The methods of an algorithm; `round`, `server`, `client`, `view` and `model` are its paper."""
+
+    shares: ClassVar[Literal["nothing", "body", "head", "model", "representations", "data"]] = "model"
+    """What crosses the wire: wrappers look here to know whether they make sense."""
+    self_contained: ClassVar[bool] = False
+    """Whether `model` needs nothing from the server, so that evaluation sends nothing down."""
+    bytes_formula: ClassVar[str] = ""
+    """The closed form that `traffic` computes, as `comity show` prints it."""
+
+    @property
+    def one_model(self) -> bool:
+        """Whether every party deploys the same model, so that a global accuracy has a meaning."""
+        return False
+
+    def __post_init__(self) -> None:
+        for f in fields(self):  # type: ignore[arg-type]
+            minimum, value = f.metadata.get("minimum"), getattr(self, f.name)
+            if minimum is not None and isinstance(value, int | float) and not value >= minimum:
+                raise Refusal(f"{f.name} must be at least {minimum:g}, not {value}.")
+
+    def check(self, info: Info) -> None:
+        """Refuse, before round 1, what this algorithm cannot do."""
+
+    @abstractmethod
+    def server(self, key: Key, info: Info) -> Any:
+        """The server's state before round 1."""
+
+    @abstractmethod
+    def client(self, key: Key, party: Party) -> Any:
+        """A party's state before round 1; `key` is the same for all, so that equal architectures start equal."""
+
+    def start(self, s: Any, net: Net) -> Any:
+        """Exchanges before round 1."""
+        return s
+
+    @abstractmethod
+    def round(self, s: Any, net: Net, t: int) -> Any:
+        """One round: ordinary code over `net`."""
+
+    @abstractmethod
+    def view(self, s: Any, i: int) -> Any:
+        """What the server would send party i now."""
+
+    @abstractmethod
+    def model(self, mine: Any, m: Any, party: Party) -> Params:
+        """What the party would deploy."""
+
+    def at(self, party: Party, mine: Any) -> Party:
+        """The party as this algorithm sees it; wrappers put their task here."""
+        return party
+
+    def start_traffic(self, info: Info) -> Traffic:
+        """Bytes of `start` in closed form."""
+        return Traffic()
+
+    @abstractmethod
+    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
+        """Bytes of one round with this cohort in closed form."""
+
+
+@record
+class Wrapped:
+    """A wrapped party's state: the host's, and the wrapper's own."""
+
+    host: Any
+    own: Any
+
+
+class Wrapper(Algorithm):
+    """An algorithm around another: it changes the party's task and may make exchanges of its own.
+
+    The host's works run unchanged, under the same keys, on the party that `lift` returns.
+    """
+
+    host: Algorithm
+
+    @classmethod
+    def check_host(cls, host: Algorithm, name: str, wrapper: str) -> None:
+        """Refuse, with the reason, a host that this wrapper makes no sense around."""
+
+    def own(self, key: Key, party: Party) -> Any:
+        """The wrapper's own part of a party's state."""
+        return None
+
+    @abstractmethod
+    def lift(self, party: Party, own: Any) -> Party:
+        """The party with the wrapper's task."""
+
+    def around(self, work: Work) -> Work:
+        """A host's work as it runs at a wrapped party."""
+
+        def inside(mine: Wrapped, letter: Any, party: Party, key: Key) -> tuple[Wrapped, Any]:
+            host, reply = work(mine.host, letter, self.lift(party, mine.own), key)
+            return Wrapped(host, mine.own), reply
+
+        return inside
+
+    def check(self, info: Info) -> None:
+        self.host.check(info)
+
+    def server(self, key: Key, info: Info) -> Any:
+        return self.host.server(key, info)
+
+    def client(self, key: Key, party: Party) -> Wrapped:
+        own = self.own(key, party)
+        return Wrapped(self.host.client(key, self.lift(party, own)), own)
+
+    def start(self, s: Any, net: Net) -> Any:
+        return self.host.start(s, net)
+
+    def round(self, s: Any, net: Net, t: int) -> Any:
+        return self.host.round(s, net, t)
+
+    def view(self, s: Any, i: int) -> Any:
+        return self.host.view(s, i)
+
+    def model(self, mine: Wrapped, m: Any, party: Party) -> Params:
+        return self.host.model(mine.host, m, self.lift(party, mine.own))
+
+    def at(self, party: Party, mine: Wrapped) -> Party:
+        return self.host.at(self.lift(party, mine.own), mine.host)
+
+    def start_traffic(self, info: Info) -> Traffic:
+        return self.host.start_traffic(info)
+
+    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
+        return self.host.traffic(info, cohort)
+
+
+def chain(outermost: Algorithm) -> list[Algorithm]:
+    """An algorithm and its hosts, from the outside in."""
+    found = [outermost]
+    while isinstance(found[-1], Wrapper):
+        found.append(found[-1].host)
+    return found
+
+
+def resolve(outermost: Algorithm, depth: int, name: str) -> Work:
+    """The work `name` of the algorithm at `depth` of the chain, inside all the wrappers around it."""
+    owners = chain(outermost)
+    work: Work = getattr(owners[depth], name)
+    for wrapper in reversed(owners[:depth]):
+        assert isinstance(wrapper, Wrapper)
+        work = wrapper.around(work)
+    return work
+
+
+def average(models: Mapping[int, Params], weights: Mapping[int, float]) -> Params:
+    """The weighted mean of parameters, summed in party order; whole-number buffers come from the first party."""
+    ids = sorted(models)
+    total = sum(weights[i] for i in ids)
+    first = models[ids[0]]
+    floating = [k for k, v in first.items() if v.is_floating_point()]
+    sums: list[Tensor] = [torch.zeros_like(first[k]) for k in floating]
+    for i in ids:
+        torch._foreach_add_(sums, [models[i][k] for k in floating], alpha=weights[i])
+    torch._foreach_div_(sums, total)
+    return first | dict(zip(floating, sums, strict=True))
+
+
+def with_task(party: Party, task: Task) -> Party:
+    """The same party with another task."""
+    return replace(party, task=task)

@@ -1,0 +1,48 @@
+"""Randomness is an argument: a key is a position in a tree of names, never a running state.
+
+`key.fold("batches", 3)` is another key, the same on every engine and in every order of calls. A generator drawn
+from a key belongs to that key alone, so one purpose's draws cannot shift another's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+import torch
+
+Part = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """64 bits that name a stream of random numbers."""
+
+    bits: int
+
+    @staticmethod
+    def root(seed: int) -> Key:
+        """The key of a whole run."""
+        return Key(0).fold("comity", seed)
+
+    def fold(self, *path: Part) -> Key:
+        """The key found by following `path` from here. Ints and strings of equal spelling differ."""
+        text = repr((self.bits, path)).encode()
+        return Key(int.from_bytes(blake2b(text, digest_size=8).digest(), "little"))
+
+    def generator(self) -> torch.Generator:
+        """A fresh torch generator for this key."""
+        return torch.Generator().manual_seed(self.bits & 0x7FFF_FFFF_FFFF_FFFF)
+
+    def numpy(self) -> np.random.Generator:
+        """A fresh numpy generator for this key."""
+        return np.random.Generator(np.random.PCG64(self.bits))
+
+    def permutation(self, n: int) -> torch.Tensor:
+        """A random order of 0..n-1."""
+        return torch.randperm(n, generator=self.generator())
+
+    def choose(self, count: int, n: int) -> list[int]:
+        """`count` of 0..n-1 without replacement, in ascending order."""
+        return sorted(self.permutation(n)[:count].tolist())

@@ -1,0 +1,178 @@
+"""The net: the only way out of a party. Every letter, reply and parcel is charged to a ledger."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from comity.core.algorithm import Algorithm, Info, Work, chain
+from comity.core.key import Key
+from comity.core.record import Sealed, payload, sealed_payload
+from comity.errors import ComityError
+
+SERVER = "server"
+Edge = tuple[int, int]
+
+
+class Charge(NamedTuple):
+    """A row of the ledger."""
+
+    round: int
+    work: str
+    src: str
+    dst: str
+    kind: str
+    bytes: int
+
+
+class Note(NamedTuple):
+    """A row of the metrics."""
+
+    round: int
+    party: str
+    split: str
+    metric: str
+    value: float
+
+
+@dataclass
+class Ledger:
+    """Every byte that crossed, in order; `total` by kind."""
+
+    rows: list[Charge] = field(default_factory=list)
+    total: Counter[str] = field(default_factory=Counter)
+
+    def charge(self, round: int, work: str, src: str, dst: str, kind: str, size: int) -> None:
+        """Write a row, unless nothing crossed."""
+        if size:
+            self.rows.append(Charge(round, work, src, dst, kind, size))
+            self.total[kind] += size
+
+    def take(self) -> list[Charge]:
+        """The rows since the last call, which are then forgotten; the totals stay."""
+        rows, self.rows = self.rows, []
+        return rows
+
+
+class Call(NamedTuple):
+    """What is asked of parties: the work's name and owner, and what its keys are folded from."""
+
+    work: str
+    depth: int
+    round: int
+    use: int
+
+
+class Saved(NamedTuple):
+    """A party's state on disk."""
+
+    party: int
+    file: str
+    bytes: int
+    crc: int
+
+
+class Net(ABC):
+    """What a round may use. Engines say where the parties live, by `deliver`, `save`, `load`, `state` and `close`."""
+
+    def __init__(self, algorithm: Algorithm, info: Info, root: Key, participation: float) -> None:
+        self.algorithm = algorithm
+        self.info = info
+        self.ledger = Ledger()
+        self.notes: list[Note] = []
+        self.steps = 0
+        self.round = 0
+        self._root = root
+        self._owners = chain(algorithm)
+        self._participation = participation
+        self._uses: Counter[str] = Counter()
+
+    def begin(self, t: int) -> None:
+        """Enter round t."""
+        self.round = t
+        self._uses.clear()
+
+    def sample(self, t: int) -> list[int]:
+        """The parties that take part in round t."""
+        return self.cohort(self._root, self._participation, len(self.info.names), t)
+
+    @staticmethod
+    def cohort(root: Key, participation: float, n: int, t: int) -> list[int]:
+        """Who is drawn for round t: known beforehand, so that a plan can count exactly."""
+        return list(range(n)) if participation >= 1 else root.fold("sample", t).choose(max(1, round(participation * n)), n)
+
+    def key(self, *path: int | str) -> Key:
+        """A key for the server's own randomness in this round."""
+        return self._root.fold("server", self.round, *path)
+
+    def note(self, metric: str, value: float, party: int | None = None, split: str = "train") -> None:
+        """Record a diagnostic."""
+        name = SERVER if party is None else self.info.names[party]
+        self.notes.append(Note(self.round, name, split, metric, float(value)))
+
+    def call(self, work: Work, mail: Mapping[int, Any], post: Mapping[Edge, Sealed] | None = None) -> dict[int, Any]:
+        """Ask parties to work; the replies come in party order and may be fewer than the letters.
+
+        `post` delivers sealed parcels from earlier replies: (sender, recipient) -> parcel, for this call only.
+        """
+        name: str = getattr(work, "__name__", "")
+        owner = getattr(work, "__self__", None)
+        depth = next((d for d, a in enumerate(self._owners) if a is owner), None)
+        if depth is None:
+            raise ComityError(f"A work must be a method of the algorithm itself, but {work!r} is not.")
+        call = Call(name, depth, self.round, self._uses[name])
+        self._uses[name] += 1
+        parcels = dict(post or {})
+        for (src, dst), parcel in sorted(parcels.items()):
+            self._charge(name, self.info.names[src], self.info.names[dst], "peer", sealed_payload(parcel))
+            if dst not in mail:
+                raise ComityError(f"A parcel for {self.info.names[dst]} came without a letter to it in {name}.")
+        return self._exchange(call, mail, parcels, up="up", down="down")
+
+    def evaluate(self, views: Mapping[int, Any], final: bool) -> dict[int, Any]:
+        """Let parties judge their deployable models on their own data; the traffic is charged as `eval`."""
+        return self._exchange(Call("evaluate", -1, self.round, int(final)), views, {}, up="eval", down="eval")
+
+    def introduce(self) -> None:
+        """Charge what makes up `info`: names and sizes go up; classes and width come down."""
+        for name in self.info.names:
+            self._charge("introduce", name, SERVER, "setup", payload([name, 0]))
+            self._charge("introduce", SERVER, name, "setup", payload([self.info.task.classes, self.info.width]))
+
+    def _exchange(self, call: Call, mail: Mapping[int, Any], post: Mapping[Edge, Sealed], up: str, down: str) -> dict[int, Any]:
+        letters = {i: mail[i] for i in sorted(mail)}
+        for i, letter in letters.items():
+            self._charge(call.work, SERVER, self.info.names[i], down, payload(letter))
+        answers = self.deliver(call, letters, post)
+        replies = {}
+        for i in sorted(answers):
+            replies[i], steps = answers[i]
+            self.steps += steps
+            self._charge(call.work, self.info.names[i], SERVER, up, payload(replies[i]))
+        return replies
+
+    def _charge(self, work: str, src: str, dst: str, kind: str, size: int) -> None:
+        self.ledger.charge(self.round, work, src, dst, kind, size)
+
+    @abstractmethod
+    def deliver(self, call: Call, mail: Mapping[int, Any], post: Mapping[Edge, Sealed]) -> dict[int, tuple[Any, int]]:
+        """Have each party work: number -> (reply, gradient steps made)."""
+
+    @abstractmethod
+    def save(self, folder: Path, t: int) -> list[Saved]:
+        """Write the party states that changed since the last save."""
+
+    @abstractmethod
+    def load(self, folder: Path, states: Iterable[Saved]) -> None:
+        """Put saved states back."""
+
+    @abstractmethod
+    def state(self, i: int) -> Any:
+        """A party's state, for whoever acts on that party's behalf after the run (export, `Result.model`)."""
+
+    def close(self) -> None:
+        """Let go of processes and connections."""

@@ -1,0 +1,129 @@
+"""Records: the frozen dataclasses that every state and every message is made of.
+
+A record is a torch pytree, so its tensors can be mapped, stacked and counted, and it is known by name, so that the
+codec can rebuild it on the other side of a wire or from a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, is_dataclass
+from typing import Any, TypeVar, dataclass_transform
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+C = TypeVar("C", bound=type)
+Params = dict[str, Tensor]
+
+_BY_NAME: dict[str, type] = {}
+
+
+def name_of(cls: type) -> str:
+    """The name under which the codec knows a record type."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def record_type(name: str) -> type:
+    """The record type of that name; a KeyError if no imported module defines it."""
+    return _BY_NAME[name]
+
+
+def is_record(value: object) -> bool:
+    """Whether `value` is an instance of a record type."""
+    return is_dataclass(value) and name_of(type(value)) in _BY_NAME
+
+
+@dataclass_transform(frozen_default=True)
+def record(cls: C) -> C:
+    """Make `cls` a record: frozen, a pytree, and known to the codec."""
+    frozen: C = dataclass(frozen=True)(cls)  # type: ignore[assignment]
+    if name_of(frozen) not in _BY_NAME:
+        pytree.register_dataclass(frozen)
+    _BY_NAME[name_of(frozen)] = frozen
+    return frozen
+
+
+class Sealed:
+    """A parcel between two parties. Whoever carries it sees its size and nothing else; the recipient's site opens it."""
+
+    __slots__ = ("_content",)
+
+    def __init__(self, content: Any) -> None:
+        self._content = content
+
+
+def seal(content: Any) -> Sealed:
+    """Close a record for another party; it is charged to the edge it travels on."""
+    return Sealed(content)
+
+
+def leaves(tree: Any) -> list[Any]:
+    """All leaves of a tree, in order."""
+    return pytree.tree_leaves(tree)
+
+
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """The same tree with `function` applied to each leaf."""
+    return pytree.tree_map(function, tree)
+
+
+def on_device(tree: Any, device: torch.device) -> Any:
+    """The same tree with its tensors on `device`."""
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def payload(tree: Any) -> int:
+    """Bytes that a message weighs: its tensors, 4 for a number, 1 for a truth value, the letters of a string.
+
+    Framing (names of fields, shapes) is not counted, and a sealed parcel is charged to its own edge.
+    """
+    total = 0
+    for leaf in leaves(tree):
+        if isinstance(leaf, Tensor):
+            total += leaf.nbytes
+        elif isinstance(leaf, bool):
+            total += 1
+        elif isinstance(leaf, int | float):
+            total += 4
+        elif isinstance(leaf, str):
+            total += len(leaf.encode())
+    return total
+
+
+def sealed_payload(parcel: Sealed) -> int:
+    """Bytes of what a parcel holds: the one thing its carrier may know."""
+    return payload(parcel._content)
+
+
+@record
+class Empty:
+    """A message with nothing in it."""
+
+
+@record
+class Model:
+    """Weights on their way: parameters, and whatever buffers travel with them."""
+
+    theta: Params
+
+
+def keep(theta: Params, names: frozenset[str]) -> Params:
+    """The part of `theta` that `names` names."""
+    return {k: v for k, v in theta.items() if k in names}
+
+
+def drop(theta: Params, names: frozenset[str]) -> Params:
+    """The part of `theta` that `names` does not name."""
+    return {k: v for k, v in theta.items() if k not in names}
+
+
+def is_buffer(name: str) -> bool:
+    """Buffers (running statistics) carry a `~` in their names: they travel with the weights but are never trained."""
+    return "~" in name
+
+
+def trainable(theta: Params) -> Params:
+    """The parameters without the buffers."""
+    return {k: v for k, v in theta.items() if not is_buffer(k)}

@@ -1,0 +1,98 @@
+"""Samples: inputs with their labels, and the checks that anybody's arrays must pass to become some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from comity.errors import Refusal
+
+Array = NDArray[Any] | Tensor | Sequence[Any]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Inputs `x` (float32, one row a sample) and their labels `y` (int64)."""
+
+    x: Tensor
+    y: Tensor
+
+    @staticmethod
+    def of(whose: str, x: Array, y: Array) -> Samples:
+        """Checked copies of `x` and `y`; `whose` ("party 'north'") names the owner when they are refused."""
+        inputs, labels = _numbers(f"The x of {whose}", x), _numbers(f"The y of {whose}", y)
+        if labels.ndim != 1:
+            raise Refusal(f"The y of {whose} must hold one label a sample, but its shape is {labels.shape}.")
+        if inputs.ndim == 0 or len(inputs) != len(labels):
+            raise Refusal(f"The x and y of {whose} must be of one length, but their shapes are "
+                          f"{inputs.shape} and {labels.shape}.")
+        if len(labels) == 0:
+            raise Refusal(f"There are no samples in {whose}; leave it out or give it some.")
+        if inputs.ndim == 1 or inputs.size == 0:
+            raise Refusal(f"The x of {whose} must hold a row of numbers for each sample, but its shape is "
+                          f"{inputs.shape}; reshape it to (samples, features) or (samples, channels, height, width).")
+        with np.errstate(over="ignore"):  # what overflows becomes infinite and is refused below
+            inputs = np.array(inputs, dtype=np.float32, order="C")
+        bad = np.flatnonzero(~np.isfinite(inputs.reshape(len(inputs), -1)).all(axis=1))
+        if len(bad):
+            raise Refusal(f"The x of {whose} holds values that are not finite (first in sample {bad[0]}); "
+                          "remove or fill them.")
+        if not np.isfinite(labels).all() or (labels != np.floor(labels)).any():
+            raise Refusal(f"The labels of {whose} must be whole numbers; number the classes 0, 1, 2, ...")
+        if labels.min() < 0 or labels.max() >= 2**31:
+            raise Refusal(f"The labels of {whose} run from {labels.min()} to {labels.max()}; "
+                          "number the classes 0, 1, 2, ...")
+        return Samples(torch.from_numpy(inputs), torch.from_numpy(np.array(labels, dtype=np.int64)))
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return tuple(self.x.shape[1:])
+
+    def take(self, indices: Sequence[int] | Ints | Tensor) -> Samples:
+        """The samples at `indices`, in that order, in memory of their own."""
+        at = torch.as_tensor(indices, dtype=torch.int64)
+        return Samples(self.x[at], self.y[at])
+
+    def digest(self) -> str:
+        """A short name for exactly these values."""
+        mark = blake2b(repr(tuple(self.x.shape)).encode(), digest_size=16)
+        for tensor in (self.x, self.y):
+            mark.update(np.ascontiguousarray(tensor.numpy()).data)
+        return mark.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class PartyData:
+    """What one party holds: to learn from, to choose by, to be judged on. Validation may be empty."""
+
+    train: Samples
+    validation: Samples
+    test: Samples
+
+
+def combine(parts: Iterable[object]) -> str:
+    """One digest of several digests or settings."""
+    return blake2b(repr(list(parts)).encode(), digest_size=16).hexdigest()
+
+
+def _numbers(what: str, given: Array) -> NDArray[Any]:
+    """`given` as a numpy array of real numbers."""
+    try:
+        array = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
+    except (TypeError, ValueError) as error:  # ragged lists; tensors that numpy cannot hold
+        raise Refusal(f"{what} must be an array of numbers with rows of equal length.") from error
+    if array.dtype.kind not in "fiub":
+        raise Refusal(f"{what} must be an array of numbers, but it holds values of type {array.dtype}.")
+    return array

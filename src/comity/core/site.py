@@ -1,0 +1,110 @@
+"""A party at home: its data, its state, and the only code that runs a work there."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from comity.core.algorithm import Algorithm, Party, resolve
+from comity.core.codec import decode, encode
+from comity.core.fit import METER, Meter
+from comity.core.key import Key
+from comity.core.net import Call, Saved
+from comity.core.record import Sealed, leaves, on_device, record
+from comity.core.samples import Samples
+from comity.core.task import in_chunks
+from comity.errors import ComityError
+
+
+@record
+class Score:
+    """How a model does on one split."""
+
+    correct: int
+    count: int
+    loss: float
+
+
+@record
+class Judgement:
+    """A party's evaluation of what it would deploy; `outcomes` says which test samples were right, at the end only."""
+
+    validation: Score
+    test: Score
+    outcomes: Tensor | None
+
+
+class Site:
+    """One party's side of every exchange, the same on all engines."""
+
+    def __init__(self, algorithm: Algorithm, party: Party, root: Key) -> None:
+        self.algorithm = algorithm
+        self.party = party
+        self._root = root
+        self._device = party.data.train.x.device
+        self.mine: Any = on_device(algorithm.client(root.fold("init"), party), self._device)
+        self._saved: Any = None
+
+    def work(self, call: Call, letter: Any, inbox: dict[int, Sealed]) -> tuple[Any, int]:
+        """Do what is asked; the reply, and how many gradient steps it took."""
+        if call.work == "evaluate" and call.depth < 0:
+            return self._evaluate(letter, bool(call.use)), 0
+        party = self.party
+        if inbox:
+            opened = {sender: parcel._content for sender, parcel in inbox.items()}
+            party = replace(party, inbox=opened)
+        key = self._root.fold("party", party.id, call.round, call.work, call.use)
+        work = resolve(self.algorithm, call.depth, call.work)
+        meter = Meter()
+        token = METER.set(meter)
+        try:
+            self.mine, reply = work(self.mine, letter, party, key)
+        finally:
+            METER.reset(token)
+        return reply, meter.steps
+
+    def _evaluate(self, letter: Any, final: bool) -> Judgement:
+        theta = self.algorithm.model(self.mine, letter, self.party)
+        task = self.algorithm.at(self.party, self.mine).task
+
+        def judge(data: Samples) -> tuple[Score, Tensor]:
+            if not len(data):
+                return Score(0, 0, 0.0), torch.zeros(0, dtype=torch.bool)
+            logits = in_chunks(lambda x: task.logits(theta, x), data.x)
+            right = logits.argmax(1) == data.y
+            return Score(int(right.sum()), len(data), float(F.cross_entropy(logits, data.y))), right.cpu()
+
+        validation, _ = judge(self.party.data.validation)
+        test, right = judge(self.party.data.test)
+        return Judgement(validation, test, right if final else None)
+
+    def save(self, folder: Path, t: int) -> Saved | None:
+        """Write the state if it changed since the last time; a state without content needs no file."""
+        if self.mine is self._saved or not leaves(self.mine):
+            return None
+        blob = encode(self.mine)
+        file = f"party-{self.party.id}-{t}.safetensors"
+        (folder / file).write_bytes(blob)
+        self._saved = self.mine
+        return Saved(self.party.id, file, len(blob), zlib.crc32(blob))
+
+    def load(self, folder: Path, saved: Saved) -> None:
+        """Put a saved state back."""
+        self.mine = self._saved = on_device(read_state(folder, saved), self._device)
+
+
+def read_state(folder: Path, saved: Saved) -> Any:
+    """A state from a checkpoint, checked."""
+    try:
+        blob = (folder / saved.file).read_bytes()
+    except OSError as why:
+        raise ComityError(f"The checkpoint is damaged: {folder / saved.file} cannot be read ({why.strerror}).") from why
+    if len(blob) != saved.bytes or zlib.crc32(blob) != saved.crc:
+        raise ComityError(f"The checkpoint is damaged: {folder / saved.file} is not what was written.")
+    return decode(blob)

@@ -1,0 +1,145 @@
+"""What a party learns: a model cut into features and head, a loss, and what of it is private."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from comity.core.key import Key
+from comity.core.record import Params, is_buffer
+from comity.errors import Refusal
+
+
+class Network(Protocol):
+    """A model as an ordered stack of named stages (`models/stack.py`, `models/modules.py`)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def stages(self) -> tuple[str, ...]: ...
+    @property
+    def cut(self) -> str: ...
+    @property
+    def norms(self) -> frozenset[str]: ...
+    def init(self, key: Key) -> Params: ...
+    def run(self, theta: Params, x: Tensor, train: bool, begin: int, end: int) -> Tensor: ...
+    def shape_after(self, stage: str) -> tuple[int, ...]: ...
+
+
+@dataclass(slots=True)
+class Batch:
+    """A mini-batch. `scratch` lives for one `fit`: a loss may leave there what it needs at the next batch."""
+
+    x: Tensor
+    y: Tensor
+    indices: Tensor
+    key: Key
+    number: int
+    scratch: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network cut after the stage `cut`: what comes before it makes the representation z, what follows is the head."""
+
+    network: Network
+    classes: int
+    cut: str
+    private: frozenset[str] = field(default=frozenset())
+    """Names that never leave a party, whatever the algorithm (the BatchNorm policy and wrappers add to it)."""
+
+    def __post_init__(self) -> None:
+        if self.cut not in self.network.stages[:-1]:
+            raise Refusal(
+                f"{self.network.name} cannot be cut after {self.cut!r}; it has {', '.join(self.network.stages[:-1])}."
+            )
+
+    @cached_property
+    def _at(self) -> int:
+        return self.network.stages.index(self.cut) + 1
+
+    @cached_property
+    def _end(self) -> int:
+        return len(self.network.stages)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], int]]:
+        """Shape and bytes of every parameter and buffer."""
+        return {k: (tuple(v.shape), v.nbytes) for k, v in self.init(Key(0)).items()}
+
+    @cached_property
+    def z_shape(self) -> tuple[int, ...]:
+        """The shape of one representation."""
+        return self.network.shape_after(self.cut)
+
+    @property
+    def width(self) -> int:
+        """The number of values in one representation."""
+        return int(torch.Size(self.z_shape).numel())
+
+    @cached_property
+    def head_names(self) -> frozenset[str]:
+        """The names of the head's parameters and buffers."""
+        stages = set(self.network.stages[self._at :])
+        return frozenset(k for k in self.shapes if k.partition(".")[0] in stages)
+
+    @property
+    def norm_names(self) -> frozenset[str]:
+        """The names that belong to BatchNorm layers, found by the layers' type."""
+        return self.network.norms
+
+    def bytes(self, without: frozenset[str] = frozenset()) -> int:
+        """What the model weighs on the wire."""
+        return sum(size for name, (_, size) in self.shapes.items() if name not in without)
+
+    def keeping(self, names: frozenset[str]) -> Task:
+        """The same task with these names private too."""
+        return replace(self, private=self.private | names)
+
+    def init(self, key: Key) -> Params:
+        """Initial weights: the same for every party that has this architecture."""
+        return self.network.init(key)
+
+    def features(self, theta: Params, x: Tensor, train: bool = False) -> Tensor:
+        """The representation z of x."""
+        return self.network.run(theta, x, train, 0, self._at)
+
+    def head(self, theta: Params, z: Tensor, train: bool = False) -> Tensor:
+        """Logits from a representation."""
+        return self.network.run(theta, z, train, self._at, self._end)
+
+    def logits(self, theta: Params, x: Tensor) -> Tensor:
+        """What the party would answer."""
+        return self.head(theta, self.features(theta, x))
+
+    def objective(self, theta: Params, z: Tensor, batch: Batch) -> Tensor:
+        """The loss of a batch whose representation is known: wrappers add their terms here."""
+        return F.cross_entropy(self.head(theta, z, train=True), batch.y)
+
+    def loss(self, theta: Params, batch: Batch) -> Tensor:
+        """The training loss of a batch."""
+        return self.objective(theta, self.features(theta, batch.x, train=True), batch)
+
+
+def in_chunks(function: Any, x: Tensor, rows: int = 512) -> Tensor:
+    """`function(x)` without gradients, a few hundred rows at a time."""
+    with torch.no_grad():
+        parts = [function(part) for part in x.split(rows)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+BN_POLICIES = ("all", "params_only", "none")
+
+
+def batchnorm_private(network: Network, policy: str) -> frozenset[str]:
+    """Which BatchNorm names a policy keeps at home: none of them, the running statistics, or all of them."""
+    if policy not in BN_POLICIES:
+        raise Refusal(f"bn must be one of {', '.join(BN_POLICIES)}, not {policy!r}.")
+    if policy == "all":
+        return frozenset()
+    return frozenset(n for n in network.norms if policy == "none" or is_buffer(n))

@@ -1,0 +1,20 @@
+"""Data: datasets, how they are shared out to parties, and the federations that come of it."""
+
+from comity.core.samples import PartyData, Samples
+from comity.data.dataset import Dataset
+from comity.data.federation import Federation
+from comity.data.library import catalogue, load
+from comity.data.partitions import partition_catalogue
+from comity.data.split import Share, Split
+
+__all__ = [
+    "Dataset",
+    "Federation",
+    "PartyData",
+    "Samples",
+    "Share",
+    "Split",
+    "catalogue",
+    "load",
+    "partition_catalogue",
+]

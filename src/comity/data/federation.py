@@ -1,0 +1,138 @@
+"""A federation: parties by name, each with the samples it trains, validates and tests on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from comity.core.key import Key
+from comity.core.samples import Array, Ints, PartyData, Samples, combine
+from comity.data.protocols import Own, check_validation, read, stratified
+from comity.data.split import Share, Split, check_name
+from comity.errors import Refusal
+from comity.spec import coerce
+
+Pair = tuple[Array, Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Parties in a fixed order, whose data differ but are of one shape and one set of classes."""
+
+    name: str  # of the dataset
+    parties: dict[str, PartyData] = field(repr=False)
+    classes: int
+    shape: tuple[int, ...]  # of one sample
+    split: Split = field(repr=False)
+
+    @property
+    def names(self) -> list[str]:
+        """The parties' names, in order."""
+        return list(self.parties)
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many training samples each party has."""
+        return [len(party.train) for party in self.parties.values()]
+
+    def counts(self) -> Tensor:
+        """How many training samples of each class (columns) each party (rows) has."""
+        return torch.stack([torch.bincount(p.train.y, minlength=self.classes) for p in self.parties.values()])
+
+    def fingerprint(self) -> str:
+        """A short name for exactly these parties and values: a resumed run checks that its data are the same."""
+        digest = cache(Samples.digest)  # a common test set is one object, and read once
+        return combine((name, *map(digest, (p.train, p.validation, p.test))) for name, p in self.parties.items())
+
+    @staticmethod
+    def from_arrays(
+        parties: Mapping[str, Pair | tuple[Pair, Pair]],
+        test: str = "own(0.25)",
+        validation: float = 0.1,
+        seed: int = 0,
+        classes: int | None = None,
+    ) -> Federation:
+        """Parties that bring their own data: numpy arrays, tensors or lists.
+
+        A party gives `(x, y)`, of which the `own` protocol keeps a test part, or `((x, y), (x_test, y_test))`. Values
+        are used as they are. Without `classes`, there are as many as the largest label says.
+        """
+        rule, validation, seed = read(test), check_validation(validation), coerce("seed", seed, int)
+        if not isinstance(rule, Own):
+            raise Refusal(f"Parties that bring their own arrays have no common test set for {test!r}; "
+                          "use own(...), or give each party a test pair.")
+        if not isinstance(parties, Mapping) or not parties:
+            raise Refusal("A federation needs a dict with at least one party, as in {'north': (x, y)}.")
+        key = Key.root(seed).fold("data")
+        given = {name: _gather(name, value) for name, value in parties.items()}
+        shape = _one_shape({f"party {name!r}": samples for name, (samples, _) in given.items()})
+        classes = _count_classes({name: samples for name, (samples, _) in given.items()}, classes)
+
+        data: dict[str, PartyData] = {}
+        shares: dict[str, Share] = {}
+        for name, (samples, tests) in given.items():
+            y, everything = samples.y.numpy(), np.arange(len(samples))
+            if tests:
+                learn, held = everything[:-tests], everything[-tests:]
+            else:
+                learn, held = rule.divide(name, y, everything, everything[:0], key.fold("test", name).numpy())
+            shares[name] = share(name, y, learn, held, validation=validation, key=key)
+            data[name] = PartyData(*(samples.take(i) for i in (shares[name].train, shares[name].validation, held)))
+        fingerprint = combine((name, samples.digest()) for name, (samples, _) in given.items())
+        split = Split("arrays", fingerprint, "given", test, validation, seed, shares)
+        return Federation("arrays", data, classes, shape, split)
+
+
+def share(
+    party: str, y: Ints, learn: Ints, test: Ints, *, validation: float, key: Key, shift: str | None = None
+) -> Share:
+    """A party's share: of what it learns from, a stratified part is kept for validation (none if it has too few)."""
+    kept = stratified(y[learn], validation, key.fold("validation", party).numpy())
+    train, validate, held = (tuple(part.tolist()) for part in (learn[~kept], learn[kept], test))
+    return Share(train, validate, held, shift)
+
+
+def _gather(name: str, given: Pair | tuple[Pair, Pair]) -> tuple[Samples, int]:
+    """A party's samples, and how many at their end it gave for testing."""
+    check_name(name)
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise Refusal(f"Party {name!r} must give (x, y), or ((x, y), (x_test, y_test)).")
+    if not all(isinstance(part, tuple) and len(part) == 2 for part in given):  # lists are arrays, tuples are pairs
+        return Samples.of(f"party {name!r}", *given), 0
+    train, test = (
+        Samples.of(f"{what} of party {name!r}", *pair)
+        for what, pair in zip(("the training part", "the test part"), given, strict=True)
+    )
+    _one_shape({f"the training part of party {name!r}": train, "its test part": test})
+    return Samples(torch.cat([train.x, test.x]), torch.cat([train.y, test.y])), len(test)
+
+
+def _one_shape(samples: dict[str, Samples]) -> tuple[int, ...]:
+    """The shape that all these have."""
+    (first, expected), *others = [(owner, s.shape) for owner, s in samples.items()]
+    for owner, shape in others:
+        if shape != expected:
+            raise Refusal(f"A sample of {owner} has shape {shape}, but one of {first} has {expected}; "
+                          "bring all to one shape.")
+    return expected
+
+
+def _count_classes(samples: dict[str, Samples], classes: int | None) -> int:
+    """`classes`, which no label may reach, or as many as the labels show."""
+    if classes is None:
+        inferred = 1 + max(int(s.y.max()) for s in samples.values())
+        if inferred > sum(map(len, samples.values())):
+            raise Refusal(f"The labels reach {inferred - 1}, but there are fewer samples than that; "
+                          "number the classes from 0, or say how many there are with classes.")
+        return inferred
+    wanted: int = coerce("classes", classes, int)
+    for name, part in samples.items():
+        if part.y.max() >= wanted:
+            raise Refusal(f"Party {name!r} has the label {int(part.y.max())}, but labels must be less than "
+                          f"classes={wanted}.")
+    return wanted

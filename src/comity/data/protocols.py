@@ -1,0 +1,172 @@
+"""Test protocols: on which samples a party is tested, and how the rest divides into training and validation.
+
+`own` cuts the test part from the party's own samples; a dataset's official test part is then pooled with the rest.
+`matched` and `common` use a common test set that no party trains on: the dataset's official test part, or else a
+stratified `fraction` held out before the samples are partitioned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comity.core.samples import Ints
+from comity.errors import Refusal, unknown
+from comity.spec import call, coerce, parse
+
+Mask = NDArray[np.bool_]
+HELD_OUT = 0.2  # of a dataset without an official test part
+
+
+class Rule(Protocol):
+    """What a test protocol does."""
+
+    shifted: ClassVar[bool]  # whether a party's feature shift applies to its test samples too
+
+    def reserve(self, y: Ints, official: Mask | None, rng: np.random.Generator) -> Mask:
+        """The samples to keep from all parties."""
+
+    def divide(self, party: str, y: Ints, mine: Ints, common: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        """The party's samples to learn from and to be tested on, of `mine` and the common test set."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """Each party is tested on a held-out part of its own samples, stratified by class."""
+
+    fraction: float = 0.25
+    shifted: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_fraction("own", self.fraction)
+
+    def reserve(self, y: Ints, official: Mask | None, rng: np.random.Generator) -> Mask:
+        return np.zeros(len(y), dtype=np.bool_)
+
+    def divide(self, party: str, y: Ints, mine: Ints, common: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        if len(mine) < 2:
+            raise Refusal(f"Party {party!r} has {len(mine)} sample, but one to train on and one to test on are needed; "
+                          "give it more samples or use fewer parties.")
+        taken = stratified(y[mine], self.fraction, rng, at_least=1)
+        return mine[~taken], mine[taken]
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Each party is tested on `size` samples of the common test set, in its own class proportions, with its own shift.
+
+    Without `size`, on as many as there are without repeating one. Classes that the common test set lacks are left out.
+    """
+
+    size: int | None = None
+    fraction: float | None = None
+    shifted: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_fraction("matched", self.fraction)
+        if self.size is not None and self.size < 1:
+            raise Refusal(f"size of matched must be at least 1, not {self.size}.")
+
+    def reserve(self, y: Ints, official: Mask | None, rng: np.random.Generator) -> Mask:
+        return _common_test_set("matched", self.fraction, y, official, rng)
+
+    def divide(self, party: str, y: Ints, mine: Ints, common: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        room = np.bincount(y[common], minlength=int(y.max()) + 1)
+        counts = np.where(room > 0, np.bincount(y[mine], minlength=len(room)), 0)
+        total, classes = int(counts.sum()), np.flatnonzero(counts)
+        if total == 0:
+            raise Refusal(f"The common test set has no samples of the classes of party {party!r}; use own(0.25).")
+        most = int((room[classes] * total // counts[classes]).min())
+        size = self.size or most
+        if size > most:
+            raise Refusal(f"The common test set has {most} samples in the class proportions of party {party!r}, "
+                          f"not {size}; use size={most} or less, or a larger fraction.")
+        return mine, common[_draw(y[common], _apportion(size * counts / total, size, room, rng), rng)]
+
+
+@dataclass(frozen=True)
+class Common:
+    """Every party is tested on the whole common test set: literally the same samples, which no shift touches."""
+
+    fraction: float | None = None
+    shifted: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_fraction("common", self.fraction)
+
+    def reserve(self, y: Ints, official: Mask | None, rng: np.random.Generator) -> Mask:
+        return _common_test_set("common", self.fraction, y, official, rng)
+
+    def divide(self, party: str, y: Ints, mine: Ints, common: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        return mine, common
+
+
+RULES: dict[str, Callable[..., Rule]] = {"own": Own, "matched": Matched, "common": Common}
+
+
+def read(text: str) -> Rule:
+    """The test protocol that `text` names, as in `own(0.25)`."""
+    spec = parse(text)
+    if spec.name not in RULES:
+        raise unknown("test protocol", spec.name, RULES)
+    return call(spec, RULES[spec.name])
+
+
+def check_validation(fraction: object) -> float:
+    """A usable validation fraction; 0 means none."""
+    value: float = coerce("validation", fraction, float)
+    if not 0 <= value < 1:
+        raise Refusal(f"validation must be at least 0 and less than 1, not {value}.")
+    return value
+
+
+def stratified(y: Ints, fraction: float, rng: np.random.Generator, at_least: int = 0) -> Mask:
+    """A random `fraction` of the samples, each class giving its share but never its last sample.
+
+    Only where every class has a single one, and `at_least` asks for some, single ones are given; never all of them.
+    """
+    sizes = np.bincount(y)
+    total = min(max(at_least, round(fraction * len(y))), len(y) - 1)
+    room = np.maximum(sizes - 1, 0)
+    room = sizes if room.sum() < at_least else room
+    return _draw(y, _apportion(fraction * sizes, total, room, rng), rng)
+
+
+def _apportion(quotas: NDArray[np.floating], total: int, room: Ints, rng: np.random.Generator) -> Ints:
+    """Whole numbers near `quotas` and within `room` that add up to `total` where they can: largest remainders first."""
+    counts: Ints = np.minimum(np.floor(quotas).astype(np.int64), room)
+    order = np.lexsort((rng.random(len(quotas)), counts - quotas))  # equal remainders: chance, not the lower label
+    order = order[counts[order] < room[order]]
+    counts[order[: max(0, total - int(counts.sum()))]] += 1
+    return counts
+
+
+def _draw(y: Ints, counts: Ints, rng: np.random.Generator) -> Mask:
+    """`counts[c]` random samples of each class c."""
+    order = rng.permutation(len(y))
+    order = order[np.argsort(y[order], kind="stable")]
+    sizes = np.bincount(y, minlength=len(counts))
+    rank = np.arange(len(y)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    taken = np.zeros(len(y), dtype=np.bool_)
+    taken[order[rank < np.repeat(counts, sizes)]] = True
+    return taken
+
+
+def _common_test_set(
+    rule: str, fraction: float | None, y: Ints, official: Mask | None, rng: np.random.Generator
+) -> Mask:
+    """The official test samples, or a stratified part of all."""
+    if official is None:
+        return stratified(y, HELD_OUT if fraction is None else fraction, rng, at_least=1)
+    if fraction is not None:
+        raise Refusal(f"{rule} uses the dataset's official test part, which has its own size; leave out fraction.")
+    return official
+
+
+def _check_fraction(rule: str, fraction: float | None) -> None:
+    if fraction is not None and not 0 < fraction < 1:
+        raise Refusal(f"fraction of {rule} must be more than 0 and less than 1, not {fraction}.")

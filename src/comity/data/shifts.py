@@ -1,0 +1,87 @@
+"""Feature shifts: parties that see the same things differently, chained after a partition as in `iid|shift`.
+
+A kind of shift maps values in [0, 1] to values in [0, 1], before they are normalised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from comity.core.key import Key
+from comity.errors import Refusal, unknown
+from comity.spec import Spec, call
+
+Shift = Callable[[Tensor, np.random.Generator], Tensor]
+
+
+def none(x: Tensor, rng: np.random.Generator) -> Tensor:
+    """As it is."""
+    return x
+
+
+def invert(x: Tensor, rng: np.random.Generator) -> Tensor:
+    """Dark for light."""
+    return 1 - x
+
+
+def rotate(x: Tensor, rng: np.random.Generator) -> Tensor:
+    """A quarter turn; half a turn where height and width differ, since all parties share one shape."""
+    return torch.rot90(x, 1 if x.shape[-1] == x.shape[-2] else 2, (-2, -1))
+
+
+def noise(x: Tensor, rng: np.random.Generator) -> Tensor:
+    """Gaussian noise of standard deviation 0.3."""
+    return (x + torch.from_numpy(rng.normal(0, 0.3, x.shape)).to(x.dtype)).clamp(0, 1)
+
+
+def contrast(x: Tensor, rng: np.random.Generator) -> Tensor:
+    """Two fifths of the contrast, around mid-grey."""
+    return 0.5 + 0.4 * (x - 0.5)
+
+
+def blur(x: Tensor, rng: np.random.Generator) -> Tensor:
+    """The 3 x 3 binomial filter, written as sums so that it gives equal bits on every machine."""
+    x = pad(x, (1, 1, 1, 1), mode="replicate")
+    x = (x[..., :-2, :] + 2 * x[..., 1:-1, :] + x[..., 2:, :]) / 4
+    return (x[..., :-2] + 2 * x[..., 1:-1] + x[..., 2:]) / 4
+
+
+KINDS: dict[str, Shift] = {f.__name__: f for f in (none, invert, rotate, noise, contrast, blur)}
+FOR_IMAGES = ("rotate", "blur")
+
+
+def assign(steps: list[Spec], parties: int) -> list[str | None]:
+    """Each party's shift: in every step, party i gets the step's i-th kind, and from the first again after the last."""
+    for step in steps:
+        if step.name != "shift":
+            raise unknown("step after a partition called", step.name, ["shift"])
+    kinds = [call(step, _kinds) for step in steps]
+    return ["|".join(k[i % len(k)] for k in kinds) or None for i in range(parties)]
+
+
+def apply(shift: str, x: Tensor, key: Key) -> Tensor:
+    """`x` as a party with this shift sees it; `x` in one order gives each sample one and the same noise."""
+    for step, kind in enumerate(shift.split("|")):
+        if kind not in KINDS:
+            raise unknown("kind of shift", kind, KINDS)
+        if kind in FOR_IMAGES and x.dim() != 4:
+            raise Refusal(f"The shift {kind} is for images, but a sample here has shape {tuple(x.shape[1:])}; "
+                          f"use kinds={','.join(k for k in KINDS if k not in FOR_IMAGES)}.")
+        if len(x) and not 0 <= x.min() <= x.max() <= 1:
+            raise Refusal(f"The shift {kind} needs values from 0 to 1, but the data run from {x.min():g} to "
+                          f"{x.max():g}; rescale the data.")
+        x = KINDS[kind](x, key.fold(step).numpy())
+    return x
+
+
+def _kinds(kinds: tuple[str, ...] = tuple(KINDS)) -> tuple[str, ...]:
+    """The options of a `shift` step."""
+    for kind in kinds:
+        if kind not in KINDS:
+            raise unknown("kind of shift", kind, KINDS)
+    return kinds

@@ -1,0 +1,95 @@
+"""A split says which sample went to which party, and to which part of its data: `split.json` in a run's folder."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from comity.errors import Refusal
+
+Indices = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Share:
+    """One party's samples, as positions in the dataset (in the party's own arrays for `Federation.from_arrays`)."""
+
+    train: Indices
+    validation: Indices
+    test: Indices
+    shift: str | None = None  # the feature shift of this party, as in "rotate" or "rotate|noise"
+
+
+@dataclass(frozen=True)
+class Split:
+    """All that is needed, beside the dataset, to build the same federation again."""
+
+    dataset: str
+    fingerprint: str  # of the dataset's values: positions in other data would mean nothing
+    partition: str
+    test: str
+    validation: float
+    seed: int
+    parties: dict[str, Share]
+
+    def to_json(self) -> str:
+        """This split as a line of JSON."""
+        return _adapter.dump_json(self).decode()
+
+    @staticmethod
+    def from_json(text: str, source: str = "This text") -> Split:
+        """The split that `to_json` wrote; `source` names the text when it is refused."""
+        try:
+            return _adapter.validate_json(text, strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise Refusal(f"{source} is not a split that Comity wrote ({where or 'as a whole'}: "
+                          f"{first['msg']}); use the split.json of a run.") from error
+
+    @staticmethod
+    def read(path: str | Path) -> Split:
+        """The split saved in the file at `path`."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise Refusal(f"The split file {str(path)!r} cannot be read; check its path.") from error
+        return Split.from_json(text, f"The file {str(path)!r}")
+
+    def check(self, samples: int) -> None:
+        """Refuse a split that a dataset of so many samples cannot follow, or that trains on test samples."""
+        if not self.parties:
+            raise Refusal("The split names no parties; use the split.json of a run.")
+        for name, share in self.parties.items():
+            check_name(name)
+            if not share.train or not share.test:
+                raise Refusal(f"The split leaves party {name!r} without training or without test samples.")
+            for index in chain(share.train, share.validation, share.test):
+                if not 0 <= index < samples:
+                    raise Refusal(f"The split gives party {name!r} sample {index}, "
+                                  f"but the dataset has samples 0 to {samples - 1}.")
+        uses = np.zeros(samples, dtype=np.int64)
+        for share in self.parties.values():
+            np.add.at(uses, list(share.train + share.validation), 1)
+        for name, share in self.parties.items():
+            if (uses[list(share.train + share.validation)] > 1).any():
+                raise Refusal(f"The split uses a training sample of party {name!r} twice; the file is damaged.")
+            if uses[list(share.test)].any():
+                raise Refusal(f"The split tests party {name!r} on a sample that is trained on; the file is damaged.")
+
+
+def check_name(name: object) -> None:
+    """Refuse a party name that could not stand in a csv file, a file name or a command."""
+    if not isinstance(name, str) or not re.fullmatch(r"\w([\w .-]{0,62}\w)?", name):
+        raise Refusal(f"A party cannot be called {name!r}; use up to 64 letters, digits, and inside also "
+                      "spaces, dots and hyphens.")
+    if name.lower() == "server":
+        raise Refusal(f"A party cannot be called {name!r}, which stands for the server; choose another name.")
+
+
+_adapter = TypeAdapter(Split)

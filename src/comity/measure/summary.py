@@ -1,0 +1,80 @@
+"""`summary.json`: a run in a few figures. Every party is kept; means are named by how they are taken."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any
+
+from comity.core.net import SERVER, Note
+
+if TYPE_CHECKING:
+    from comity.run import Job
+
+KINDS = ("up", "down", "peer", "setup", "eval")
+
+
+def _by_round(rows: list[Note], split: str) -> dict[int, dict[str, float]]:
+    found: dict[int, dict[str, float]] = defaultdict(dict)
+    for row in rows:
+        if row.metric == "accuracy" and row.split == split and row.party != SERVER:
+            found[row.round][row.party] = row.value
+    return found
+
+
+def _mean(values: dict[str, float]) -> float:
+    return sum(values.values()) / len(values)
+
+
+def _weighted(values: dict[str, float], sizes: dict[str, int]) -> float:
+    return sum(values[p] * sizes[p] for p in values) / sum(sizes[p] for p in values)
+
+
+def _best(chooser: dict[int, float], test: dict[int, dict[str, float]], sizes: dict[str, int]) -> dict[str, Any] | None:
+    """The first round that is best by `chooser`, and the test accuracy there."""
+    rounds = [t for t in chooser if t in test]
+    if not rounds:
+        return None
+    t = max(rounds, key=lambda t: (chooser[t], -t))
+    return {"round": t, "mean": _mean(test[t]), "weighted": _weighted(test[t], sizes)}
+
+
+def accuracy(rows: list[Note], tests: dict[str, int], validations: dict[str, int]) -> dict[str, Any]:
+    """The accuracy block: the last round's figures, and the best rounds by validation and by test."""
+    test, validation = _by_round(rows, "test"), _by_round(rows, "validation")
+    last = test[max(test)]
+    mean = _mean(last)
+    pooled = [row.value for row in rows if row.party == SERVER and row.split == "pooled" and row.metric == "accuracy"]
+    return {
+        "mean": mean,
+        "weighted": _weighted(last, tests),
+        "std": math.sqrt(sum((v - mean) ** 2 for v in last.values()) / len(last)),
+        "best_party": max(last, key=lambda p: last[p]),
+        "worst_party": min(last, key=lambda p: last[p]),
+        "per_party": last,
+        "global": pooled[-1] if pooled else None,
+        "best_round": _best({t: _weighted(v, validations) for t, v in validation.items()}, test, tests),
+        "best_on_test": _best({t: _weighted(v, tests) for t, v in test.items()}, test, tests),
+    }
+
+
+def summarise(job: Job, rows: list[Note], total: Counter[str], steps: int, seconds: dict[str, float]) -> dict[str, Any]:
+    """All that `summary.json` holds."""
+    parties = {p.name: p.data for p in job.parties}
+    charged = {kind: total[kind] for kind in KINDS}
+    return {
+        "algorithm": job.experiment.algorithm,
+        "dataset": job.experiment.data,
+        "partition": job.experiment.partition,
+        "parties": len(job.parties),
+        "rounds": job.experiment.rounds,
+        "seed": job.experiment.seed,
+        "model": job.experiment.model,
+        "metric": "accuracy",
+        "accuracy": accuracy(
+            rows, {n: len(d.test) for n, d in parties.items()}, {n: len(d.validation) for n, d in parties.items()}
+        ),
+        "bytes": charged | {"total": sum(charged.values()) - charged["eval"]},
+        "seconds": {name: round(seconds.get(name, 0.0), 4) for name in ("setup", "train", "evaluate", "total")},
+        "steps": steps,
+    }

@@ -1,0 +1,53 @@
+"""All parties in this process, one after the other."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from comity.core.algorithm import Algorithm, Info, Party
+from comity.core.key import Key
+from comity.core.net import Call, Edge, Net, Saved
+from comity.core.record import Sealed
+from comity.core.site import Site
+
+Done = Callable[[int], None]
+
+
+def inboxes(post: Mapping[Edge, Sealed]) -> dict[int, dict[int, Sealed]]:
+    """Parcels by recipient, then by sender."""
+    sorted_out: dict[int, dict[int, Sealed]] = defaultdict(dict)
+    for (src, dst), parcel in post.items():
+        sorted_out[dst][src] = parcel
+    return sorted_out
+
+
+class LoopNet(Net):
+    """The plainest engine: a message is the object itself."""
+
+    def __init__(
+        self, algorithm: Algorithm, info: Info, root: Key, participation: float, parties: Iterable[Party], done: Done
+    ) -> None:
+        super().__init__(algorithm, info, root, participation)
+        self._sites = [Site(algorithm, party, root) for party in parties]
+        self._done = done
+
+    def deliver(self, call: Call, mail: Mapping[int, Any], post: Mapping[Edge, Sealed]) -> dict[int, tuple[Any, int]]:
+        parcels = inboxes(post)
+        answers = {}
+        for i, letter in mail.items():
+            answers[i] = self._sites[i].work(call, letter, parcels.get(i, {}))
+            self._done(1)
+        return answers
+
+    def save(self, folder: Path, t: int) -> list[Saved]:
+        return [saved for site in self._sites if (saved := site.save(folder, t))]
+
+    def load(self, folder: Path, states: Iterable[Saved]) -> None:
+        for saved in states:
+            self._sites[saved.party].load(folder, saved)
+
+    def state(self, i: int) -> Any:
+        return self._sites[i].mine

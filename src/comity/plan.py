@@ -1,0 +1,92 @@
+"""Before a run: what it will send, keep and take, from the closed forms and one round tried with one party."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from comity.core.algorithm import Traffic
+from comity.core.record import payload
+from comity.core.site import Site
+from comity.run import Job, Quiet
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will cost."""
+
+    parameters: int
+    model_bytes: int
+    start: Traffic
+    per_round: Traffic
+    """The largest of all rounds."""
+    total: Traffic
+    steps: int
+    data_bytes: int
+    state_bytes: int
+    message_bytes: int
+    train_seconds: float
+    evaluate_seconds: float
+
+
+def traffic(job: Job) -> tuple[Traffic, list[Traffic]]:
+    """Bytes in closed form: before round 1, and of each round."""
+    rounds = [job.algorithm.traffic(job.info, job.cohort(t)) for t in range(1, job.experiment.rounds + 1)]
+    return job.algorithm.start_traffic(job.info), rounds
+
+
+def plan(job: Job) -> Plan:
+    """Count what can be counted and try the rest."""
+    start, rounds = traffic(job)
+    total = sum(rounds, start)
+    task = job.info.task
+    state = payload(Site(job.algorithm, job.parties[0], job.root).mine) * len(job.parties)
+    sent = [p.data for p in job.parties]
+    data = sum(s.x.nbytes + s.y.nbytes for d in sent for s in (d.train, d.validation, d.test))
+    largest = max(rounds, key=lambda r: r.up + r.down + r.peer)
+    train, evaluate = _try(job)
+    return Plan(
+        parameters=sum(torch.Size(shape).numel() for shape, _ in task.shapes.values()),
+        model_bytes=task.bytes(),
+        start=start,
+        per_round=largest,
+        total=total,
+        steps=job.steps(),
+        data_bytes=data,
+        state_bytes=state,
+        message_bytes=largest.up + largest.peer,
+        train_seconds=train,
+        evaluate_seconds=evaluate,
+    )
+
+
+def _try(job: Job) -> tuple[float, float]:
+    """One round with the largest party, scaled to all cohorts and rounds."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    sizes = job.info.sizes
+    largest = max(range(len(sizes)), key=lambda i: sizes[i])
+    alone = replace(job, experiment=job.experiment.but(engine="loop", workers=None))
+    net = alone.net(Quiet())
+    net.sample = lambda t: [largest]  # type: ignore[method-assign]
+    try:
+        s = job.algorithm.server(job.root.fold("init"), job.info)
+        if job.algorithm.shares == "data":
+            s = job.algorithm.start(s, net)
+        begin = time.perf_counter()
+        net.begin(1)
+        s = job.algorithm.round(s, net, 1)
+        trained = time.perf_counter()
+        net.evaluate({largest: job.algorithm.view(s, largest)}, final=False)
+        evaluated = time.perf_counter()
+    finally:
+        torch.set_num_threads(threads)
+    workers = job.experiment.workers or 1
+    cohorts = [job.cohort(t) for t in range(1, job.experiment.rounds + 1)]
+    scale = sum(sizes[i] for cohort in cohorts for i in cohort) / sizes[largest] / workers if net.steps else len(cohorts)
+    evaluations = (job.experiment.rounds // job.experiment.eval_every + 1) * len(sizes) / workers
+    return (trained - begin) * scale, (evaluated - trained) * evaluations
+
+

@@ -1,0 +1,392 @@
+"""A run from beginning to end: parties are set up, rounds follow, everything lands in the run's folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from comity import algorithms, config, models
+from comity.checkpoint import Checkpoints, locked, write_atomically
+from comity.config import Experiment
+from comity.core.algorithm import Algorithm, Info, Party
+from comity.core.key import Key
+from comity.core.net import Charge, Ledger, Net, Note
+from comity.core.record import Empty, Params, on_device
+from comity.core.samples import PartyData, Samples
+from comity.core.site import Judgement, Site
+from comity.core.task import Task, batchnorm_private, in_chunks
+from comity.data import Federation
+from comity.data import load as load_dataset
+from comity.errors import ComityError, Refusal, unknown
+from comity.measure import summarise
+from comity.nets.loop import LoopNet
+from comity.nets.process import ProcessNet
+from comity.tables import Tables, read_ledger, read_metrics
+
+
+class Progress(Protocol):
+    """Whoever watches a run."""
+
+    def begin(self, job: Job, first_round: int) -> None: ...
+    def parties(self, count: int) -> None: ...
+    def round(self, t: int, accuracy: float | None, ledger: Ledger) -> None: ...
+    def end(self) -> None: ...
+
+
+class Quiet:
+    """Nobody watches."""
+
+    def begin(self, job: Job, first_round: int) -> None:
+        pass
+
+    def parties(self, count: int) -> None:
+        pass
+
+    def round(self, t: int, accuracy: float | None, ledger: Ledger) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Job:
+    """An experiment made concrete: its algorithm, its parties with their tasks, and what everybody may know."""
+
+    experiment: Experiment
+    federation: Federation
+    algorithm: Algorithm
+    parties: list[Party]
+    info: Info
+
+    @cached_property
+    def root(self) -> Key:
+        """The key of all randomness in the run."""
+        return Key.root(self.experiment.seed)
+
+    def cohort(self, t: int) -> list[int]:
+        """The parties of round t."""
+        return Net.cohort(self.root, self.experiment.participation, len(self.parties), t)
+
+    def steps(self) -> int:
+        """Gradient steps of all parties in all rounds, if each work trains once."""
+        each = [p.training.steps_for(len(p.data.train)) for p in self.parties]
+        return sum(each[i] for t in range(1, self.experiment.rounds + 1) for i in self.cohort(t))
+
+    def net(self, progress: Progress) -> Net:
+        """The engine that the experiment names."""
+        common = (self.algorithm, self.info, self.root, self.experiment.participation, self.parties, progress.parties)
+        if self.experiment.engine == "process":
+            return ProcessNet(*common, workers=self.experiment.workers or cores())
+        return LoopNet(*common)
+
+
+def cores() -> int:
+    """The processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def federation_of(experiment: Experiment) -> Federation:
+    """The data that an experiment names, dealt to its parties."""
+    return load_dataset(experiment.data).partition(
+        experiment.partition,
+        parties=None if experiment.partition.endswith(".json") else experiment.parties,
+        seed=experiment.seed,
+        test=experiment.test,
+        validation=experiment.validation,
+    )
+
+
+def prepare(experiment: Experiment, federation: Federation, model: models.Pair | None = None) -> Job:
+    """Check that everything fits together, before anything starts."""
+    algorithm = algorithms.compose(experiment.algorithm, experiment.set)
+    for name in experiment.party:
+        if name not in federation.names:
+            raise unknown("party called", name, federation.names)
+    device = _device(experiment.device)
+    training = experiment.training()
+    parties = []
+    tasks: dict[str, Task] = {}
+    for i, (name, data) in enumerate(federation.parties.items()):
+        own = experiment.party.get(name)
+        which = (own and own.model) or experiment.model
+        if which not in tasks:
+            chosen = model if model is not None and not (own and own.model) else which
+            network = models.build(chosen, federation.shape, federation.classes)
+            private = batchnorm_private(network, experiment.bn)
+            tasks[which] = Task(network, federation.classes, experiment.cut or network.cut, private)
+        task = tasks[which]
+        changes = own.model_dump(exclude={"model"}, exclude_none=True) if own else {}
+        how = replace(training, **changes, min_batch=2 if task.network.norms else 1)
+        parties.append(Party(i, name, task, how, _moved(data, device), len(federation.names)))
+    info = Info(
+        tuple(federation.names), tuple(federation.sizes), tuple(p.task for p in parties), training, federation.shape
+    )
+    algorithm.check(info)
+    job = Job(experiment, federation, algorithm, parties, info)
+    return replace(job, experiment=_with_engine(job, device))
+
+
+def _device(wish: str) -> torch.device:
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if wish == "auto":
+        return torch.device(next(d for d in ("cuda", "mps", "cpu") if available[d]))
+    if not available[wish]:
+        raise Refusal(f"There is no {wish} device here: use --device auto or cpu.")
+    return torch.device(wish)
+
+
+def _moved(data: PartyData, device: torch.device) -> PartyData:
+    def move(samples: Samples) -> Samples:
+        return Samples(samples.x.to(device), samples.y.to(device))
+
+    return data if device.type == "cpu" else PartyData(move(data.train), move(data.validation), move(data.test))
+
+
+def _with_engine(job: Job, device: torch.device) -> Experiment:
+    """What `auto` means here; it is saved with the run, so that resume uses the same."""
+    experiment = job.experiment
+    engine: str = experiment.engine
+    workers: int | None = experiment.workers or min(cores(), len(job.parties))
+    if engine == "auto":
+        # Forking workers costs a tenth of a second; a step some 0.2 ms and six flops a parameter and sample.
+        weights = sum(size for _, size in job.info.task.shapes.values()) / 4
+        seconds = job.steps() * (2e-4 + 6 * weights * experiment.batch / 2e10)
+        engine = "process" if device.type == "cpu" and (workers or 1) > 1 and seconds > 1.0 else "loop"
+    if engine == "process" and device.type != "cpu":
+        raise Refusal("The process engine works on the CPU: use --engine loop with another device.")
+    workers = workers if engine == "process" else None
+    return experiment.but(engine=engine, workers=workers, device=device.type, parties=len(job.parties))
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A party's model as it would be used."""
+
+    task: Task
+    theta: Params
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Scores for each class."""
+        return in_chunks(lambda part: self.task.logits(self.theta, part), x)
+
+    def predict(self, x: Tensor) -> Tensor:
+        """The most likely class of each sample."""
+        return self.logits(x).argmax(1)
+
+
+@dataclass
+class Result:
+    """A finished run."""
+
+    folder: Path
+    job: Job
+    summary: dict[str, Any]
+    _keep: Any = None
+
+    @cached_property
+    def metrics(self) -> list[Note]:
+        """Rows of metrics.csv: (round, party, split, metric, value)."""
+        return read_metrics(self.folder)
+
+    @cached_property
+    def ledger(self) -> list[Charge]:
+        """Rows of ledger.csv: (round, work, src, dst, kind, bytes)."""
+        return read_ledger(self.folder)
+
+    def model(self, party: str) -> Deployed:
+        """What that party would deploy after the last round."""
+        if party not in self.job.info.names:
+            raise unknown("party called", party, self.job.info.names)
+        checkpoints = Checkpoints(self.folder / "checkpoints")
+        if checkpoints.load() is None:
+            raise ComityError(f"{self.folder} holds no checkpoint.")
+        i = self.job.info.names.index(party)
+        site = Site(self.job.algorithm, self.job.parties[i], self.job.root)
+        saved = checkpoints.party_state(i)
+        mine = site.mine if saved is None else saved
+        letter = self.job.algorithm.view(checkpoints.server_state(), i)
+        task = self.job.algorithm.at(site.party, mine).task
+        return Deployed(task, self.job.algorithm.model(mine, letter, site.party))
+
+
+def execute(job: Job, folder: Path, progress: Progress, resume: bool = False) -> Result:
+    """Run a job in a folder, from the start or from its last checkpoint."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # one thread everywhere: equal bits, and faster on a busy machine
+    try:
+        with locked(folder):
+            return _execute(job, folder, progress, resume)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result:
+    begin = time.perf_counter()
+    algorithm, rounds = job.algorithm, job.experiment.rounds
+    tables, checkpoints = Tables(folder), Checkpoints(folder / "checkpoints")
+    manifest = checkpoints.load() if resume else None
+    device = job.parties[0].data.train.x.device
+    seconds = defaultdict(float, manifest.counters["seconds"] if manifest else {})
+    net = job.net(progress)
+    try:
+        if manifest:
+            tables.cut(manifest.lengths)
+            net.load(checkpoints.folder, manifest.parties.values())
+            net.ledger.total.update(manifest.counters["bytes"])
+            net.steps = manifest.counters["steps"]
+            s, done = on_device(checkpoints.server_state(), device), manifest.round
+        else:
+            tables.create()
+            s, done = on_device(algorithm.server(job.root.fold("init"), job.info), device), -1
+        progress.begin(job, max(done, 0))
+        seconds["setup"] += time.perf_counter() - begin
+        for t in range(done + 1, rounds + 1):
+            tick = time.perf_counter()
+            net.begin(t)
+            if t == 0:
+                net.introduce()
+                s = algorithm.start(s, net)
+            else:
+                s = algorithm.round(s, net, t)
+            trained = time.perf_counter()
+            accuracy = None
+            if t % job.experiment.eval_every == 0 or t == rounds:
+                accuracy = _evaluate(job, net, s, folder if t == rounds else None)
+            evaluated = time.perf_counter()
+            tables.add("metrics.csv", net.notes)
+            tables.add("ledger.csv", net.ledger.take())
+            net.notes.clear()
+            seconds["train"] += trained - tick
+            seconds["evaluate"] += evaluated - trained
+            counters = {"bytes": dict(net.ledger.total), "steps": net.steps, "seconds": dict(seconds)}
+            spent = checkpoints.seconds
+            if checkpoints.due() or t == rounds:
+                checkpoints.save(t, s, net, tables.lengths | {}, counters)
+            row = (trained - tick, evaluated - trained, checkpoints.seconds - spent)
+            tables.add("timing.csv", [(t, *(f"{value:.4f}" for value in row))])
+            progress.round(t, accuracy, net.ledger)
+        seconds["total"] = seconds["setup"] + seconds["train"] + seconds["evaluate"] + checkpoints.seconds
+        summary = summarise(job, read_metrics(folder), net.ledger.total, net.steps, dict(seconds))
+        write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        return Result(folder, job, summary)
+    finally:
+        net.close()
+        progress.end()
+
+
+def _evaluate(job: Job, net: Net, s: Any, final: Path | None) -> float | None:
+    """Each party judges its own model; the mean test accuracy, and at the end which test samples were right."""
+    letters = {i: Empty() if job.algorithm.self_contained else job.algorithm.view(s, i) for i in job.info.parties}
+    judged: Mapping[int, Judgement] = net.evaluate(letters, final is not None)
+    right = count = 0
+    accuracies = []
+    for i, judgement in judged.items():
+        for split, score in (("validation", judgement.validation), ("test", judgement.test)):
+            if score.count:
+                net.note("accuracy", score.correct / score.count, i, split)
+                net.note("loss", score.loss, i, split)
+        accuracies.append(judgement.test.correct / judgement.test.count)
+        right, count = right + judgement.test.correct, count + judgement.test.count
+    if job.algorithm.one_model and not any(task.private for task in job.info.tasks):
+        net.note("accuracy", right / count, None, "pooled")
+    if final is not None:
+        lines = ["party,sample,correct"]
+        for i, judgement in judged.items():
+            assert judgement.outcomes is not None
+            lines += [f"{job.info.names[i]},{k},{int(ok)}" for k, ok in enumerate(judgement.outcomes.tolist())]
+        write_atomically(final / "outcomes.csv", "\n".join(lines) + "\n")
+    return sum(accuracies) / len(accuracies) if accuracies else None
+
+
+def start(job: Job, folder: Path, progress: Progress) -> Result:
+    """A new run in a folder of its own; a folder that holds a run already is refused."""
+    if (folder / "config.toml").exists():
+        raise Refusal(f"{folder} already holds a run: continue it with 'comity resume {folder}', or choose another --out.")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "split.json", job.federation.split.to_json())
+    write_atomically(folder / "env.json", json.dumps(_environment(job), indent=2) + "\n")
+    write_atomically(folder / "config.toml", config.write(job.experiment))
+    return execute(job, folder, progress)
+
+
+def reopen(folder: Path, federation: Federation | None = None, model: models.Pair | None = None) -> Job:
+    """The job of a run's folder; data given as arrays, and models given as modules, must be given again."""
+    if not (folder / "config.toml").is_file():
+        raise Refusal(f"{folder} holds no run: it has no config.toml.")
+    experiment = config.read(folder / "config.toml")
+    if federation is None and experiment.data == "arrays":
+        raise Refusal(f"The data of {folder} were given as arrays: resume it from Python with the same federation.")
+    job = prepare(experiment, federation or load_dataset(experiment.data).split(folder / "split.json"), model)
+    try:
+        before = json.loads((folder / "env.json").read_text(encoding="utf-8"))["fingerprint"]
+    except (OSError, ValueError, KeyError) as why:
+        raise ComityError(f"{folder / 'env.json'} cannot be read.") from why
+    if before != job.federation.fingerprint():
+        raise Refusal(f"The data of {folder} have changed since it was started.")
+    return job
+
+
+def _environment(job: Job) -> dict[str, Any]:
+    from importlib.metadata import version
+
+    return {
+        "comity": version("comity"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": version("numpy"),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "cores": cores(),
+        "fingerprint": job.federation.fingerprint(),
+    }
+
+
+def run(
+    algorithm: str,
+    federation: Federation | None = None,
+    *,
+    model: str | models.Pair | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Result:
+    """Run a method on a federation: `comity.run("fedavg+dbe", fed, rounds=20, seed=0, kappa=50)`.
+
+    Settings are the experiment's (rounds, lr, batch, ...) or, failing that, the method's own (kappa, mu, ...). Without `out`
+    the run's folder is temporary and goes with the result.
+    """
+    chosen: dict[str, Any] = {"algorithm": algorithm, "set": dict(settings.pop("set", {}))}
+    for name, value in settings.items():
+        chosen |= {name: value} if name in Experiment.model_fields else {}
+    chosen["set"] |= {name: value for name, value in settings.items() if name not in Experiment.model_fields}
+    if isinstance(model, str):
+        chosen["model"] = model
+    if federation is not None:
+        split = federation.split
+        chosen |= {"data": federation.name, "parties": len(federation.names), "test": split.test}
+        chosen |= {"partition": split.partition, "validation": split.validation}
+    pair = None if isinstance(model, str) else model
+    experiment = config.experiment(chosen | ({"model": "modules"} if pair else {}))
+    job = prepare(experiment, federation or federation_of(experiment), pair)
+    keep = tempfile.TemporaryDirectory(prefix="comity-") if out is None else None
+    folder = Path(keep.name if keep else out or "")
+    if resume and (folder / "config.toml").exists():
+        result = execute(reopen(folder, federation, pair), folder, progress or Quiet(), resume=True)
+    else:
+        result = start(job, folder, progress or Quiet())
+    result._keep = keep
+    return result

@@ -1,0 +1,131 @@
+"""What a person sees: progress while a run goes on, tables when it is over."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from comity.core.net import Ledger
+from comity.run import Job
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def size(count: float) -> str:
+    """Bytes for people: MB = 10^6."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}" if count < 999 * scale else f"{count / scale:.0f} {unit}"
+    return f"{count:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def traffic(ledger: Ledger) -> int:
+    """Bytes so far, evaluation left out."""
+    return sum(n for kind, n in ledger.total.items() if kind != "eval")
+
+
+class Bar:
+    """A live line on a terminal: round, parties done, accuracy, bytes so far, time left."""
+
+    def __init__(self, title: str, width: int = 14) -> None:
+        self._title = title.ljust(width)
+
+    def begin(self, job: Job, first_round: int) -> None:
+        """Show the bar."""
+        self._cohort, self._done = len(job.cohort(1)), 0
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("round {task.completed}/{task.total}"),
+            TextColumn("parties {task.fields[parties]}"),
+            TextColumn("accuracy {task.fields[accuracy]}"),
+            TextColumn("{task.fields[bytes]}"),
+            TimeRemainingColumn(),
+            console=err,
+            transient=True,
+        )
+        self._progress.start()
+        self._task = self._progress.add_task(
+            self._title, total=job.experiment.rounds, completed=first_round, parties="", accuracy="...", bytes=""
+        )
+
+    def parties(self, count: int) -> None:
+        """Some parties have answered."""
+        self._done += count
+        if hasattr(self, "_task"):
+            shown = f"{min(self._done, self._cohort)}/{self._cohort}"
+            self._progress.update(self._task, parties=shown)
+
+    def round(self, t: int, accuracy: float | None, ledger: Ledger) -> None:
+        """A round is over."""
+        self._done = 0
+        if accuracy is not None:
+            self._progress.update(self._task, accuracy=f"{accuracy:.1%}")
+        self._progress.update(self._task, completed=t, bytes=size(traffic(ledger)))
+
+    def end(self) -> None:
+        """Take the bar away."""
+        if hasattr(self, "_progress"):
+            self._progress.stop()
+
+
+class Lines:
+    """Plain lines where there is no terminal: one every few seconds, and the last."""
+
+    every = 2.0
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+
+    def begin(self, job: Job, first_round: int) -> None:
+        """Remember where it started."""
+        self._rounds, self._first, self._accuracy = job.experiment.rounds, first_round, "..."
+        self._begin = self._shown = time.monotonic()
+
+    def parties(self, count: int) -> None:
+        """Too fine for lines."""
+
+    def round(self, t: int, accuracy: float | None, ledger: Ledger) -> None:
+        """A round is over."""
+        now = time.monotonic()
+        self._accuracy = self._accuracy if accuracy is None else f"{accuracy:.1%}"
+        if t < self._rounds and now - self._shown < self.every:
+            return
+        self._shown = now
+        left = (now - self._begin) / max(t - self._first, 1) * (self._rounds - t)
+        what = f"round {t}/{self._rounds}  accuracy {self._accuracy}  {size(traffic(ledger))}"
+        print(f"{self._title}  {what}  {duration(left)} left", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Nothing to take away."""
+
+
+def progress(title: str) -> Bar | Lines:
+    """Whichever suits where we are."""
+    return Bar(title) if err.is_terminal else Lines(title)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", words: int = 1, wide: int = -1) -> None:
+    """A table on the screen: the first `words` columns are words, the others figures; only column `wide` may wrap."""
+    made = Table(header_style="bold", pad_edge=False, box=None)
+    for k, column in enumerate(columns):
+        made.add_column(column, justify="left" if k < words else "right", no_wrap=k != wide, overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    if title:
+        out.print(title, style="bold", soft_wrap=True)
+    out.print(made)

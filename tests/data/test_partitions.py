@@ -1,0 +1,231 @@
+"""Who gets which samples: no sample twice, none forgotten, and what each partition promises."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from comity.data import partition_catalogue, partitions
+from comity.data.partitions import PARTITIONS, divide
+from comity.errors import Refusal
+from comity.spec import parse
+
+SPECS = {
+    "iid": "iid",
+    "dirichlet": "dirichlet(alpha=1,min=1)",
+    "pathological": "pathological(classes=2)",
+    "shard": "shard(per_party=2)",
+    "quantity": "quantity(min=2)",
+    "lognormal": "lognormal(min=2)",
+}
+seeds = st.integers(0, 10_000)
+
+
+def labels(n: int = 600, classes: int = 10, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, classes, n)
+
+
+def parts(spec: str, y: np.ndarray, parties: int, seed: int = 0) -> list[np.ndarray]:
+    return divide(parse(spec), y, parties, np.random.default_rng(seed))
+
+
+def assert_disjoint(found: list[np.ndarray], y: np.ndarray, parties: int) -> np.ndarray:
+    """No sample twice, as many parts as parties, none empty; returns all that was given out."""
+    everything = np.concatenate(found)
+    assert len(found) == parties
+    assert min(map(len, found)) >= 1
+    assert len(np.unique(everything)) == len(everything)
+    assert everything.min() >= 0
+    assert everything.max() < len(y)
+    return everything
+
+
+def test_every_partition_is_tested_here() -> None:
+    assert set(SPECS) == set(PARTITIONS) == {row["name"] for row in partition_catalogue()}
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+@given(parties=st.integers(1, 20), seed=seeds)
+def test_no_sample_twice_and_none_forgotten(spec: str, parties: int, seed: int) -> None:
+    y = labels(seed=seed)
+    everything = assert_disjoint(parts(spec, y, parties, seed), y, parties)
+    if not (spec.startswith("pathological") and parties * 2 < 10):
+        assert len(everything) == len(y)
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+def test_same_seed_same_parts_other_seed_other_parts(spec: str) -> None:
+    y = labels()
+    one, same, other = (parts(spec, y, 7, seed) for seed in (1, 1, 2))
+    assert all(np.array_equal(a, b) for a, b in zip(one, same, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@given(parties=st.integers(1, 600), seed=seeds)
+def test_iid_sizes_differ_by_one_at_most(parties: int, seed: int) -> None:
+    sizes = [len(p) for p in parts("iid", labels(), parties, seed)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(parties=st.integers(2, 12), alpha=st.floats(0.3, 100), least=st.integers(1, 10), seed=seeds,
+       balanced=st.booleans())
+def test_dirichlet_gives_everything_and_at_least_min(
+    parties: int, alpha: float, least: int, seed: int, balanced: bool
+) -> None:
+    y = labels(seed=seed)
+    found = parts(f"dirichlet(alpha={alpha},min={least},balanced={balanced})", y, parties, seed)
+    assert len(assert_disjoint(found, y, parties)) == len(y)
+    assert min(map(len, found)) >= least
+
+
+def class_table(y: np.ndarray, found: list[np.ndarray]) -> np.ndarray:
+    return np.array([np.bincount(y[p], minlength=y.max() + 1) for p in found])
+
+
+def test_dirichlet_smaller_alpha_is_more_skewed() -> None:
+    y = labels(2000)
+    largest = {}
+    for alpha in (0.1, 1, 1000):
+        table = class_table(y, parts(f"dirichlet({alpha})", y, 10))
+        largest[alpha] = (table.max(axis=1) / table.sum(axis=1)).mean()
+    assert largest[0.1] > largest[1] > largest[1000]
+    assert largest[0.1] > 0.5
+    assert largest[1000] < 0.16  # near 1 / 10: all parties alike
+
+
+def test_dirichlet_balanced_is_more_balanced() -> None:
+    y = labels(2000)
+    for seed in range(5):
+        plain, balanced = (
+            np.std([len(p) for p in parts(f"dirichlet(alpha=0.3,min=1,balanced={b})", y, 10, seed)])
+            for b in ("false", "true")
+        )
+        assert balanced < plain
+
+
+def test_dirichlet_balanced_gives_no_further_class_to_a_full_party() -> None:
+    y = np.sort(labels(2000))
+    table = class_table(y, parts("dirichlet(alpha=0.3,min=1,balanced=true)", y, 10))
+    before = np.cumsum(table, axis=1) - table
+    assert (table[before >= 200] == 0).all()
+    assert (before >= 200).any()
+
+
+def test_dirichlet_with_hardly_any_mass_still_ends() -> None:
+    y = labels(2000)  # each draw gives a whole class to one party, also to one that is full already
+    for seed in range(5):
+        with np.errstate(all="raise"):
+            found = parts("dirichlet(alpha=0.000001,min=1,balanced=true)", y, 3, seed)
+        assert len(assert_disjoint(found, y, 3)) == len(y)
+
+
+@given(parties=st.integers(1, 40), classes=st.integers(1, 10), seed=seeds)
+def test_pathological_exact_classes_evenly_used(parties: int, classes: int, seed: int) -> None:
+    y = labels(1000, seed=seed)
+    found = parts(f"pathological(classes={classes})", y, parties, seed)
+    everything = assert_disjoint(found, y, parties)
+    table = class_table(y, found) > 0
+    assert (table.sum(axis=1) == classes).all()
+    used = table.sum(axis=0)
+    assert used.max() - used.min() <= 1
+    assert len(everything) == np.bincount(y)[used > 0].sum()  # all of every class that is used
+
+
+def test_pathological_amounts_are_unequal_and_pairs_vary() -> None:
+    y = labels(5000)
+    found = parts("pathological(classes=2)", y, 50)
+    assert np.std([len(p) for p in found]) > 5
+    assert len({tuple(np.unique(y[p])) for p in found}) > 5  # one deck dealt over and over would give 5
+
+
+def test_pathological_counts_the_classes_that_are_there() -> None:
+    y = labels(100, classes=3) * 2  # labels 0, 2, 4
+    assert all(len(np.unique(y[p])) == 3 for p in parts("pathological(classes=3)", y, 4))
+
+
+@given(parties=st.integers(1, 30), per_party=st.integers(1, 5), seed=seeds)
+def test_shard_parties_hold_few_classes(parties: int, per_party: int, seed: int) -> None:
+    y = np.repeat(np.arange(10), 60)
+    found = parts(f"shard(per_party={per_party})", y, parties, seed)
+    sizes = [len(p) for p in found]
+    assert max(sizes) - min(sizes) <= per_party
+    if parties * per_party >= 10:  # then a shard is no longer than a class, and touches two at most
+        assert max(len(np.unique(y[p])) for p in found) <= 2 * per_party
+
+
+@pytest.mark.parametrize("spec", ["quantity(beta={},min=3)", "lognormal(sigma={},min=3)"])
+@given(parties=st.integers(2, 50), seed=seeds, option=st.sampled_from([0.1, 0.5, 2.0]))
+def test_sizes_keep_to_min(spec: str, parties: int, seed: int, option: float) -> None:
+    found = parts(spec.format(option), labels(), parties, seed)
+    assert min(map(len, found)) >= 3
+
+
+def test_sizes_follow_their_option() -> None:
+    def spread(spec: str) -> float:
+        return float(np.mean([np.std([len(p) for p in parts(spec, labels(), 10, s)]) for s in range(10)]))
+
+    assert spread("quantity(beta=0.2)") > spread("quantity(beta=1)") > spread("quantity(beta=100)")
+    assert spread("lognormal(sigma=2)") > spread("lognormal(sigma=0.5)") > spread("lognormal(sigma=0.01)")
+    assert len(parts("lognormal(sigma=100)", labels(), 10)) == 10
+
+
+@pytest.mark.parametrize(("spec", "parties", "message"), [
+    ("dirichelt(alpha=1)", 5, "There is no partition 'dirichelt'. Did you mean 'dirichlet'?"),
+    ("dirichlet", 5, "dirichlet needs alpha, as in dirichlet(alpha=...)."),
+    ("dirichlet(alpha=0)", 5, "alpha of dirichlet must be more than 0 and at most 1e+06, not 0.0."),
+    ("dirichlet(alpha=-1)", 5, "alpha of dirichlet must be more than 0"),
+    ("dirichlet(alpha=nan)", 5, "alpha of dirichlet must be more than 0"),
+    ("dirichlet(alpha=inf)", 5, "alpha of dirichlet must be more than 0"),
+    ("dirichlet(alpha=much)", 5, "alpha of dirichlet must be a number, not 'much'."),
+    ("dirichlet(alpha=1,min=0)", 5, "min of dirichlet must be at least 1, not 0."),
+    ("dirichlet(alpha=1,mim=3)", 5, "no option of dirichlet called 'mim'. Did you mean 'min'?"),
+    ("dirichlet(alpha=1,min=100)", 7, "needs 700 samples for 7 parties, but there are 600; use a smaller min or fewer"),
+    ("dirichlet(alpha=0.01)", 50, "use a smaller min, a larger alpha or fewer parties."),
+    ("pathological(classes=11)", 5, "classes of pathological must be from 1 to 10, as the data have, not 11."),
+    ("pathological(classes=0)", 5, "classes of pathological must be from 1 to 10"),
+    ("pathological(classes=2)", 500, "parties would share the"),
+    ("shard(per_party=0)", 5, "per_party of shard must be from 1 to 120 for 5 parties and 600 samples, not 0."),
+    ("shard(per_party=3)", 300, "per_party of shard must be from 1 to 2"),
+    ("quantity(beta=0)", 5, "beta of quantity must be more than 0"),
+    ("quantity(min=61)", 10, "quantity with min=61 needs 610 samples"),
+    ("lognormal(sigma=0)", 5, "sigma of lognormal must be more than 0"),
+    ("lognormal(sigma=101)", 5, "sigma of lognormal must be more than 0 and at most 100, not 101.0."),
+    ("lognormal(min=61)", 10, "lognormal with min=61 needs 610 samples"),
+    ("iid(3)", 5, "iid takes at most 0 values"),
+    ("iid", 0, "There must be at least one party, not 0."),
+    ("iid", 601, "There are 600 samples to share, too few for 601 parties; use fewer parties."),
+])
+def test_refusals(spec: str, parties: int, message: str) -> None:
+    with pytest.raises(Refusal, match=re.escape(message)):
+        parts(spec, labels(), parties)
+
+
+def test_ten_thousand_parties_are_quick() -> None:
+    y = labels(200_000)
+    began = time.perf_counter()
+    for spec in SPECS.values():
+        assert len(parts(spec.replace("alpha=1", "alpha=10"), y, 10_000)) == 10_000
+    assert time.perf_counter() - began < 5  # about one second on one slow core
+
+
+def test_catalogue_names_options() -> None:
+    rows = {row["name"]: row for row in partition_catalogue()}
+    assert rows["dirichlet"]["options"] == {"alpha": None, "min": 10, "balanced": False}
+    assert rows["iid"]["options"] == {}
+    assert all(str(row["description"]).endswith(".") for row in rows.values())
+
+
+def test_a_partition_of_ones_own_registers_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions, "PARTITIONS", dict(PARTITIONS))
+
+    @partitions.partition
+    def first(y: np.ndarray, parties: int, rng: np.random.Generator, *, each: int = 3) -> list[np.ndarray]:
+        """So many samples a party, in order."""
+        return [np.arange(i * each, (i + 1) * each) for i in range(parties)]
+
+    assert [p.tolist() for p in parts("first(each=2)", labels(), 2)] == [[0, 1], [2, 3]]

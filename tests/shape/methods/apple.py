@@ -1,0 +1,106 @@
+"""APPLE as a probe of the core: N core models mixed at each party, gradients on one of them and on the mixture.
+
+Idea: party i's model is Σ_j p_ij w_j; it trains its own w_i and its own p_i.
+
+Symbols: w_j = core models, sent between parties; p = mixture weights, p_0 = n_j / n.
+Deviations: the proximal weight is constant.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from comity.core import (
+    Algorithm,
+    Batch,
+    Empty,
+    Info,
+    Key,
+    Model,
+    Net,
+    Params,
+    Party,
+    Sealed,
+    Traffic,
+    algorithm,
+    batches,
+    gradient,
+    option,
+    record,
+    run,
+    seal,
+    trainable,
+)  # fmt: skip
+
+
+@record
+class Shares:
+    p0: Tensor
+
+
+@record
+class Own:
+    core: Params
+    p: Tensor
+    mixed: Params
+
+
+@record
+class Sent:
+    parcel: Sealed
+
+
+@algorithm
+class Apple(Algorithm):
+    self_contained = True
+    mu: float = option(0.1, "weight of the pull to p_0", minimum=0)
+
+    def check(self, info: Info) -> None:
+        info.same_architecture("apple")
+
+    def server(self, key: Key, info: Info) -> Shares:
+        sizes = torch.tensor(info.sizes, dtype=torch.float32)
+        return Shares(sizes / sizes.sum())
+
+    def client(self, key: Key, party: Party) -> Own:
+        theta = party.task.init(key)
+        return Own(theta, torch.full((party.parties,), 1 / party.parties), theta)
+
+    def view(self, s: Shares, i: int) -> Shares:
+        return s
+
+    def round(self, s: Shares, net: Net, t: int) -> Shares:
+        everyone = list(net.info.parties)
+        sent = net.call(self.send, dict.fromkeys(everyone, Empty()))
+        post = {(j, i): sent[j].parcel for j in everyone for i in everyone if i != j}
+        net.call(self.local, {i: self.view(s, i) for i in everyone}, post)
+        return s
+
+    def send(self, mine: Own, m: Empty, party: Party, key: Key) -> tuple[Own, Sent]:
+        return mine, Sent(seal(Model(mine.core)))
+
+    def local(self, mine: Own, m: Shares, party: Party, key: Key) -> tuple[Own, Empty]:
+        lr, names = party.training.lr, list(trainable(mine.core))
+        others = {j: sent.theta for j, sent in sorted(party.inbox.items())}
+
+        def mix(core: Params, p: Tensor) -> Params:
+            return core | {k: p[party.id] * core[k] + sum(p[j] * w[k] for j, w in others.items()) for k in names}
+
+        def step(state: Params, batch: Batch) -> Params:
+            def value(free: Params) -> Tensor:
+                return party.task.loss(mix(free, free["p"]), batch) + self.mu / 2 * (free["p"] - m.p0).square().sum()
+
+            _, grads = gradient(value, state)
+            return state | {k: state[k] - lr * g for k, g in grads.items()}
+
+        done = run(step, mine.core | {"p": mine.p}, batches(party.data.train, key, party.training))
+        core, p = {k: v for k, v in done.items() if k != "p"}, done["p"]
+        return Own(core, p, mix(core, p)), Empty()
+
+    def model(self, mine: Own, m: Shares, party: Party) -> Params:
+        return mine.mixed
+
+    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
+        n = len(info.names)
+        return Traffic(down=4 * n * n, peer=n * (n - 1) * info.task.bytes())

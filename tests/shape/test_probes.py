@@ -1,0 +1,108 @@
+"""Methods that stretch the core, each in its simplest form, so that the shape cannot rot.
+
+Two calls a round with sealed priors (FedUFO), no server (Fed-SPS), two architectures and kept Adam moments (relay), a step
+of its own (pFedMe), N models mixed at each party (APPLE).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import comity
+from comity import checkpoint
+from comity.core import Net, Sealed, seal
+from comity.core.record import leaves, payload
+from comity.plan import traffic
+from comity.run import Quiet
+
+METHODS = sorted((Path(__file__).parent / "methods").glob("*.py"))
+TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv")
+SETTINGS = {"rounds": 2, "batch": 32, "lr": 0.05, "model": "fedbn-cnn(scale=0.06)"}
+
+
+@pytest.fixture(scope="module")
+def federation() -> comity.Federation:
+    return comity.load("digits").partition("quantity(beta=1)", parties=4, seed=1)
+
+
+def tables(folder: Path) -> list[bytes]:
+    return [(folder / name).read_bytes() for name in TABLES]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda path: path.stem)
+class TestProbe:
+    def test_every_engine_writes_the_same_bytes(self, method, federation, tmp_path):
+        comity.run(str(method), federation, out=tmp_path / "loop", engine="loop", **SETTINGS)
+        for workers in (1, 2, 3):
+            out = tmp_path / str(workers)
+            comity.run(str(method), federation, out=out, engine="process", workers=workers, **SETTINGS)
+            assert tables(out) == tables(tmp_path / "loop")
+
+    def test_resume_in_the_middle_changes_nothing(self, method, federation, tmp_path, monkeypatch):
+        monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
+        settings = SETTINGS | {"rounds": 3, "engine": "loop"}
+
+        class Stops(Quiet):
+            def round(self, t, accuracy, ledger):
+                if t == 2:
+                    raise KeyboardInterrupt
+
+        comity.run(str(method), federation, out=tmp_path / "whole", **settings)
+        with pytest.raises(KeyboardInterrupt):
+            comity.run(str(method), federation, out=tmp_path / "cut", progress=Stops(), **settings)
+        resumed = comity.run(str(method), federation, out=tmp_path / "cut", resume=True, **settings)
+        assert tables(tmp_path / "cut") == tables(tmp_path / "whole")
+        assert resumed.summary["rounds"] == 3
+
+    def test_bytes_equal_the_closed_form(self, method, federation):
+        result = comity.run(str(method), federation, engine="loop", **SETTINGS)
+        start, rounds = traffic(result.job)
+        total = sum(rounds, start)
+        measured = result.summary["bytes"]
+        assert (measured["up"], measured["down"], measured["peer"]) == (total.up, total.down, total.peer)
+
+    def test_it_learns(self, method, federation):
+        result = comity.run(str(method), federation, engine="loop", **SETTINGS | {"rounds": 6, "model": "mlp2"})
+        assert result.summary["accuracy"]["mean"] > 0.4  # chance is 0.1
+
+    def test_letters_and_parcels_are_not_written_to(self, method, federation, monkeypatch):
+        deliver = Net._exchange
+
+        def watched(self, call, mail, post, up, down):
+            held = [*leaves(list(mail.values())), *leaves([p._content for p in post.values()])]
+            before = [t.clone() for t in held if isinstance(t, torch.Tensor)]
+            replies = deliver(self, call, mail, post, up, down)
+            after = [t for t in held if isinstance(t, torch.Tensor)]
+            assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+            return replies
+
+        monkeypatch.setattr(Net, "_exchange", watched)
+        comity.run(str(method), federation, engine="loop", **SETTINGS)
+
+
+def test_relay_trains_different_architectures_together(federation, tmp_path):
+    method = str(next(path for path in METHODS if path.stem == "relay_simple"))
+    party = {"p1": {"model": "mlp2(width=84)"}, "p2": {"model": "mlp2(width=84)"}}
+    settings = SETTINGS | {"model": "lenet5", "party": party, "rounds": 6}
+    result = comity.run(method, federation, out=tmp_path / "run", engine="loop", **settings)
+    assert result.model("p0").task.network.name == "lenet5"
+    assert result.model("p1").task.network.name == "mlp2"
+    assert result.model("p1").theta.keys() == result.model("p2").theta.keys()
+    result2 = comity.run(method, federation, out=tmp_path / "two", engine="process", workers=2, **settings)
+    assert tables(tmp_path / "run") == tables(tmp_path / "two")
+    assert result2.summary["accuracy"]["mean"] > 0.4
+
+
+@pytest.mark.parametrize(("method", "word"), [("fedavg", "architecture"), ("adcol", "width")])
+def test_what_does_not_fit_is_refused_before_round_1(method, word, federation):
+    with pytest.raises(comity.Refusal, match=word):
+        comity.run(method, federation, model="lenet5", party={"p1": {"model": "mlp2"}})
+
+
+def test_a_sealed_parcel_weighs_nothing_in_the_reply_that_carries_it():
+    parcel = seal({"w": torch.zeros(10)})
+    assert isinstance(parcel, Sealed)
+    assert payload([parcel, torch.zeros(2)]) == 8
