@@ -9,6 +9,7 @@ ratios of neighbouring rounds with its quartiles: `loop` against one process, `p
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -52,6 +53,7 @@ def compare(work: str, data: Data, engine: str, rounds: int) -> tuple[list[float
 
 def main() -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # as a run does
     cli = argparse.ArgumentParser()
     cli.add_argument("--rounds", type=int, default=7)
     cli.add_argument("--work", nargs="+", choices=list(WORKS), default=list(WORKS))

@@ -79,17 +79,19 @@ def payload(tree: Any) -> int:
 
     Framing (names of fields, shapes) is not counted, and a sealed parcel is charged to its own edge.
     """
-    total = 0
-    for leaf in leaves(tree):
-        if isinstance(leaf, Tensor):
-            total += leaf.nbytes
-        elif isinstance(leaf, bool):
-            total += 1
-        elif isinstance(leaf, int | float):
-            total += 4
-        elif isinstance(leaf, str):
-            total += len(leaf.encode())
-    return total
+    if isinstance(tree, Tensor):
+        return tree.nbytes
+    if isinstance(tree, dict):
+        return sum(map(payload, tree.values()))
+    if isinstance(tree, list | tuple):
+        return sum(map(payload, tree))
+    if isinstance(tree, bool):
+        return 1
+    if isinstance(tree, int | float):
+        return 4
+    if isinstance(tree, str):
+        return len(tree.encode())
+    return sum(map(payload, vars(tree).values())) if is_record(tree) else 0
 
 
 def sealed_payload(parcel: Sealed) -> int:

@@ -1,8 +1,9 @@
 """Messages between processes of one machine: a JSON header over a socket, tensors in shared memory.
 
-The tensors of a message lie in an unnamed memory file whose descriptor travels with the header, so a message is written once,
-read without copying, and leaves nothing behind when a process is killed. Each starts at a multiple of 64 bytes, as torch's
-own memory does: results of BLAS can depend on alignment, and all engines must agree bit for bit.
+The tensors of a message lie in an unnamed memory file whose descriptor travels with the header: they are written once, read
+without copying, and nothing is left behind when a process is killed. A file belongs to its receiver while any tensor in it
+lives; then it is offered back, so that a steady exchange allocates nothing. Each tensor starts at a multiple of 64 bytes, as
+torch's own memory does: results of BLAS can depend on alignment, and all engines must agree bit for bit.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import os
 import socket
 import struct
 import tempfile
+import weakref
+from math import prod
 from typing import Any
 
 import torch
@@ -22,6 +25,7 @@ from comity.core.codec import flatten, unflatten
 
 ALIGN = 64
 PIECES = 512  # buffers per system call
+SPARE = 4  # memory files kept for reuse
 
 
 def _memory_file() -> int:
@@ -32,6 +36,7 @@ def _memory_file() -> int:
 
 
 def _write(fd: int, pieces: list[memoryview]) -> None:
+    os.lseek(fd, 0, os.SEEK_SET)
     for begin in range(0, len(pieces), PIECES):
         some = pieces[begin : begin + PIECES]
         written = os.writev(fd, some)
@@ -45,11 +50,11 @@ def _write(fd: int, pieces: list[memoryview]) -> None:
                 rest = rest[os.write(fd, rest) :]
 
 
-def _lay(tensors: list[Tensor]) -> tuple[list[list[Any]], int | None]:
-    """Write tensors to a memory file; where each lies, and the file."""
-    pieces: list[memoryview] = []
+def _pieces(tensors: list[Tensor]) -> tuple[list[list[Any]], list[memoryview], int]:
+    """Where each tensor will lie, the bytes to write, and how many."""
     places: list[list[Any]] = []
-    padding, at = bytes(ALIGN), 0
+    pieces: list[memoryview] = []
+    padding, at = memoryview(bytes(ALIGN)), 0
     for tensor in tensors:
         flat = tensor.detach().cpu().contiguous().view(-1)
         places.append([str(tensor.dtype).removeprefix("torch."), list(tensor.shape), at])
@@ -57,25 +62,24 @@ def _lay(tensors: list[Tensor]) -> tuple[list[list[Any]], int | None]:
             pieces.append(flat.view(torch.uint8).numpy().data)
             at += flat.nbytes
             if rest := -at % ALIGN:
-                pieces.append(memoryview(padding)[:rest])
+                pieces.append(padding[:rest])
                 at += rest
-    if not at:
-        return places, None
-    fd = _memory_file()
-    _write(fd, pieces)
-    return places, fd
+    return places, pieces, at
 
 
-def _read(places: list[list[Any]], fd: int | None) -> list[Tensor]:
-    """The tensors in a memory file, in place; writing to one changes nobody else's."""
-    memory = None if fd is None else mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+def _views(places: list[list[Any]], memory: memoryview | None) -> list[Tensor]:
+    """Tensors where they lie."""
+    typed: dict[str, Tensor] = {}
     tensors = []
     for name, shape, at in places:
-        dtype, count = getattr(torch, name), torch.Size(shape).numel()
-        if memory is None or not count:
-            tensors.append(torch.empty(shape, dtype=dtype))
-        else:
-            tensors.append(torch.frombuffer(memory, dtype=dtype, count=count, offset=at).view(shape))
+        if memory is None or not prod(shape):
+            tensors.append(torch.empty(shape, dtype=getattr(torch, name)))
+            continue
+        if name not in typed:
+            typed[name] = torch.frombuffer(memory, dtype=getattr(torch, name))
+        whole = typed[name]
+        stride = [prod(shape[k + 1 :]) for k in range(len(shape))]
+        tensors.append(whole.as_strided(shape, stride, at // whole.element_size()))
     return tensors
 
 
@@ -84,6 +88,12 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._sent: dict[int, tuple[int, int]] = {}  # number -> (descriptor, size) of the files at the other end
+        self._spare: dict[int, tuple[int, int]] = {}  # those it has given back
+        self._numbers = 0
+        self._mapped: dict[int, mmap.mmap] = {}
+        self._done: list[int] = []  # received files that nobody reads any more
+        self._closed: list[int] = []  # sent files that will not come again
 
     @staticmethod
     def pair() -> tuple[Channel, Channel]:
@@ -98,29 +108,67 @@ class Channel:
     def close(self) -> None:
         """Hang up."""
         self._sock.close()
+        for fd, _ in [*self._sent.values(), *self._spare.values()]:
+            os.close(fd)
+        self._sent, self._spare = {}, {}
 
     def send(self, tree: Any) -> None:
         """Send any tree of records, tensors and plain values."""
         skeleton, tensors = flatten(tree)
-        places, fd = _lay(tensors)
-        header = json.dumps([skeleton, places]).encode()
-        try:
-            socket.send_fds(self._sock, [struct.pack("<Q", len(header))], [] if fd is None else [fd])
-            self._sock.sendall(header)
-        finally:
-            if fd is not None:
-                os.close(fd)
+        places, pieces, size = _pieces(tensors)
+        number, descriptors = -1, []
+        if size:
+            number, fd = self._file(size)
+            _write(fd, pieces)
+            descriptors.append(fd)
+        news = [self._done[:], self._closed[:]]  # emptied in place: finalizers hold on to the list
+        del self._done[: len(news[0])], self._closed[:]
+        header = json.dumps([skeleton, places, number, size, news]).encode()
+        socket.send_fds(self._sock, [struct.pack("<Q", len(header))], descriptors)
+        self._sock.sendall(header)
 
     def receive(self) -> Any:
         """The next message; EOFError when the other end is gone."""
-        start, fds, _, _ = socket.recv_fds(self._sock, 8, 1)
+        start, descriptors, _, _ = socket.recv_fds(self._sock, 8, 1)
         try:
             header = self._exactly(struct.unpack("<Q", start + self._exactly(8 - len(start)))[0])
-            skeleton, places = json.loads(header)
-            return unflatten(skeleton, _read(places, fds[0] if fds else None))
+            skeleton, places, number, size, (given_back, closed) = json.loads(header)
+            self._take_back(given_back)
+            for old in closed:
+                self._mapped.pop(old, None)
+            memory = self._memory(number, size, descriptors[0]) if descriptors else None
+            return unflatten(skeleton, _views(places, memory))
         finally:
-            for fd in fds:
+            for fd in descriptors:
                 os.close(fd)
+
+    def _file(self, size: int) -> tuple[int, int]:
+        """A memory file for a message: the smallest spare one that holds it, or a new one."""
+        fitting = [(room, number) for number, (_, room) in self._spare.items() if room >= size]
+        if fitting:
+            _, number = min(fitting)
+            self._sent[number] = self._spare.pop(number)
+        else:
+            self._numbers += 1
+            number = self._numbers
+            self._sent[number] = (_memory_file(), size)
+        return number, self._sent[number][0]
+
+    def _take_back(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._spare[number] = self._sent.pop(number)
+        while len(self._spare) > SPARE:
+            smallest = min(self._spare, key=lambda number: self._spare[number][1])
+            os.close(self._spare.pop(smallest)[0])
+            self._closed.append(smallest)
+
+    def _memory(self, number: int, size: int, fd: int) -> memoryview:
+        """A received file's memory, mapped once however often it comes."""
+        if number not in self._mapped:
+            self._mapped[number] = mmap.mmap(fd, 0)
+        memory = memoryview(self._mapped[number])[:size]
+        weakref.finalize(memory, self._done.append, number).atexit = False
+        return memory
 
     def _exactly(self, count: int) -> bytes:
         parts: list[bytes] = []
