@@ -23,7 +23,7 @@ from comity.checkpoint import Checkpoints, locked, write_atomically
 from comity.config import Experiment
 from comity.core.algorithm import Algorithm, Info, Party
 from comity.core.key import Key
-from comity.core.net import Charge, Ledger, Net, Note
+from comity.core.net import Charge, Ledger, Net, Note, Silence
 from comity.core.record import Empty, Params, on_device
 from comity.core.samples import PartyData, Samples
 from comity.core.site import Judgement, Site
@@ -263,7 +263,10 @@ def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result
                 net.introduce()
                 s = algorithm.start(s, net)
             else:
-                s = algorithm.round(s, net, t)
+                try:
+                    s = algorithm.round(s, net, t)
+                except Silence:
+                    net.note("silence", 1.0)
             trained = time.perf_counter()
             accuracy = None
             if t % job.experiment.eval_every == 0 or t == rounds:

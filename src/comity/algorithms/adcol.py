@@ -97,8 +97,6 @@ class Adcol(Algorithm):
 
     def round(self, D: Params, net: Net, t: int) -> Params:
         R = net.call(self.local, {i: self.view(D, i) for i in net.sample(t)})  # l.3-5
-        if not R:
-            return D
         task = self.discriminator(net.info.width, len(net.info.names))
         labels = torch.cat([torch.full((len(reps.z),), i) for i, reps in R.items()])
         labelled = Samples(torch.cat([reps.z for reps in R.values()]), labels.to(D["out.bias"].device))

@@ -59,8 +59,6 @@ class FedAvg(Algorithm):
 
     def round(self, theta: Any, net: Net, t: int) -> Any:
         replies = net.call(self.local, {i: self.view(theta, i) for i in net.sample(t)})
-        if not replies:
-            return theta
         return average({i: reply.theta for i, reply in replies.items()}, {i: net.info.sizes[i] for i in replies})
 
     def local(self, mine: Any, m: Any, party: Party, key: Key) -> tuple[Any, Any]:

@@ -90,8 +90,6 @@ class Scaffold(FedAvg):
 
     def round(self, s: Control, net: Net, t: int) -> Control:
         replies = net.call(self.local, {i: self.view(s, i) for i in net.sample(t)})
-        if not replies:
-            return s
         mean = average({i: r.theta for i, r in replies.items()}, dict.fromkeys(replies, 1.0))
         x = {k: s.theta[k] + self.server_lr * (v - s.theta[k]) if v.is_floating_point() else v for k, v in mean.items()}
         dc = average({i: r.dc for i, r in replies.items()}, dict.fromkeys(replies, 1.0))

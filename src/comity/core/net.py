@@ -58,6 +58,10 @@ class Ledger:
         return rows
 
 
+class Silence(ComityError):
+    """Nobody answered a call: the round is over, and the state stays as it was."""
+
+
 class Call(NamedTuple):
     """What is asked of parties: the work's name and owner, and what its keys are folded from."""
 
@@ -115,7 +119,7 @@ class Net(ABC):
         self.notes.append(Note(self.round, name, split, metric, float(value)))
 
     def call(self, work: Work, mail: Mapping[int, Any], post: Mapping[Edge, Sealed] | None = None) -> dict[int, Any]:
-        """Ask parties to work; the replies come in party order and may be fewer than the letters.
+        """Ask parties to work; the replies come in party order, and may be fewer than the letters but not none.
 
         `post` delivers sealed parcels from earlier replies: (sender, recipient) -> parcel, for this call only.
         """
@@ -148,6 +152,8 @@ class Net(ABC):
         for i, letter in letters.items():
             self._charge(call.work, SERVER, self.info.names[i], down, payload(letter))
         answers = self.deliver(call, letters, post)
+        if letters and not answers:
+            raise Silence(f"No party answered {call.work} in round {self.round}.")
         replies = {}
         for i in sorted(answers):
             replies[i], steps = answers[i]
