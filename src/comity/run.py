@@ -22,6 +22,7 @@ from comity import algorithms, config, models
 from comity.checkpoint import Checkpoints, locked, write_atomically
 from comity.config import Experiment
 from comity.core.algorithm import Algorithm, Info, Party
+from comity.core.fit import METER, Meter
 from comity.core.key import Key
 from comity.core.net import Charge, Ledger, Net, Note, Silence
 from comity.core.record import Empty, Params, on_device
@@ -131,10 +132,11 @@ def prepare(experiment: Experiment, federation: Federation, model: models.Pair |
         task = tasks[which]
         changes = own.model_dump(exclude={"model"}, exclude_none=True) if own else {}
         how = replace(training, **changes, min_batch=2 if task.network.norms else 1)
+        if how.batch < how.min_batch:
+            raise Refusal(f"{task.network.name} has BatchNorm, which needs batches of at least 2: raise --batch.")
         parties.append(Party(i, name, task, how, _moved(data, device), len(federation.names)))
-    info = Info(
-        tuple(federation.names), tuple(federation.sizes), tuple(p.task for p in parties), training, federation.shape
-    )
+    shared = replace(training, min_batch=max(p.training.min_batch for p in parties))
+    info = Info(tuple(federation.names), tuple(federation.sizes), tuple(p.task for p in parties), shared, federation.shape)
     algorithm.check(info)
     job = Job(experiment, federation, algorithm, parties, info)
     return replace(job, experiment=_with_engine(job, device))
@@ -243,13 +245,13 @@ def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result
     manifest = checkpoints.load() if resume else None
     device = job.parties[0].data.train.x.device
     seconds = defaultdict(float, manifest.counters["seconds"] if manifest else {})
-    net = job.net(progress)
+    net, server = job.net(progress), Meter()
     try:
         if manifest:
             tables.cut(manifest.lengths)
             net.load(checkpoints.folder, manifest.parties.values())
             net.ledger.total.update(manifest.counters["bytes"])
-            net.steps = manifest.counters["steps"]
+            net.steps, server.steps = manifest.counters["steps"], manifest.counters["server_steps"]
             s, done = on_device(checkpoints.server_state(), device), manifest.round
         else:
             tables.create()
@@ -263,10 +265,7 @@ def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result
                 net.introduce()
                 s = algorithm.start(s, net)
             else:
-                try:
-                    s = algorithm.round(s, net, t)
-                except Silence:
-                    net.note("silence", 1.0)
+                s = _round(job, net, s, t, server)
             trained = time.perf_counter()
             accuracy = None
             if t % job.experiment.eval_every == 0 or t == rounds:
@@ -277,7 +276,7 @@ def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result
             net.notes.clear()
             seconds["train"] += trained - tick
             seconds["evaluate"] += evaluated - trained
-            counters = {"bytes": dict(net.ledger.total), "steps": net.steps, "seconds": dict(seconds)}
+            counters = {"bytes": dict(net.ledger.total), "seconds": dict(seconds), **_steps(net, server)}
             spent = checkpoints.seconds
             if checkpoints.due() or t == rounds:
                 checkpoints.save(t, s, net, tables.lengths | {}, counters)
@@ -285,12 +284,29 @@ def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result
             tables.add("timing.csv", [(t, *(f"{value:.4f}" for value in row))])
             progress.round(t, accuracy, net.ledger)
         seconds["total"] = seconds["setup"] + seconds["train"] + seconds["evaluate"] + checkpoints.seconds
-        summary = summarise(job, read_metrics(folder), net.ledger.total, net.steps, dict(seconds))
+        summary = summarise(job, read_metrics(folder), net.ledger.total, _steps(net, server), dict(seconds))
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         return Result(folder, job, summary)
     finally:
         net.close()
         progress.end()
+
+
+def _steps(net: Net, server: Meter) -> dict[str, int]:
+    return {"steps": net.steps, "server_steps": server.steps}
+
+
+def _round(job: Job, net: Net, s: Any, t: int, server: Meter) -> Any:
+    """One round; where nobody answers, the state stays as it was."""
+    token = METER.set(server)
+    try:
+        with job.info.task.network.drawing(net.key("layers")):
+            return job.algorithm.round(s, net, t)
+    except Silence:
+        net.note("silence", 1.0)
+        return s
+    finally:
+        METER.reset(token)
 
 
 def _evaluate(job: Job, net: Net, s: Any, final: Path | None) -> float | None:

@@ -74,7 +74,7 @@ class Adcol(Algorithm):
     disc: Literal["mlp", "linear"] = option("mlp", "D: three FC layers with ReLU (5.1), or one FC layer (B.15)")
     hidden: int = option(512, "width of D's hidden layers (5.1)", minimum=1)
     disc_epochs: int = option(1, "passes over the representations per round (Algorithm 1)", minimum=0)
-    sampling: float = option(1.0, "r, the share of a party's representations sent each round, drawn afresh (B.11)", minimum=0)
+    sampling: float = option(1.0, "r, share of its representations a party sends, drawn each round (B.11)", above=0, maximum=1)
 
     def check(self, info: Info) -> None:
         info.same_width("adcol")
@@ -113,8 +113,12 @@ class Adcol(Algorithm):
         F_i = fit(self.eq2(party, m.theta), F_i, train, key, party.training).theta  # l.11-17
         x = train.x
         if self.sampling < 1:
-            x = x[key.fold("representations").choose(math.ceil(self.sampling * len(train)), len(train))]
+            x = x[key.fold("representations").choose(self.rows(len(train)), len(train))]
         return F_i, Reps(in_chunks(lambda part: party.task.features(F_i, part).flatten(1), x))  # l.18
+
+    def rows(self, n: int) -> int:
+        """⌈r·n⌉, not misled by what floating point makes of r·n."""
+        return math.ceil(round(self.sampling * n, 9))
 
     def eq2(self, party: Party, D: Params) -> Loss:
         task, disc = party.task, self.discriminator(party.task.width, party.parties)
@@ -129,6 +133,6 @@ class Adcol(Algorithm):
         return F_i
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        sent = sum(math.ceil(self.sampling * info.sizes[i]) for i in cohort)
+        sent = sum(self.rows(info.sizes[i]) for i in cohort)
         disc = self.discriminator(info.width, len(info.names)).bytes()
         return Traffic(up=4 * info.width * sent, down=len(cohort) * disc)

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from comity.algorithms.fedavg import FedAvg
 from comity.core import (
+    SHARES,
     Algorithm,
     Batch,
     Info,
@@ -62,11 +63,17 @@ class Mean:
 class Biased(Task):
     """A task with a private offset before its head and a mean regulariser in its objective."""
 
+    host_heads: frozenset[str] = frozenset()
     offset: bool = True
     frozen: bool = False
     kappa: float = 0.0
     mu: float = 1.0
     consensus: Tensor | None = None
+
+    @property
+    def head_names(self) -> frozenset[str]:
+        """What the host calls its head: a cut of the wrapper's own must not move it."""
+        return self.host_heads
 
     def init(self, key: Key) -> Params:
         theta = super().init(key)
@@ -95,11 +102,11 @@ class Biased(Task):
 class Dbe(Wrapper):
     host: FedAvg
     kappa: float = option(50.0, "κ, weight of the mean regulariser (eq. 8)", minimum=0)
-    mu: float = option(1.0, "μ, momentum of the running mean (eq. 9); 1 takes the current batch alone", minimum=0)
+    mu: float = option(1.0, "μ, momentum of the running mean (eq. 9); 1 takes the current batch alone", minimum=0, maximum=1)
     cut: str = option("", "the stage after which the offset sits; the model's own cut unless told")
     train_offset: bool = option(True, "false freezes the offset at 0")
     noise_s: float = option(0.0, "s, standard deviation of the noise on an uploaded mean (Table 3)", minimum=0)
-    noise_q: float = option(0.0, "q, share of an uploaded mean that is withheld (Table 3)", minimum=0)
+    noise_q: float = option(0.0, "q, share of an uploaded mean that is withheld (Table 3)", minimum=0, maximum=1)
 
     has_offset: ClassVar[bool] = True
     bytes_formula = "the host's, and N · (S + 8·K) once before round 1"
@@ -109,7 +116,7 @@ class Dbe(Wrapper):
         if isinstance(host, Wrapper):
             raise Refusal(f"{wrapper} cannot go around a method that is already wrapped.")
         if not isinstance(host, FedAvg):
-            raise Refusal(f"{name}+{wrapper} makes no sense: {NO_EXTRACTOR.get(host.shares, 'it has no averaged extractor')}.")
+            raise Refusal(f"{name}+{wrapper} makes no sense: {name} {SHARES[host.shares]}; there is no averaged extractor.")
         if host.shares == "body" and cls.has_offset:
             raise Refusal(f"{name} keeps its head at the party, so an offset before it would be redundant: use {name}+mr.")
 
@@ -121,13 +128,13 @@ class Dbe(Wrapper):
 
     def lift(self, party: Party, own: Mean) -> Party:
         task = self.at_cut(party.task).keeping(frozenset({OFFSET} if self.has_offset else ()))
-        shape = (task.network, task.classes, task.cut, task.private)
-        return with_task(party, Biased(*shape, self.has_offset, not self.train_offset, self.kappa, self.mu, own.z))
+        ours = Biased(task.network, task.classes, task.cut, task.private, party.task.head_names, self.has_offset)
+        ours = replace(ours, frozen=not self.train_offset, kappa=self.kappa, mu=self.mu, consensus=own.z)
+        return with_task(party, ours)
 
     def start(self, s: Any, net: Net) -> Any:
         s = super().start(s, net)
-        weights = {i: Model(self.host.view(s, i).theta) for i in net.info.parties}
-        means = net.call(self.mean, weights)  # l.1-2
+        means = net.call(self.mean, {i: Model(self.host.view(s, i).theta) for i in net.info.parties})  # l.1-2
         z_bar = average({i: {MEAN: reply.z} for i, reply in means.items()}, dict(enumerate(net.info.sizes)))[MEAN]  # l.3
         net.call(self.agree, dict.fromkeys(net.info.parties, Mean(z_bar)))
         return s
@@ -136,8 +143,7 @@ class Dbe(Wrapper):
         """One epoch without PRBM and MR; report the mean, throw the weights away."""
         task = self.at_cut(party.task)
         theta = drop(self.host.model(mine.host, m, party), frozenset({OFFSET}))
-        once = replace(party.training, epochs=1, steps=None)
-        theta = fit(task.loss, theta, party.data.train, key, once).theta
+        theta = fit(task.loss, theta, party.data.train, key, replace(party.training, epochs=1, steps=None)).theta
         z = in_chunks(lambda x: task.features(theta, x), party.data.train.x).mean(0)
         return mine, Mean(self.noised(z, key.fold("noise")))
 
@@ -153,10 +159,3 @@ class Dbe(Wrapper):
         k, n = self.at_cut(info.task).width, len(info.names)
         shared = info.task.bytes(without=self.host.kept(info.task))
         return super().start_traffic(info) + Traffic(up=4 * k * n, down=(shared + 4 * k) * n)
-
-
-NO_EXTRACTOR = {
-    "nothing": "it shares nothing, so there is no common extractor whose bias could be removed",
-    "representations": "it keeps all weights at the parties, so there is no shared extractor to regularise",
-    "data": "it pools the data, so there are no parties with a bias of their own",
-}

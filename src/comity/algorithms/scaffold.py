@@ -91,7 +91,7 @@ class Scaffold(FedAvg):
     def round(self, s: Control, net: Net, t: int) -> Control:
         replies = net.call(self.local, {i: self.view(s, i) for i in net.sample(t)})
         mean = average({i: r.theta for i, r in replies.items()}, dict.fromkeys(replies, 1.0))
-        x = {k: s.theta[k] + self.server_lr * (v - s.theta[k]) if v.is_floating_point() else v for k, v in mean.items()}
+        x = mean | {k: s.theta[k] + self.server_lr * (mean[k] - s.theta[k]) for k in s.c}  # buffers are averaged
         dc = average({i: r.dc for i, r in replies.items()}, dict.fromkeys(replies, 1.0))
         share = len(replies) / len(net.info.names)
         return Control(x, {k: c + share * dc[k] for k, c in s.c.items()})  # l.16-17

@@ -1,6 +1,7 @@
 """The shape of Comity: records, keys, tasks, fit, algorithms and the net. `from comity.core import *` is all a method needs."""
 
 from comity.core.algorithm import (
+    SHARES,
     Algorithm,
     Info,
     Party,
@@ -33,6 +34,7 @@ from comity.core.task import Batch, Task, in_chunks
 from comity.errors import Refusal
 
 __all__ = [
+    "SHARES",
     "Algorithm",
     "Batch",
     "Empty",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor
@@ -98,9 +100,12 @@ class Traffic:
         return Traffic(self.up + other.up, self.down + other.down, self.peer + other.peer)
 
 
-def option(default: T, doc: str, minimum: float | None = None) -> T:
-    """A method's own constant: its paper's default and what it means, as `comity show` prints them."""
-    return field(default=default, metadata={"doc": doc, "minimum": minimum})
+def option(
+    default: T, doc: str, minimum: float | None = None, maximum: float | None = None, above: float | None = None
+) -> T:
+    """A method's own constant: its paper's default and what it means, as `comity show` prints them, and its range."""
+    bounds = {"at least": minimum, "at most": maximum, "greater than": above}
+    return field(default=default, metadata={"doc": doc, "bounds": {k: v for k, v in bounds.items() if v is not None}})
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(option, field))
@@ -111,11 +116,21 @@ def algorithm(cls: C) -> C:
     return made
 
 
+SHARES = {
+    "nothing": "shares nothing",
+    "body": "shares the extractor and keeps the head at the party",
+    "head": "shares the head and keeps the extractor at the party",
+    "model": "shares the whole model",
+    "representations": "shares representations and keeps all weights at the party",
+    "data": "pools the data",
+}
+
+
 class Algorithm(ABC):
     """The methods of an algorithm; `round`, `server`, `client`, `view` and `model` are its paper."""
 
-    shares: ClassVar[Literal["nothing", "body", "head", "model", "representations", "data"]] = "model"
-    """What crosses the wire: wrappers look here to know whether they make sense."""
+    shares: ClassVar[str] = "model"
+    """What crosses the wire, one of SHARES: wrappers look here to know whether they make sense."""
     self_contained: ClassVar[bool] = False
     """Whether `model` needs nothing from the server, so that evaluation sends nothing down."""
     bytes_formula: ClassVar[str] = ""
@@ -127,10 +142,11 @@ class Algorithm(ABC):
         return False
 
     def __post_init__(self) -> None:
+        holds = {"at least": operator.ge, "at most": operator.le, "greater than": operator.gt}
         for f in fields(self):  # type: ignore[arg-type]
-            minimum, value = f.metadata.get("minimum"), getattr(self, f.name)
-            if minimum is not None and isinstance(value, int | float) and not value >= minimum:
-                raise Refusal(f"{f.name} must be at least {minimum:g}, not {value}.")
+            for words, bound in f.metadata.get("bounds", {}).items():
+                if not (math.isfinite(value := getattr(self, f.name)) and holds[words](value, bound)):
+                    raise Refusal(f"{f.name} must be {words} {bound:g}, not {value}.")
 
     def check(self, info: Info) -> None:
         """Refuse, before round 1, what this algorithm cannot do."""

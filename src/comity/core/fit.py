@@ -37,10 +37,11 @@ class Training:
 
     def steps_for(self, samples: int) -> int:
         """How many steps a party with that many training samples makes in one local training."""
-        if self.steps is not None:
-            return self.steps if samples >= min(self.min_batch, self.batch) else 0
         whole, rest = divmod(samples, self.batch)
-        return self.epochs * (whole + (rest >= self.min_batch and rest > 0))
+        an_epoch = (whole if self.batch >= self.min_batch else 0) + (rest >= self.min_batch and rest > 0)
+        if self.steps is not None:
+            return self.steps if an_epoch else 0
+        return self.epochs * an_epoch
 
 
 @record
@@ -155,7 +156,7 @@ class Descent:
             {n: torch.zeros_like(p) for n, p in zip(self.names, self.params, strict=True) if how.optimizer == "adam"},
             0,
         )
-        first, second = list(old.first.values()), list(old.second.values())
+        first, second = ([part[n] for n in self.names if n in part] for part in (old.first, old.second))
         self.moments = Moments(old.first, old.second, old.count + 1)
         if how.optimizer == "sgd":
             torch._foreach_mul_(first, how.momentum)

@@ -93,7 +93,7 @@ class Net(ABC):
         self._root = root
         self._owners = chain(algorithm)
         self._participation = participation
-        self._uses: Counter[str] = Counter()
+        self._uses: Counter[tuple[int, str]] = Counter()
 
     def begin(self, t: int) -> None:
         """Enter round t."""
@@ -128,8 +128,8 @@ class Net(ABC):
         depth = next((d for d, a in enumerate(self._owners) if a is owner), None)
         if depth is None:
             raise ComityError(f"A work must be a method of the algorithm itself, but {work!r} is not.")
-        call = Call(name, depth, self.round, self._uses[name])
-        self._uses[name] += 1
+        call = Call(name, depth, self.round, self._uses[depth, name])
+        self._uses[depth, name] += 1
         parcels = dict(post or {})
         for (src, dst), parcel in sorted(parcels.items()):
             self._charge(name, self.info.names[src], self.info.names[dst], "peer", sealed_payload(parcel))

@@ -64,7 +64,8 @@ class Site:
         meter = Meter()
         token = METER.set(meter)
         try:
-            self.mine, reply = work(self.mine, letter, party, key)
+            with party.task.network.drawing(key.fold("layers")):
+                self.mine, reply = work(self.mine, letter, party, key)
         finally:
             METER.reset(token)
         return reply, meter.steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -29,6 +30,7 @@ class Network(Protocol):
     def init(self, key: Key) -> Params: ...
     def run(self, theta: Params, x: Tensor, train: bool, begin: int, end: int) -> Tensor: ...
     def shape_after(self, stage: str) -> tuple[int, ...]: ...
+    def drawing(self, key: Key) -> AbstractContextManager[None]: ...
 
 
 @dataclass(slots=True)
@@ -82,7 +84,7 @@ class Task:
         """The number of values in one representation."""
         return int(torch.Size(self.z_shape).numel())
 
-    @cached_property
+    @property
     def head_names(self) -> frozenset[str]:
         """The names of the head's parameters and buffers."""
         stages = set(self.network.stages[self._at :])

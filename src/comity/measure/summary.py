@@ -58,7 +58,9 @@ def accuracy(rows: list[Note], tests: dict[str, int], validations: dict[str, int
     }
 
 
-def summarise(job: Job, rows: list[Note], total: Counter[str], steps: int, seconds: dict[str, float]) -> dict[str, Any]:
+def summarise(
+    job: Job, rows: list[Note], total: Counter[str], steps: dict[str, int], seconds: dict[str, float]
+) -> dict[str, Any]:
     """All that `summary.json` holds."""
     parties = {p.name: p.data for p in job.parties}
     charged = {kind: total[kind] for kind in KINDS}
@@ -76,5 +78,5 @@ def summarise(job: Job, rows: list[Note], total: Counter[str], steps: int, secon
         ),
         "bytes": charged | {"total": sum(charged.values()) - charged["eval"]},
         "seconds": {name: round(seconds.get(name, 0.0), 4) for name in ("setup", "train", "evaluate", "total")},
-        "steps": steps,
+        **steps,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from copy import deepcopy
 
 from torch import nn
 
@@ -18,7 +19,7 @@ Pair = tuple[nn.Module, nn.Module]
 def build(model: str | Pair, shape: tuple[int, ...], classes: int) -> Network:
     """The network `model` for samples of that shape: a name with options, a user's file, or a pair of modules."""
     if not isinstance(model, str):
-        encoder, head = model
+        encoder, head = deepcopy(model)  # the user's own modules are left alone
         return Modules(encoder, head, shape)
     if model.endswith(".py"):
         from comity.plugins import from_file

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -54,8 +56,7 @@ class Modules:
     def init(self, key: Key) -> Params:
         """Each layer's own reset, its randomness from the key; what has no reset keeps the values it was given."""
         theta: Params = {}
-        with torch.random.fork_rng(devices=[]):
-            torch.random.manual_seed(key.fold("weights").bits & 0x7FFF_FFFF_FFFF_FFFF)
+        with self.drawing(key.fold("weights")):
             for names, module in zip(self._names, self._parts, strict=True):
                 for layer in module.modules():
                     if callable(reset := getattr(layer, "reset_parameters", None)):
@@ -70,6 +71,13 @@ class Modules:
             module.train(train)
             x = functional_call(module, {theirs: theta[ours] for ours, theirs in names.items()}, (x,))
         return x
+
+    @contextlib.contextmanager
+    def drawing(self, key: Key) -> Iterator[None]:
+        """Torch's global generator put to `key` for a while: a user's layers (dropout) may know no other."""
+        with torch.random.fork_rng(devices=[]):
+            torch.random.manual_seed(key.bits & 0x7FFF_FFFF_FFFF_FFFF)
+            yield
 
     def shape_after(self, stage: str) -> tuple[int, ...]:
         """The shape of one sample after a stage, found by sending two zeros through."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -89,6 +90,10 @@ class Stack:
         for apply in applies[begins[begin] : begins[end]]:
             x = apply(theta, x, train)
         return x
+
+    def drawing(self, key: Key) -> AbstractContextManager[None]:
+        """No layer here draws at random."""
+        return nullcontext()
 
     def shape_after(self, stage: str) -> Shape:
         """The shape of one sample after a stage."""

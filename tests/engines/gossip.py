@@ -1,0 +1,77 @@
+"""A user's own file, and the only method here whose parties write to each other: each sends its model to the next in a ring.
+
+Idea: a party mixes what it got with its own model and trains; the server carries sealed parcels that it cannot open.
+"""
+
+from __future__ import annotations
+
+from comity.core import (
+    Algorithm,
+    Empty,
+    Info,
+    Key,
+    Net,
+    Params,
+    Party,
+    Sealed,
+    Traffic,
+    algorithm,
+    average,
+    fit,
+    option,
+    record,
+    seal,
+)
+
+
+@record
+class Parcel:
+    """A model for the next party."""
+
+    theta: Params
+
+
+@record
+class Posted:
+    """A parcel as the server sees it."""
+
+    parcel: Sealed
+
+
+@algorithm
+class Gossip(Algorithm):
+    shares = "model"
+    share: float = option(0.5, "weight of the neighbour's model", minimum=0)
+
+    def check(self, info: Info) -> None:
+        info.same_architecture("gossip")
+
+    def server(self, key: Key, info: Info) -> Empty:
+        return Empty()
+
+    def client(self, key: Key, party: Party) -> Params:
+        return party.task.init(key)
+
+    def view(self, s: Empty, i: int) -> Empty:
+        return Empty()
+
+    def round(self, s: Empty, net: Net, t: int) -> Empty:
+        ring = net.sample(t)
+        posted = net.call(self.offer, dict.fromkeys(ring, Empty()))
+        after = dict(zip(ring, [*ring[1:], ring[0]], strict=True))
+        net.call(self.local, dict.fromkeys(ring, Empty()), post={(i, after[i]): posted[i].parcel for i in ring})
+        return s
+
+    def offer(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Posted]:
+        return mine, Posted(seal(Parcel(mine)))
+
+    def local(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Empty]:
+        (theirs,) = party.inbox.values()
+        mixed = average({0: mine, 1: theirs.theta}, {0: 1 - self.share, 1: self.share})
+        return fit(party.task.loss, mixed, party.data.train, key, party.training).theta, Empty()
+
+    def model(self, mine: Params, m: Empty, party: Party) -> Params:
+        return mine
+
+    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
+        return Traffic(peer=len(cohort) * info.task.bytes())

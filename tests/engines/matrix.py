@@ -1,0 +1,80 @@
+"""The matrix: every algorithm there is, four ragged parties with small images, and what a run leaves behind."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import comity
+from comity import algorithms
+from comity.core import Params, Refusal, Wrapper
+
+GOSSIP = str(Path(__file__).with_name("gossip.py"))
+HOSTS = ("fedavg", "scaffold", "fedprox", "fedper")
+BATCHNORM = "fedbn-cnn(scale=0.06)"
+TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv")
+
+
+def methods() -> list[str]:
+    """Every algorithm that stands alone."""
+    return [name for name in algorithms.names() if not issubclass(algorithms.find(name), Wrapper)]
+
+
+def wrappers() -> list[str]:
+    """Every algorithm that goes around another."""
+    return [name for name in algorithms.names() if issubclass(algorithms.find(name), Wrapper)]
+
+
+def accepted(text: str) -> bool:
+    """Whether a composition makes sense."""
+    try:
+        algorithms.compose(text)
+    except Refusal:
+        return False
+    return True
+
+
+def compositions() -> list[str]:
+    """Every method alone, every wrapper around the usual hosts or around whichever it accepts: new files come by themselves."""
+    made = methods()
+    for wrapper in wrappers():
+        usual = [f"{host}+{wrapper}" for host in HOSTS if accepted(f"{host}+{wrapper}")]
+        made += usual or [f"{host}+{wrapper}" for host in methods() if accepted(f"{host}+{wrapper}")]
+    return made
+
+
+def short(text: str) -> str:
+    """A name for a test."""
+    return text if text != GOSSIP else "gossip.py"
+
+
+@cache
+def ragged() -> comity.Federation:
+    """North has the most samples and west the fewest; one training part leaves a last batch of one."""
+    digits = comity.load("digits")
+    parties, at = {}, 0
+    for name, learn, test in (("north", 47, 12), ("east", 23, 9), ("south", 34, 17), ("west", 12, 5)):
+        x, y = digits.x[at : at + learn + test], digits.y[at : at + learn + test]
+        parties[name] = ((x[:learn], y[:learn]), (x[learn:], y[learn:]))
+        at += learn + test
+    fed = comity.Federation.from_arrays(parties, classes=10)
+    assert len(set(fed.sizes)) == 4
+    assert any(size % 10 == 1 for size in fed.sizes)
+    return fed
+
+
+def run(text: str, out: Path, **settings: Any) -> comity.Result:
+    """A small run in a folder."""
+    usual = {"model": BATCHNORM, "rounds": 2, "lr": 0.1, "engine": "loop"}
+    return comity.run(text, ragged(), out=out, **(usual | settings))
+
+
+def tables(folder: Path) -> dict[str, bytes]:
+    """All that may not vary between equal runs."""
+    return {name: (folder / name).read_bytes() for name in TABLES}
+
+
+def weights(result: comity.Result) -> dict[str, Params]:
+    """What each party would deploy."""
+    return {name: result.model(name).theta for name in result.job.info.names}

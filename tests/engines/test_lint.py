@@ -1,0 +1,270 @@
+"""What a reader cannot check by eye: no global randomness, no hidden state, no reaching into another party, small files."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import comity
+
+SOURCE = Path(comity.__file__).parent
+ALGORITHMS = sorted((SOURCE / "algorithms").glob("*.py"))
+CORE = sorted((SOURCE / "core").glob("*.py"))
+EVERYTHING = sorted(SOURCE.rglob("*.py"))
+LINES = {"algorithms": 130, "core": 260}
+
+DRAWS = {
+    "rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "binomial",
+    "rand_like", "randn_like", "randint_like",
+}  # fmt: skip
+IN_PLACE = {
+    "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_",
+    "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_", "trunc_normal_", "orthogonal_",
+}  # fmt: skip
+SEEDS = {"manual_seed", "seed", "initial_seed", "set_rng_state", "get_rng_state", "default_generator"}
+FUNCTIONS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "gumbel_softmax"}
+NUMPY_OBJECTS = {"Generator", "PCG64", "SeedSequence", "BitGenerator"}
+ANOTHER_PARTY = {"_sites", "deliver", "state", "load", "save"}
+
+
+def dotted(node: ast.AST) -> str:
+    """`torch.random.manual_seed` as text; empty if it is not a plain path."""
+    if isinstance(node, ast.Attribute):
+        before = dotted(node.value)
+        return f"{before}.{node.attr}" if before else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def imported(tree: ast.AST) -> dict[str, str]:
+    """Local name -> what it stands for."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                found[alias.asname or alias.name.partition(".")[0]] = alias.name if alias.asname else alias.name.partition(".")[0]
+        elif isinstance(node, ast.ImportFrom):
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def full(node: ast.AST, names: dict[str, str]) -> str:
+    """A path with its first name resolved: `F.dropout` is torch.nn.functional.dropout."""
+    head, dot, rest = dotted(node).partition(".")
+    return names.get(head, head) + dot + rest
+
+
+def draws(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Randomness that does not come from a generator of its own."""
+    names = imported(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            if any(m.partition(".")[0] in ("random", "secrets", "uuid") for m in modules):
+                yield node.lineno, "imports a module of global randomness"
+        if isinstance(node, ast.Attribute | ast.Name):
+            path = full(node, names)
+            if path.startswith("torch") and path.rpartition(".")[2] in SEEDS:
+                yield node.lineno, f"touches the global generator: {path}"
+            if path.startswith("numpy.random.") and path.split(".")[2] not in NUMPY_OBJECTS:
+                yield node.lineno, f"draws from numpy's global generator: {path}"
+        if not isinstance(node, ast.Call):
+            continue
+        own = any(k.arg == "generator" for k in node.keywords)
+        path = full(node.func, names)
+        last = path.rpartition(".")[2]
+        if path.startswith("torch") and (last in DRAWS or last in FUNCTIONS) and not own:
+            yield node.lineno, f"{path} without generator="
+        if isinstance(node.func, ast.Attribute) and node.func.attr in IN_PLACE | {"multinomial", "bernoulli"} and not own:
+            yield node.lineno, f".{node.func.attr}() without generator="
+
+
+def globals_(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            yield node.lineno, f"global {', '.join(node.names)}"
+
+
+MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+MUTATORS = {"append", "extend", "insert", "add", "update", "pop", "popitem", "remove", "discard", "clear", "setdefault", "sort"}
+CACHES = {"cache", "lru_cache", "functools.cache", "functools.lru_cache"}
+
+
+def singletons(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Module-level containers that could carry something from one run to the next.
+
+    A table of constants is fine: capitals, only literals inside, and nothing in the file writes to it.
+    """
+    held: dict[str, ast.AST] = {}
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        value = getattr(node, "value", None)
+        called = isinstance(value, ast.Call) and dotted(value.func).rpartition(".")[2] not in (
+            "frozenset", "tuple", "TypeVar", "int", "float", "compile", "ContextVar",
+        )  # fmt: skip
+        for target in targets:
+            name = dotted(target)
+            if name.startswith("__") or not (called or isinstance(value, MUTABLE)):
+                continue
+            held[name] = value
+            try:
+                ast.literal_eval(value)
+            except (ValueError, TypeError):
+                yield node.lineno, f"module-level {name} is not a constant"
+            if not name.isupper():
+                yield node.lineno, f"module-level {name} is mutable"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del) and dotted(node.value) in held:
+            yield node.lineno, f"writes to module-level {dotted(node.value)}"
+        method = node.func if isinstance(node, ast.Call) else None
+        if isinstance(method, ast.Attribute) and method.attr in MUTATORS and dotted(method.value) in held:
+            yield node.lineno, f"writes to module-level {dotted(method.value)}"
+        if isinstance(node, ast.AugAssign) and dotted(node.target) in held:
+            yield node.lineno, f"writes to module-level {dotted(node.target)}"
+        if isinstance(node, ast.FunctionDef) and any(
+            dotted(d.func if isinstance(d, ast.Call) else d) in CACHES for d in node.decorator_list
+        ):
+            yield node.lineno, f"{node.name} remembers earlier calls"
+
+
+def peeking(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Opening a parcel, or taking a party's state past the net."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "_content":
+            yield node.lineno, "opens a sealed parcel"
+        if isinstance(node, ast.Constant) and node.value == "_content":
+            yield node.lineno, "opens a sealed parcel by name"
+
+
+def reaching(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and (
+            node.attr == "_sites" or (dotted(node.value) in ("net", "self.net") and node.attr in ANOTHER_PARTY)
+        ):
+            yield node.lineno, f"reaches for {node.attr} past the net's exchange"
+
+
+def engines(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Nothing but the run knows where parties live."""
+    for node in ast.walk(tree):
+        modules = []
+        if isinstance(node, ast.Import):
+            modules = [a.name for a in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [node.module or "", *(f"{node.module}.{a.name}" for a in node.names)]
+            if node.level:
+                yield node.lineno, "relative import"
+        if any(m == "comity.nets" or m.startswith("comity.nets.") for m in modules):
+            yield node.lineno, "imports an engine"
+
+
+def code_lines(text: str) -> int:
+    """Lines that are neither blank nor a comment."""
+    return sum(1 for line in text.splitlines() if line.strip() and not line.strip().startswith("#"))
+
+
+def check(path: Path, *rules: object) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = [f"{path.relative_to(SOURCE)}:{line}: {why}" for rule in rules for line, why in rule(tree)]
+    assert not found, "\n".join(found)
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+@pytest.mark.parametrize("path", ALGORITHMS + CORE, ids=name)
+def test_no_global_randomness_and_no_global_statements(path: Path) -> None:
+    check(path, draws, globals_)
+
+
+@pytest.mark.parametrize("path", [p for p in ALGORITHMS if p.name != "__init__.py"], ids=name)
+def test_algorithms_hold_no_state_of_their_own(path: Path) -> None:
+    check(path, singletons, reaching)
+
+
+@pytest.mark.parametrize("path", [p for p in EVERYTHING if p not in CORE], ids=name)
+def test_parcels_are_opened_in_core_only(path: Path) -> None:
+    check(path, peeking)
+
+
+@pytest.mark.parametrize("path", ALGORITHMS + CORE, ids=name)
+def test_algorithms_and_core_know_no_engine(path: Path) -> None:
+    check(path, engines)
+
+
+@pytest.mark.parametrize("path", ALGORITHMS + CORE, ids=name)
+def test_files_stay_small(path: Path) -> None:
+    assert code_lines(path.read_text(encoding="utf-8")) <= LINES[path.parent.name]
+
+
+def test_there_is_something_to_check() -> None:
+    assert {"fedavg.py", "dbe.py", "adcol.py"} <= {p.name for p in ALGORITHMS}
+    assert {"net.py", "fit.py", "key.py"} <= {p.name for p in CORE}
+
+
+# --- the lint itself
+
+
+BAD = {
+    draws: [
+        "import torch\ntorch.rand(3)",
+        "import torch as t\nt.randn(3)",
+        "from torch import randperm\nrandperm(3)",
+        "import torch\ntorch.manual_seed(0)",
+        "import torch\ntorch.random.manual_seed(0)",
+        "from torch.random import manual_seed\nmanual_seed(0)",
+        "import torch\ntorch.randn_like(x)",
+        "import numpy as np\nnp.random.rand(3)",
+        "import numpy\nnumpy.random.seed(0)",
+        "from numpy.random import default_rng\ndefault_rng()",
+        "import random",
+        "from random import shuffle",
+        "x.normal_()",
+        "x.uniform_(0, 1)",
+        "weights.multinomial(3)",
+        "import torch.nn.functional as F\nF.dropout(x)",
+        "from torch import nn\nnn.init.kaiming_uniform_(w)",
+    ],
+    globals_: ["x = 1\ndef f():\n    global x\n    x = 2"],
+    singletons: [
+        "cache = {}",
+        "SEEN: list[int] = []\ndef f(x):\n    SEEN.append(x)",
+        "TABLE = {}\ndef f(x):\n    TABLE[x] = 1",
+        "COUNT = collections.Counter()",
+        "POOL = Pool()",
+        "from functools import cache\n@cache\ndef f(x):\n    return x",
+        "TABLE = {'a': 1}\nTABLE |= {'b': 2}",
+    ],
+    peeking: ["parcel._content", "getattr(parcel, '_content')"],
+    reaching: ["net.state(3)", "self.net._sites[0]", "net.deliver(call, mail, {})"],
+    engines: ["import comity.nets.loop", "from comity.nets import loop", "from comity import nets", "from .. import nets"],
+}
+GOOD = {
+    draws: [
+        "import torch\ntorch.randperm(3, generator=g)",
+        "import torch\ntorch.Generator().manual_seed(3)",
+        "import numpy as np\nnp.random.Generator(np.random.PCG64(1))",
+        "x.normal_(generator=g)",
+        "import torch\ntorch.zeros(3)",
+    ],
+    singletons: ["NAMES = {'a': 'b'}\ndef f(x):\n    return NAMES[x]", "OFFSET = 'dbe.offset'", "T = TypeVar('T')"],
+    reaching: ["net.call(self.local, mail)", "mine.state"],
+    engines: ["from comity.core import Net", "import torch"],
+}
+
+
+@pytest.mark.parametrize(("rule", "text"), [(rule, text) for rule, texts in BAD.items() for text in texts])
+def test_the_lint_finds_what_it_looks_for(rule: object, text: str) -> None:
+    assert list(rule(ast.parse(text)))
+
+
+@pytest.mark.parametrize(("rule", "text"), [(rule, text) for rule, texts in GOOD.items() for text in texts])
+def test_the_lint_leaves_the_rest_alone(rule: object, text: str) -> None:
+    assert not list(rule(ast.parse(text)))
+
+
+def test_code_lines_by_hand() -> None:
+    assert code_lines('"""Doc."""\n\n# a comment\nx = 1  # counts\n    # not\n') == 2

@@ -1,0 +1,120 @@
+"""Problems small enough to be worked out by hand, and the net to run them on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import comity
+from comity.core import Algorithm, Batch, Info, Key, Net, Params, Party, PartyData, Samples, Task, Training
+from comity.models import build
+from comity.nets.loop import LoopNet
+
+
+@dataclass(frozen=True)
+class OneNumber:
+    """A network that is a single number w, in double precision."""
+
+    begin: float = 0.0
+    name: str = "one-number"
+    stages: tuple[str, ...] = ("body", "head")
+    cut: str = "body"
+    norms: frozenset[str] = frozenset()
+
+    def init(self, key: Key) -> Params:
+        return {"body.w": torch.full((1,), self.begin, dtype=torch.float64)}
+
+    def run(self, theta: Params, x: Tensor, train: bool, begin: int, end: int) -> Tensor:
+        raise AssertionError("a quadratic has no representation")
+
+    def drawing(self, key: Key) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def shape_after(self, stage: str) -> tuple[int, ...]:
+        return (1,)
+
+
+@dataclass(frozen=True)
+class Quadratic(Task):
+    """f(w) = a/2 (w - b)^2; a sample is the row (a, b), so a party's rows are its curvature and its optimum."""
+
+    def loss(self, theta: Params, batch: Batch) -> Tensor:
+        a, b = batch.x.unbind(1)
+        return (a / 2 * (theta["body.w"] - b).square()).mean()
+
+
+def quadratic(begin: float = 0.0) -> Quadratic:
+    return Quadratic(OneNumber(begin), classes=1, cut="body")
+
+
+def rows(a: float, b: float, count: int = 1) -> Samples:
+    """A party whose loss is a/2 (w - b)^2, held `count` times over."""
+    return Samples(torch.tensor([[a, b]] * count, dtype=torch.float64), torch.zeros(count, dtype=torch.int64))
+
+
+def task_of(model: str, shape: tuple[int, ...], classes: int, cut: str = "", private: frozenset[str] = frozenset()) -> Task:
+    network = build(model, shape, classes)
+    return Task(network, classes, cut or network.cut, private)
+
+
+def party_of(task: Task, train: Samples, training: Training, i: int = 0, parties: int = 1) -> Party:
+    nothing = train.take(torch.zeros(0, dtype=torch.int64))
+    return Party(i, f"p{i}", task, training, PartyData(train, nothing, nothing), parties)
+
+
+def net_of(
+    algorithm: Algorithm,
+    task: Task,
+    data: Sequence[Samples],
+    training: Training,
+    participation: float = 1.0,
+    seed: int = 0,
+) -> tuple[Net, Any]:
+    """A loop net over these parties, all with one task, and the server's state before round 1."""
+    parties = [party_of(task, samples, training, i, len(data)) for i, samples in enumerate(data)]
+    info = Info(
+        tuple(p.name for p in parties), tuple(map(len, data)), (task,) * len(data), training, tuple(data[0].x.shape[1:])
+    )
+    algorithm.check(info)
+    root = Key.root(seed)
+    net = LoopNet(algorithm, info, root, participation, parties, lambda count: None)
+    net.begin(0)
+    return net, algorithm.start(algorithm.server(root.fold("init"), info), net)
+
+
+def rounds(algorithm: Algorithm, net: Net, s: Any, count: int, first: int = 1) -> Any:
+    """The server's state after `count` rounds."""
+    for t in range(first, first + count):
+        net.begin(t)
+        s = algorithm.round(s, net, t)
+    return s
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal numbers."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def samples(count: int, shape: tuple[int, ...], classes: int, seed: int = 0) -> Samples:
+    """Gaussian inputs whose labels run through all classes."""
+    return Samples(noise(count, *shape, seed=seed), torch.arange(count) % classes)
+
+
+def batch_of(data: Samples, scratch: dict[str, Tensor] | None = None) -> Batch:
+    """All samples as one batch."""
+    return Batch(data.x, data.y, torch.arange(len(data)), Key(0), 0, {} if scratch is None else scratch)
+
+
+def federation(sizes: Sequence[int], shape: tuple[int, ...] = (6,), classes: int = 3, test: int = 6) -> comity.Federation:
+    """Parties with exactly so many training samples each, `test` test samples and no validation."""
+    parties = {}
+    for i, size in enumerate(sizes):
+        made = samples(size + test, shape, classes, seed=i + 1)
+        x = made.x + 0.3 * i  # parties see the world differently
+        parties[f"p{i}"] = ((x[:size], made.y[:size]), (x[size:], made.y[size:]))
+    return comity.Federation.from_arrays(parties, validation=0.0, classes=classes)
