@@ -10,18 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comity import config
 from comity.algorithms import accepts
 from comity.checkpoint import write_atomically
 from comity.config import Experiment
 from comity.data import Federation
 from comity.errors import ComityError, Refusal
 from comity.measure import gains
-from comity.run import Progress, execute, federation_of, prepare, reopen, start
+from comity.run import Progress, check_same, execute, federation_of, prepare, reopen, start
 from comity.spec import value
 
 SOLO = "solo"
-HOW = {"engine", "workers", "device"}  # where a run is computed does not change what it computes
 
 
 def folder_name(algorithm: str) -> str:
@@ -44,9 +42,7 @@ def run_once(experiment: Experiment, federation: Federation, folder: Path, progr
     """The summary of a run: a finished one in that folder is taken as it is, an unfinished one is continued."""
     if not (folder / "config.toml").exists():
         return start(prepare(experiment, federation), folder, progress).summary
-    before = config.read(folder / "config.toml")
-    if before.model_dump(exclude=HOW) != experiment.model_dump(exclude=HOW):
-        raise Refusal(f"{folder} holds a run with other settings: choose another --out.")
+    check_same(folder, experiment)
     if summary := finished(folder):
         return summary
     return execute(reopen(folder), folder, progress, resume=True).summary

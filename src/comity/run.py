@@ -37,6 +37,8 @@ from comity.nets.loop import LoopNet
 from comity.nets.process import ProcessNet
 from comity.tables import Tables, read_ledger, read_metrics
 
+HOW = {"engine", "workers", "device"}
+
 
 class Progress(Protocol):
     """Whoever watches a run."""
@@ -344,6 +346,13 @@ def start(job: Job, folder: Path, progress: Progress) -> Result:
     return execute(job, folder, progress)
 
 
+def check_same(folder: Path, experiment: Experiment) -> None:
+    """Refuse to go on with other settings than a folder's run has; where it is computed may differ."""
+    before = config.read(folder / "config.toml")
+    if before.model_dump(exclude=HOW) != experiment.but(parties=before.parties).model_dump(exclude=HOW):
+        raise Refusal(f"{folder} holds a run with other settings: choose another --out.")
+
+
 def reopen(folder: Path, federation: Federation | None = None, model: models.Pair | None = None) -> Job:
     """The job of a run's folder; data given as arrays, and models given as modules, must be given again."""
     if not (folder / "config.toml").is_file():
@@ -392,21 +401,25 @@ def run(
     the run's folder is temporary and goes with the result.
     """
     chosen: dict[str, Any] = {"algorithm": algorithm, "set": dict(settings.pop("set", {}))}
-    for name, value in settings.items():
-        chosen |= {name: value} if name in Experiment.model_fields else {}
+    chosen |= {name: value for name, value in settings.items() if name in Experiment.model_fields}
     chosen["set"] |= {name: value for name, value in settings.items() if name not in Experiment.model_fields}
-    if isinstance(model, str):
-        chosen["model"] = model
+    pair = None if isinstance(model, str) else model
+    if model is not None:
+        chosen["model"] = model if isinstance(model, str) else "modules"
     if federation is not None:
         split = federation.split
-        chosen |= {"data": federation.name, "parties": len(federation.names), "test": split.test}
-        chosen |= {"partition": split.partition, "validation": split.validation}
-    pair = None if isinstance(model, str) else model
-    experiment = config.experiment(chosen | ({"model": "modules"} if pair else {}))
+        known = {"data": federation.name, "parties": len(federation.names), "partition": split.partition}
+        known |= {"test": split.test, "validation": split.validation}
+        for name, value in known.items():
+            if settings.get(name, value) != value:
+                raise Refusal(f"{name} was settled when the federation was made: it is {value!r}, not {settings[name]!r}.")
+        chosen |= known
+    experiment = config.experiment(chosen)
     job = prepare(experiment, federation or federation_of(experiment), pair)
     keep = tempfile.TemporaryDirectory(prefix="comity-") if out is None else None
     folder = Path(keep.name if keep else out or "")
     if resume and (folder / "config.toml").exists():
+        check_same(folder, experiment)
         result = execute(reopen(folder, federation, pair), folder, progress or Quiet(), resume=True)
     else:
         result = start(job, folder, progress or Quiet())

@@ -110,7 +110,7 @@ class Channel:
         self._sock.close()
         for fd, _ in [*self._sent.values(), *self._spare.values()]:
             os.close(fd)
-        self._sent, self._spare = {}, {}
+        self._sent, self._spare, self._mapped = {}, {}, {}
 
     def send(self, tree: Any) -> None:
         """Send any tree of records, tensors and plain values."""

@@ -1,0 +1,140 @@
+"""Records to bytes and back, over safetensors and over shared memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from comity.core import Empty, Model, payload, record, seal
+from comity.core.codec import decode, encode, flatten, unflatten
+from comity.core.record import Sealed, sealed_payload
+from comity.errors import ComityError
+from comity.nets.channel import Channel
+
+
+@record
+class Bag:
+    thing: object
+    other: object
+
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
+shapes = st.lists(st.integers(0, 4), max_size=3)
+tensors = st.builds(
+    lambda shape, kind: torch.arange(float(torch.Size(shape).numel())).reshape(shape).to(kind), shapes, st.sampled_from(DTYPES)
+)
+plain = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8)
+trees = st.recursive(
+    plain | tensors | st.builds(Empty),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.tuples(inner, inner)
+    | st.dictionaries(st.text(max_size=4) | st.integers(0, 9), inner, max_size=3)
+    | st.builds(Bag, inner, inner),
+    max_leaves=8,
+)
+
+
+def same(a: object, b: object) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, Bag):
+        return isinstance(b, Bag) and same(a.thing, b.thing) and same(a.other, b.other)
+    return type(a) is type(b) and a == b
+
+
+@given(trees)
+def test_what_is_encoded_comes_back(tree):
+    assert same(decode(encode(tree)), tree)
+    here, there = Channel.pair()
+    here.send(tree)
+    assert same(there.receive(), tree)
+    here.close()
+    there.close()
+
+
+def test_an_object_in_many_letters_is_written_once_and_charged_to_each():
+    weights = {"w": torch.zeros(1000)}
+    letters = {i: Model(weights) for i in range(50)}
+    skeleton, leaves = flatten(letters)
+    assert len(leaves) == 1
+    assert len(encode(letters)) < 8000
+    back = unflatten(skeleton, leaves)
+    assert back[0].theta is back[49].theta
+    assert payload(letters) == 50 * 4000
+
+
+def test_payload_by_hand():
+    message = Bag({"w": torch.zeros(3), "n": torch.zeros(2, dtype=torch.int32)}, [1, 0.5, True, "abc", None])
+    assert payload(message) == 12 + 8 + 4 + 4 + 1 + 3
+
+
+def test_a_parcel_stays_a_parcel_on_its_way():
+    parcel = decode(encode(seal(Model({"w": torch.ones(5)}))))
+    assert isinstance(parcel, Sealed)
+    assert sealed_payload(parcel) == 20
+
+
+@pytest.mark.parametrize("harm", [lambda b: b[:40], lambda b: b"x" * 50, lambda b: b"", lambda b: b[:-3]])
+def test_a_damaged_blob_is_one_sentence(harm):
+    with pytest.raises(ComityError, match="damaged or foreign"):
+        decode(harm(encode(Model({"w": torch.ones(5)}))))
+
+
+def test_what_is_not_a_record_cannot_leave():
+    with pytest.raises(TypeError, match="neither a record"):
+        flatten(object())
+
+
+def test_received_tensors_are_aligned_like_torchs_own():
+    here, there = Channel.pair()
+    here.send([torch.ones(3), torch.ones(5, dtype=torch.uint8), torch.ones(7)])
+    assert all(t.data_ptr() % 64 == 0 for t in there.receive())
+
+
+def test_memory_files_are_used_again_once_nobody_reads_them():
+    here, there = Channel.pair()
+    for k in range(20):
+        here.send(torch.full((1000,), float(k)))
+        got = there.receive()
+        assert got[0] == k
+        del got
+        gc.collect()
+        there.send(None)
+        here.receive()
+    assert here._numbers <= 2
+
+
+def test_a_message_still_in_use_is_not_overwritten():
+    here, there = Channel.pair()
+    kept = []
+    for k in range(5):
+        here.send(torch.full((1000,), float(k)))
+        kept.append(there.receive())
+        there.send(None)
+        here.receive()
+    assert [t[0].item() for t in kept] == [0, 1, 2, 3, 4]
+
+
+def test_no_descriptor_is_left_open():
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = count()
+    here, there = Channel.pair()
+    for size in (10, 1000, 20, 3000, 40, 5000, 60, 7000):
+        here.send(torch.zeros(size))
+        there.receive()
+        there.send(torch.zeros(size))
+        here.receive()
+    here.close()
+    there.close()
+    assert count() == before

@@ -1,0 +1,74 @@
+"""Summaries and gains, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from comity.core.net import Note
+from comity.measure.gain import Gain, gains, paired_interval
+from comity.measure.summary import accuracy
+
+
+def rows(split: str, table: dict[int, dict[str, float]]) -> list[Note]:
+    return [Note(t, p, split, "accuracy", v) for t, line in table.items() for p, v in line.items()]
+
+
+def test_accuracy_block_by_hand():
+    test = {0: {"a": 0.1, "b": 0.2}, 1: {"a": 0.9, "b": 0.4}, 2: {"a": 0.6, "b": 0.5}}
+    validation = {0: {"a": 0.0, "b": 0.0}, 1: {"a": 0.5, "b": 0.5}, 2: {"a": 0.8, "b": 0.9}}
+    got = accuracy(rows("test", test) + rows("validation", validation), {"a": 30, "b": 10}, {"a": 3, "b": 1})
+    assert got["mean"] == pytest.approx(0.55)
+    assert got["weighted"] == pytest.approx((0.6 * 30 + 0.5 * 10) / 40)
+    assert got["std"] == pytest.approx(0.05)
+    assert (got["best_party"], got["worst_party"], got["global"]) == ("a", "b", None)
+    assert got["best_round"]["round"] == 2
+    assert got["best_on_test"] == {"round": 1, "mean": pytest.approx(0.65), "weighted": pytest.approx(0.775)}
+
+
+def test_without_validation_no_round_is_chosen_by_it():
+    got = accuracy(rows("test", {0: {"a": 0.1}}), {"a": 3}, {"a": 0})
+    assert got["best_round"] is None
+
+
+def test_of_equal_rounds_the_first_is_best():
+    got = accuracy(rows("test", {0: {"a": 0.5}, 1: {"a": 0.5}}), {"a": 2}, {"a": 0})
+    assert got["best_on_test"]["round"] == 0
+
+
+def test_paired_interval_of_agresti_and_min_by_hand():
+    low, high = paired_interval(better=10, worse=2, count=100)
+    b, c, n = 10.5, 2.5, 102.0
+    half = 1.959964 * math.sqrt((b + c) - (b - c) ** 2 / n) / n
+    assert (low, high) == (pytest.approx((b - c) / n - half), pytest.approx((b - c) / n + half))
+
+
+def test_no_difference_is_never_a_gain():
+    low, high = paired_interval(0, 0, 20)
+    assert low < 0 < high
+
+
+def test_the_interval_covers_about_95_percent():
+    import numpy as np
+
+    draw = np.random.default_rng(0)
+    p = (0.15, 0.05, 0.8)  # better, worse, tied: a true gain of 0.1
+    hits = 0
+    for _ in range(2000):
+        better, worse, _ = draw.multinomial(60, p)
+        low, high = paired_interval(int(better), int(worse), 60)
+        hits += low <= 0.1 <= high
+    assert 0.93 < hits / 2000 < 0.985
+
+
+def test_gains_pair_the_same_samples(tmp_path):
+    for name, right in {"ours": [1, 1, 1, 0], "solo": [0, 1, 0, 1]}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        lines = ["party,sample,correct", *(f"p,{k},{ok}" for k, ok in enumerate(right))]
+        (folder / "outcomes.csv").write_text("\n".join(lines) + "\n")
+    (gain,) = gains(tmp_path / "ours", tmp_path / "solo")
+    assert gain == Gain("p", 0.25, *paired_interval(2, 1, 4))
+    assert not gain.helped
+    assert not gain.hurt

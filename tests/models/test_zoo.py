@@ -1,0 +1,116 @@
+"""The papers' networks: their printed sizes, their layers against plain torch, and any pair of modules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import comity
+from comity import models
+from comity.core import Key, Task, trainable
+
+
+def parameters(name: str, shape: tuple[int, ...], classes: int = 10) -> int:
+    return sum(p.numel() for p in trainable(models.build(name, shape, classes).init(Key(0))).values())
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "count"),
+    [
+        ("lenet5", (1, 28, 28), 30_986),  # thesis, Table of models, d' = 84
+        ("mlp2", (1, 28, 28), 199_210),  # McMahan et al.: 2NN
+        ("cnn4", (1, 28, 28), 582_026),  # 832 + 51,264 + 524,800 + 5,130
+        ("linear", (1, 28, 28), 7_850),
+    ],
+)
+def test_parameter_counts_as_printed(name, shape, count):
+    assert parameters(name, shape) == count
+
+
+def test_fedbn_cnn_layers_add_up():
+    convs = (3 * 25 + 1) * 64 + (64 * 25 + 1) * 64 + (64 * 25 + 1) * 128
+    fcs = (6272 + 1) * 2048 + (2048 + 1) * 512 + (512 + 1) * 10
+    norms = 2 * (64 + 64 + 128 + 2048 + 512)
+    assert parameters("fedbn-cnn", (3, 28, 28)) == convs + fcs + norms
+
+
+@pytest.mark.parametrize(("size", "dim"), [(28, 1024), (32, 1600), (64, 10816)])
+def test_cnn4_flattens_to_the_sizes_of_dbe(size, dim):
+    weights = models.build("cnn4", (3, size, size), 10).init(Key(0))
+    assert tuple(weights["fc1.weight"].shape) == (512, dim)
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp2", "lenet5", "fedbn-cnn(scale=0.1)"])
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 16, 20)])
+def test_models_size_themselves(name, shape):
+    network = models.build(name, shape, 7)
+    task = Task(network, 7, network.cut)
+    x = torch.randn(3, *shape, generator=Key(1).generator())
+    theta = network.init(Key(0))
+    assert task.logits(theta, x).shape == (3, 7)
+    assert tuple(task.features(theta, x).shape[1:]) == task.z_shape
+
+
+@pytest.mark.parametrize(("name", "shape", "word"), [("cnn4", (1, 8, 8), "larger images"), ("lenet5", (20,), "images")])
+def test_models_say_why_they_cannot(name, shape, word):
+    with pytest.raises(comity.Refusal, match=word):
+        models.build(name, shape, 10)
+
+
+def test_weights_depend_on_the_key_alone():
+    network = models.build("lenet5", (1, 8, 8), 10)
+    a, b, c = network.init(Key(5)), network.init(Key(5)), network.init(Key(6))
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    assert not torch.equal(a["conv1.weight"], c["conv1.weight"])
+
+
+def test_initial_values_have_torchs_bounds():
+    weight = models.build("mlp2", (64,), 10).init(Key(0))["fc1.weight"]
+    assert weight.abs().max() <= 1 / 8
+    assert weight.abs().max() > 0.99 / 8
+
+
+def test_fedbn_cnn_is_what_plain_torch_computes():
+    network = models.build("fedbn-cnn(scale=0.1)", (1, 8, 8), 10)
+    theta = network.init(Key(0))
+    c, d, f, h = 6, 13, 205, 51
+    plain = nn.Sequential(
+        nn.Conv2d(1, c, 5, padding=2), nn.BatchNorm2d(c), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(c, c, 5, padding=2), nn.BatchNorm2d(c), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(c, d, 5, padding=2), nn.BatchNorm2d(d), nn.ReLU(), nn.Flatten(),
+        nn.Linear(4 * d, f), nn.BatchNorm1d(f), nn.ReLU(), nn.Linear(f, h), nn.BatchNorm1d(h), nn.ReLU(), nn.Linear(h, 10),
+    )  # fmt: skip
+    values = [v for k, v in theta.items()]
+    names = [n for n in plain.state_dict() if "num_batches" not in n]
+    plain.load_state_dict(dict(zip(names, values, strict=True)), strict=False)
+    x = torch.randn(9, 1, 8, 8, generator=Key(1).generator())
+    task = Task(network, 10, network.cut)
+    mine = {k: v.clone() for k, v in theta.items()}
+    trained = task.head(mine, task.features(mine, x, train=True), train=True)
+    assert torch.allclose(trained, plain.train()(x), atol=1e-6)
+    assert torch.allclose(task.logits(mine, x), plain.eval()(x), atol=1e-6)  # running statistics moved alike
+    assert torch.equal(theta["conv1.bn.~mean"], torch.zeros(c))
+
+
+def test_batchnorm_is_found_by_type_not_by_name():
+    pair = (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), nn.ModuleDict({"bn": nn.Linear(3, 2)})["bn"])
+    network = models.build(pair, (4,), 2)
+    own = ("weight", "bias", "~running_mean", "~running_var", "~num_batches_tracked")
+    assert network.norms == {f"encoder.1.{name}" for name in own}
+
+
+def test_a_pair_of_modules_is_left_alone_and_initialised_from_the_key():
+    pair = (nn.Linear(4, 3), nn.Linear(3, 2))
+    before = pair[0].weight.clone()
+    state = torch.random.get_rng_state()
+    a, b = (models.build(pair, (4,), 2).init(Key(k)) for k in (1, 2))
+    assert torch.equal(pair[0].weight, before)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert not torch.equal(a["encoder.weight"], b["encoder.weight"])
+
+
+def test_an_unknown_cut_is_refused():
+    network = models.build("mlp2", (4,), 2)
+    with pytest.raises(comity.Refusal, match="fc1, fc2"):
+        Task(network, 2, "fc3")
