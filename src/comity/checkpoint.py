@@ -21,10 +21,19 @@ from comity.core.codec import encode
 from comity.core.net import Net, Saved
 from comity.core.record import Empty, leaves
 from comity.core.site import read_state
-from comity.errors import ComityError
+from comity.errors import ComityError, Refusal
 
 MANIFEST = "manifest.json"
-EVERY_SECONDS = float(os.environ.get("COMITY_CHECKPOINT_SECONDS", "5"))
+EVERY_SECONDS = 5.0
+
+
+def interval() -> float:
+    """Seconds between checkpoints: five, or what COMITY_CHECKPOINT_SECONDS says."""
+    text = os.environ.get("COMITY_CHECKPOINT_SECONDS")
+    try:
+        return EVERY_SECONDS if text is None else float(text)
+    except ValueError:
+        raise Refusal(f"COMITY_CHECKPOINT_SECONDS must be a number, not {text!r}.") from None
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -35,6 +44,10 @@ def write_atomically(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(path)
+
+
+def _crc(text: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(text).encode())
 
 
 @dataclass
@@ -60,7 +73,7 @@ class Checkpoints:
 
     def due(self) -> bool:
         """Whether the last checkpoint is old enough for another."""
-        return time.monotonic() - self.last >= EVERY_SECONDS
+        return time.monotonic() - self.last >= interval()
 
     def save(self, t: int, server: Any, net: Net, lengths: dict[str, int], counters: dict[str, Any]) -> None:
         """Write the state after round t."""
@@ -79,7 +92,7 @@ class Checkpoints:
             "lengths": lengths,
             "counters": counters,
         }
-        write_atomically(self.folder / MANIFEST, json.dumps(text))
+        write_atomically(self.folder / MANIFEST, json.dumps(text | {"crc": _crc(text)}))
         self.manifest = made
         named = {MANIFEST, made.server.file, *(saved.file for saved in parties.values())}
         for path in self.folder.iterdir():
@@ -95,9 +108,11 @@ class Checkpoints:
             return None
         try:
             text = json.loads(path.read_text(encoding="utf-8"))
+            if text.pop("crc") != _crc(text):
+                raise ValueError
             parties = {saved.party: saved for saved in (Saved(*s) for s in text["parties"])}
             self.manifest = Manifest(text["round"], Saved(*text["server"]), parties, text["lengths"], text["counters"])
-        except (OSError, ValueError, KeyError, TypeError) as why:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
             raise ComityError(f"The checkpoint is damaged: {path} cannot be read.") from why
         return self.manifest
 

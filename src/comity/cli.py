@@ -23,10 +23,13 @@ app = typer.Typer(
     help="Collaborative learning between parties whose data differ and may not be pooled.",
     no_args_is_help=True,
     add_completion=False,
+    suggest_commands=False,  # click suggests already
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-data_app = typer.Typer(help="Look at federations.", no_args_is_help=True, rich_markup_mode=None)
+data_app = typer.Typer(
+    help="Look at federations.", no_args_is_help=True, rich_markup_mode=None, suggest_commands=False
+)
 app.add_typer(data_app, name="data")
 
 Settings = dict[str, Any]
@@ -106,12 +109,16 @@ class Stopped(ComityError):
 
 
 @contextlib.contextmanager
-def stoppable(how: str) -> Iterator[None]:
-    """Ctrl-C ends a run cleanly and says how to go on."""
+def resumable(how: str) -> Iterator[None]:
+    """Whatever ends a run early, the last words say how to go on."""
     try:
         yield
     except KeyboardInterrupt:
         raise Stopped(f"Stopped; go on from the last checkpoint with: {how}") from None
+    except Refusal:
+        raise
+    except (ComityError, OSError) as why:
+        raise ComityError(f"{describe(why)} Go on with: {how}") from why
 
 
 def _free_folder(name: str) -> Path:
@@ -131,7 +138,7 @@ def run(algo: Algo, settings: Settings, out: Out = None) -> None:
     chosen = _experiment(algo, settings)
     job = prepare(chosen, federation_of(chosen))
     folder = out or _free_folder(f"{folder_name(chosen.algorithm)}-{Path(chosen.data).stem}-s{chosen.seed}")
-    with stoppable(f"comity resume {folder}"):
+    with resumable(f"comity resume {folder}"):
         _finish(folder, start(job, folder, screen.progress(chosen.algorithm)).summary)
 
 
@@ -140,14 +147,14 @@ def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")]) -> None:
     """Continue a run that was stopped or killed; the result is what it would have been."""
     from comity import screen
     from comity.compare import finished
-    from comity.run import execute, reopen
+    from comity.run import check_run, reopen, resume_in
 
-    if (done := finished(run_dir)) is not None:
+    check_run(run_dir)
+    with resumable(f"comity resume {run_dir}"):
+        if (done := finished(run_dir)) is None:
+            job = reopen(run_dir)
+            done = resume_in(job, run_dir, screen.progress(job.experiment.algorithm)).summary
         _finish(run_dir, done)
-        return
-    job = reopen(run_dir)
-    with stoppable(f"comity resume {run_dir}"):
-        _finish(run_dir, execute(job, run_dir, screen.progress(job.experiment.algorithm), resume=True).summary)
 
 
 def _finish(folder: Path, summary: dict[str, Any]) -> None:
@@ -158,13 +165,16 @@ def _finish(folder: Path, summary: dict[str, Any]) -> None:
     screen.out.print(
         f"{summary['algorithm']}: accuracy {got['mean']:.1%} (mean of {summary['parties']} parties), "
         f"worst {got['per_party'][got['worst_party']]:.1%} ({got['worst_party']}), "
-        f"best {got['per_party'][got['best_party']]:.1%} ({got['best_party']})"
+        f"best {got['per_party'][got['best_party']]:.1%} ({got['best_party']})",
+        soft_wrap=True,
     )
     screen.out.print(
         f"up {screen.size(sent['up'])}, down {screen.size(sent['down'])}, peer {screen.size(sent['peer'])}, "
         f"{summary['steps']} steps, {screen.duration(took['total'])}"
     )
     screen.out.print(f"The run is in {folder}", soft_wrap=True)
+    if summary["diverged"]:
+        print(f"comity: The loss of {', '.join(summary['diverged'])} is not finite; try a smaller --lr.", file=sys.stderr)
 
 
 @app.command()
@@ -180,7 +190,7 @@ def compare(
     every = _seeds(seeds, base.seed)
     folder = out or _free_folder(f"compare-{Path(base.data).stem}")
     several = len(every) > 1
-    with stoppable(f"the same command and --out {folder}"):
+    with resumable(f"the same command and --out {folder}"):
         rows = compare_runs(
             base, algos, every, folder, lambda e: screen.progress(e.algorithm + (f" seed {e.seed}" if several else ""))
         )
@@ -223,7 +233,7 @@ def tune(
     base = _experiment(algo, settings)
     folder = out or _free_folder(f"tune-{folder_name(base.algorithm)}")
     points = parse_grid(grid)
-    with stoppable(f"the same command and --out {folder}"):
+    with resumable(f"the same command and --out {folder}"):
         trials = tune_runs(base, points, _seeds(seeds, base.seed), folder, lambda e: screen.progress(e.algorithm))
     rows = [[*(str(v) for v in t.settings.values()), f"{t.validation:.1%}", f"{t.test:.1%}"] for t in trials]
     screen.table([*points, "validation", "test"], rows, f"{base.algorithm}, {base.rounds} rounds each, best by validation first")
@@ -342,7 +352,10 @@ data_app.registered_commands[-1].name = "inspect"
 def main() -> None:
     """The entry point: whatever goes wrong is one sentence on stderr and an exit code."""
     try:
-        app(standalone_mode=False)
+        if app(standalone_mode=False) == Stopped.exit_code:  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
+    except click.exceptions.NoArgsIsHelpError as help_:
+        print(help_.format_message())
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except click.ClickException as why:
@@ -360,7 +373,7 @@ def main() -> None:
 
 
 def _complain(sentence: str, code: int) -> None:
-    print(f"comity: {sentence}", file=sys.stderr)
+    print(f"comity: {' '.join(sentence.split())}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +16,28 @@ from comity.config import Experiment
 from comity.data import Federation
 from comity.errors import ComityError, Refusal
 from comity.measure import gains
-from comity.run import Progress, check_same, execute, federation_of, prepare, reopen, start
-from comity.spec import value
+from comity.run import Progress, check_same, federation_of, prepare, reopen, resume_in, start
+from comity.spec import parse, split, value
 
 SOLO = "solo"
 
 
 def folder_name(algorithm: str) -> str:
-    """An algorithm's folder: its name, or the stem of a user's file."""
-    return "+".join(Path(part).stem if part.endswith(".py") else part for part in algorithm.split("+"))
+    """An algorithm's folder: its name with its options, a user's file by its stem."""
+    specs = [parse(part) for part in split(algorithm, "+")]
+    return "+".join(str(replace(s, name=Path(s.name).stem if s.name.endswith(".py") else s.name)) for s in specs)
 
 
 def finished(folder: Path) -> dict[str, Any] | None:
     """The summary of a run that has ended."""
     try:
         summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        for part in ("accuracy", "bytes", "seconds"):
+            summary[part].keys()
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as why:
-        raise ComityError(f"{folder / 'summary.json'} cannot be read.") from why
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as why:
+        raise ComityError(f"{folder / 'summary.json'} cannot be read: it is damaged.") from why
     return summary
 
 
@@ -45,7 +48,7 @@ def run_once(experiment: Experiment, federation: Federation, folder: Path, progr
     check_same(folder, experiment)
     if summary := finished(folder):
         return summary
-    return execute(reopen(folder), folder, progress, resume=True).summary
+    return resume_in(reopen(folder), folder, progress).summary
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,9 @@ def compare(
 ) -> list[Row]:
     """Run every method, and SOLO, on the same split for each seed."""
     methods = list(dict.fromkeys([SOLO, *algorithms]))
+    folders = [folder_name(method) for method in methods]
+    if twice := next((f for f in folders if folders.count(f) > 1), None):
+        raise Refusal(f"Two of the methods would share the folder {twice}: rename one of the files.")
     summaries: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
     experiments = {m: {s: base.but(algorithm=m, seed=s, set=own_settings(base, m)) for s in seeds} for m in methods}
     check_settings(base, methods)
@@ -154,16 +160,18 @@ def tune(
         raise Refusal("tune chooses on validation data, so --validation must be greater than 0.")
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     fields = {n for n in grid if n in Experiment.model_fields}
+    if "seed" in fields:
+        raise Refusal("A seed is not tuned: give several with --seeds.")
     trials: dict[str, list[tuple[float, float]]] = {}
     for seed in seeds:
-        federation = federation_of(base.but(seed=seed))
         made = []
         for point in points:
             changes = {n: v for n, v in point.items() if n in fields}
             own = base.set | {n: v for n, v in point.items() if n not in fields}
-            made.append(base.but(seed=seed, set=own, **changes))
-            prepare(made[-1], federation)
-        for point, experiment in zip(points, made, strict=True):
+            experiment = base.but(seed=seed, set=own, **changes)
+            made.append((experiment, federation_of(experiment)))
+            prepare(*made[-1])
+        for point, (experiment, federation) in zip(points, made, strict=True):
             name = ",".join(f"{n}={v}" for n, v in point.items())
             folder = out / name / f"seed-{seed}"
             summary = run_once(experiment, federation, folder, progress(experiment))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from comity.core.fit import Training
 from comity.errors import Refusal, unknown
-from comity.spec import call, parse
+from comity.spec import call, parse, split
 
 
 class PartySettings(BaseModel):
@@ -21,7 +22,7 @@ class PartySettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str | None = None
-    lr: float | None = Field(None, gt=0)
+    lr: float | None = Field(None, gt=0, allow_inf_nan=False)
     batch: int | None = Field(None, ge=1)
     epochs: int | None = Field(None, ge=1)
     steps: int | None = Field(None, ge=1)
@@ -42,7 +43,7 @@ class Experiment(BaseModel):
     steps: int | None = Field(None, ge=1, description="local steps a round, instead of epochs")
     batch: int = Field(10, ge=1, description="mini-batch size")
     optimizer: str = Field("sgd", description="sgd, sgd(momentum=0.9,decay=1e-5) or adam")
-    lr: float = Field(0.05, gt=0, description="learning rate")
+    lr: float = Field(0.05, gt=0, allow_inf_nan=False, description="learning rate")
     participation: float = Field(1.0, gt=0, le=1, description="share of the parties in a round")
     test: str = Field("own(0.25)", description="test protocol: own(0.25), matched or common")
     validation: float = Field(0.1, ge=0, lt=1, description="share of a party's training samples held out to choose by")
@@ -70,7 +71,7 @@ class Experiment(BaseModel):
         if spec.name not in kinds:
             raise unknown("optimizer", spec.name, kinds)
         made = call(spec, kinds[spec.name])
-        if not (0 <= made.momentum < 1 and made.decay >= 0):
+        if not (0 <= made.momentum < 1 and 0 <= made.decay < float("inf")):
             raise Refusal(f"{self.optimizer} is out of range: momentum lies in [0, 1) and decay is not negative.")
         return made
 
@@ -81,17 +82,31 @@ class Experiment(BaseModel):
 
 def experiment(settings: Mapping[str, Any]) -> Experiment:
     """A checked experiment, or one sentence that says what is wrong."""
-    for name in settings:
+    for name, given in settings.items():
         if name not in Experiment.model_fields:
             raise unknown("setting called", str(name), Experiment.model_fields)
+        if isinstance(given, bool):
+            raise Refusal(f"{name} cannot be {str(given).lower()}.")
+    files = {name: _found(settings[name]) for name in ("algorithm", "model", "data") if name in settings}
     try:
-        made = Experiment.model_validate(dict(settings) | {"set": _flat(settings.get("set", {}))})
+        made = Experiment.model_validate(dict(settings) | files | {"set": _flat(settings.get("set", {}))})
     except ValidationError as why:
         raise Refusal(_sentence(why)) from why
     if made.steps is not None and "epochs" in settings and settings["epochs"] != 1:
         raise Refusal("Give either epochs or steps, not both.")
+    for name, own in made.party.items():
+        if own.steps is not None and own.epochs is not None:
+            raise Refusal(f"Give {name} either epochs or steps, not both.")
     made.training()
     return made
+
+
+def _found(names: Any) -> Any:
+    """Names with the paths of users' files made absolute, so that a run can be resumed from anywhere."""
+    if not isinstance(names, str) or ".py" not in names:
+        return names
+    specs = [parse(part) for part in split(names, "+")]
+    return "+".join(str(replace(s, name=str(Path(s.name).resolve()) if s.name.endswith(".py") else s.name)) for s in specs)
 
 
 def _flat(table: Any) -> Any:
@@ -122,7 +137,7 @@ def _sentence(why: ValidationError) -> str:
             wish = f"one of {context['expected']}"
         case "int_parsing" | "int_type" | "int_from_float":
             wish = "a whole number"
-        case "float_parsing" | "float_type":
+        case "float_parsing" | "float_type" | "finite_number":
             wish = "a number"
         case "extra_forbidden":
             return f"There is no setting called {name!r}."

@@ -27,7 +27,7 @@ def module_from(path: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as why:
+    except (Exception, SystemExit) as why:
         del sys.modules[name]
         raise Refusal(f"{path} could not be imported: {type(why).__name__}: {why}") from why
     return module
@@ -36,6 +36,16 @@ def module_from(path: str) -> ModuleType:
 def from_file(path: str, name: str) -> Any:
     """What a user's file calls `name`."""
     module = module_from(path)
-    if not hasattr(module, name):
-        raise Refusal(f"{path} must define {name}.")
-    return getattr(module, name)
+    if not callable(made := getattr(module, name, None)):
+        raise Refusal(f"{path} must define {name}(...).")
+    return made
+
+
+def call_from_file(path: str, name: str, *given: Any) -> Any:
+    """What a user's function `name` returns; its own failures are refusals that name the file."""
+    try:
+        return from_file(path, name)(*given)
+    except Refusal:
+        raise
+    except Exception as why:
+        raise Refusal(f"{name} of {path} failed: {type(why).__name__}: {why}") from why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -9,9 +10,10 @@ import platform
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 
 from comity import algorithms, config, models
-from comity.checkpoint import Checkpoints, locked, write_atomically
+from comity.checkpoint import Checkpoints, interval, locked, write_atomically
 from comity.config import Experiment
 from comity.core.algorithm import Algorithm, Info, Party
 from comity.core.fit import METER, Meter
@@ -37,7 +39,8 @@ from comity.nets.loop import LoopNet
 from comity.nets.process import ProcessNet
 from comity.tables import Tables, read_ledger, read_metrics
 
-HOW = {"engine", "workers", "device"}
+HOW = {"engine", "workers", "device"}  # where a run is computed does not change what it computes
+FILES = {"metrics.csv", "ledger.csv", "timing.csv", "outcomes.csv", "summary.json", "checkpoints"}
 
 
 class Progress(Protocol):
@@ -133,6 +136,8 @@ def prepare(experiment: Experiment, federation: Federation, model: models.Pair |
             tasks[which] = Task(network, federation.classes, experiment.cut or network.cut, private)
         task = tasks[which]
         changes = own.model_dump(exclude={"model"}, exclude_none=True) if own else {}
+        if "epochs" in changes:
+            changes["steps"] = None  # a party's own epochs come before the experiment's steps
         how = replace(training, **changes, min_batch=2 if task.network.norms else 1)
         if how.batch < how.min_batch:
             raise Refusal(f"{task.network.name} has BatchNorm, which needs batches of at least 2: raise --batch.")
@@ -227,17 +232,24 @@ class Result:
         return Deployed(task, self.job.algorithm.model(mine, letter, site.party))
 
 
-def execute(job: Job, folder: Path, progress: Progress, resume: bool = False) -> Result:
-    """Run a job in a folder, from the start or from its last checkpoint."""
+@contextlib.contextmanager
+def _at_work(folder: Path) -> Iterator[None]:
+    """A run's surroundings: its folder held, one thread, and a quiet garbage collector."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # one thread everywhere: equal bits, and faster on a busy machine
     gc.freeze()  # what is loaded by now stays: without it each full collection walks all of torch, a tenth of a second
     try:
         with locked(folder):
-            return _execute(job, folder, progress, resume)
+            yield
     finally:
         gc.unfreeze()
         torch.set_num_threads(threads)
+
+
+def resume_in(job: Job, folder: Path, progress: Progress) -> Result:
+    """Go on with the run in a folder, from its last checkpoint."""
+    with _at_work(folder):
+        return _execute(job, folder, progress, resume=True)
 
 
 def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result:
@@ -250,11 +262,11 @@ def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result
     net, server = job.net(progress), Meter()
     try:
         if manifest:
-            tables.cut(manifest.lengths)
             net.load(checkpoints.folder, manifest.parties.values())
             net.ledger.total.update(manifest.counters["bytes"])
             net.steps, server.steps = manifest.counters["steps"], manifest.counters["server_steps"]
             s, done = on_device(checkpoints.server_state(), device), manifest.round
+            tables.cut(manifest.lengths)  # last: a damaged checkpoint must not cost any rows
         else:
             tables.create()
             s, done = on_device(algorithm.server(job.root.fold("init"), job.info), device), -1
@@ -339,38 +351,61 @@ def start(job: Job, folder: Path, progress: Progress) -> Result:
     """A new run in a folder of its own; a folder that holds a run already is refused."""
     if (folder / "config.toml").exists():
         raise Refusal(f"{folder} already holds a run: continue it with 'comity resume {folder}', or choose another --out.")
+    interval()  # a wrong COMITY_CHECKPOINT_SECONDS is refused before anything is written
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "split.json", job.federation.split.to_json())
-    write_atomically(folder / "env.json", json.dumps(_environment(job), indent=2) + "\n")
-    write_atomically(folder / "config.toml", config.write(job.experiment))
-    return execute(job, folder, progress)
+    with _at_work(folder):
+        if taken := sorted({p.name for p in folder.iterdir()} & FILES):
+            raise Refusal(f"{folder} already has a {taken[0]}: choose another --out.")
+        settings = config.write(job.experiment)
+        write_atomically(folder / "split.json", job.federation.split.to_json())
+        write_atomically(folder / "env.json", json.dumps(_environment(job, settings), indent=2) + "\n")
+        write_atomically(folder / "config.toml", settings)
+        return _execute(job, folder, progress, resume=False)
 
 
 def check_same(folder: Path, experiment: Experiment) -> None:
     """Refuse to go on with other settings than a folder's run has; where it is computed may differ."""
     before = config.read(folder / "config.toml")
-    if before.model_dump(exclude=HOW) != experiment.but(parties=before.parties).model_dump(exclude=HOW):
+    if experiment.partition.endswith(".json"):  # then the file says how many parties there are
+        experiment = experiment.but(parties=before.parties)
+    if before.model_dump(exclude=HOW) != experiment.model_dump(exclude=HOW):
         raise Refusal(f"{folder} holds a run with other settings: choose another --out.")
 
 
 def reopen(folder: Path, federation: Federation | None = None, model: models.Pair | None = None) -> Job:
     """The job of a run's folder; data given as arrays, and models given as modules, must be given again."""
-    if not (folder / "config.toml").is_file():
-        raise Refusal(f"{folder} holds no run: it has no config.toml.")
+    check_run(folder)
     experiment = config.read(folder / "config.toml")
     if federation is None and experiment.data == "arrays":
         raise Refusal(f"The data of {folder} were given as arrays: resume it from Python with the same federation.")
     job = prepare(experiment, federation or load_dataset(experiment.data).split(folder / "split.json"), model)
     try:
-        before = json.loads((folder / "env.json").read_text(encoding="utf-8"))["fingerprint"]
-    except (OSError, ValueError, KeyError) as why:
+        before = json.loads((folder / "env.json").read_text(encoding="utf-8"))
+        data, settings = before["fingerprint"], before["config"]
+    except (OSError, ValueError, KeyError, TypeError) as why:
         raise ComityError(f"{folder / 'env.json'} cannot be read.") from why
-    if before != job.federation.fingerprint():
+    if settings != _digest((folder / "config.toml").read_text(encoding="utf-8")):
+        raise Refusal(f"{folder / 'config.toml'} has changed since the run was started: start a new run with it instead.")
+    if data != job.federation.fingerprint():
         raise Refusal(f"The data of {folder} have changed since it was started.")
     return job
 
 
-def _environment(job: Job) -> dict[str, Any]:
+def check_run(folder: Path) -> None:
+    """Refuse a folder that holds no run."""
+    try:
+        found = (folder / "config.toml").is_file()
+    except OSError:  # a name that no file can have
+        found = False
+    if not found:
+        raise Refusal(f"{folder} holds no run: it has no config.toml.")
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _environment(job: Job, settings: str) -> dict[str, Any]:
     from importlib.metadata import version
 
     return {
@@ -382,6 +417,7 @@ def _environment(job: Job) -> dict[str, Any]:
         "system": platform.system(),
         "cores": cores(),
         "fingerprint": job.federation.fingerprint(),
+        "config": _digest(settings),
     }
 
 
@@ -420,7 +456,7 @@ def run(
     folder = Path(keep.name if keep else out or "")
     if resume and (folder / "config.toml").exists():
         check_same(folder, experiment)
-        result = execute(reopen(folder, federation, pair), folder, progress or Quiet(), resume=True)
+        result = resume_in(reopen(folder, federation, pair), folder, progress or Quiet())
     else:
         result = start(job, folder, progress or Quiet())
     result._keep = keep

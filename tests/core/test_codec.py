@@ -128,6 +128,7 @@ def test_no_descriptor_is_left_open():
     def count() -> int:
         return len(os.listdir("/proc/self/fd"))
 
+    gc.collect()
     before = count()
     here, there = Channel.pair()
     for size in (10, 1000, 20, 3000, 40, 5000, 60, 7000):
@@ -137,4 +138,5 @@ def test_no_descriptor_is_left_open():
         here.receive()
     here.close()
     there.close()
-    assert count() == before
+    gc.collect()
+    assert count() <= before

@@ -89,13 +89,20 @@ def compose(text: str, settings: Mapping[str, Any] | None = None) -> Algorithm:
             if made is None:
                 raise Refusal(f"{spec.name} wraps another method: write fedavg+{spec.name}, for instance.")
             cls.check_host(made, specs[0].name, spec.name)
-            made = cls(host=made, **values)  # type: ignore[call-arg]
+            made = _built(spec, cls, {"host": made, **values})
         elif made is not None:
             raise Refusal(f"{spec.name} is a method of its own, not a wrapper, so it cannot follow a '+'.")
         else:
-            made = cls(**values)
+            made = _built(spec, cls, values)
     assert made is not None
     return made
+
+
+def _built(spec: Spec, cls: type[Algorithm], values: dict[str, Any]) -> Algorithm:
+    try:
+        return cls(**values)
+    except TypeError as why:  # a user's class that lacks a method, or has a field without a default
+        raise Refusal(f"{spec.name} cannot be built: {why}.") from why
 
 
 def _owner(setting: str, specs: list[Spec], classes: list[type[Algorithm]]) -> int:

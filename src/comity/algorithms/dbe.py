@@ -72,8 +72,7 @@ class Biased(Task):
 
     @property
     def head_names(self) -> frozenset[str]:
-        """What the host calls its head: a cut of the wrapper's own must not move it."""
-        return self.host_heads
+        return self.host_heads  # what the host calls its head: a cut of the wrapper's own must not move it
 
     def init(self, key: Key) -> Params:
         theta = super().init(key)
@@ -120,6 +119,9 @@ class Dbe(Wrapper):
         if host.shares == "body" and cls.has_offset:
             raise Refusal(f"{name} keeps its head at the party, so an offset before it would be redundant: use {name}+mr.")
 
+    def check(self, info: Info) -> None:
+        super().check(replace(info, tasks=tuple(map(self.at_cut, info.tasks))))  # refuses a stage that is not there
+
     def at_cut(self, task: Task) -> Task:
         return replace(task, cut=self.cut) if self.cut else task
 
@@ -129,8 +131,8 @@ class Dbe(Wrapper):
     def lift(self, party: Party, own: Mean) -> Party:
         task = self.at_cut(party.task).keeping(frozenset({OFFSET} if self.has_offset else ()))
         ours = Biased(task.network, task.classes, task.cut, task.private, party.task.head_names, self.has_offset)
-        ours = replace(ours, frozen=not self.train_offset, kappa=self.kappa, mu=self.mu, consensus=own.z)
-        return with_task(party, ours)
+        how: dict[str, Any] = {"frozen": not self.train_offset, "kappa": self.kappa, "mu": self.mu, "consensus": own.z}
+        return with_task(party, replace(ours, **how))
 
     def start(self, s: Any, net: Net) -> Any:
         s = super().start(s, net)
@@ -149,8 +151,7 @@ class Dbe(Wrapper):
 
     def noised(self, z: Tensor, key: Key) -> Tensor:
         """(1 − q) z̄ + N(0, s²), element by element."""
-        noise = torch.normal(0.0, 1.0, z.shape, generator=key.generator()).to(z.device)
-        return (1 - self.noise_q) * z + self.noise_s * noise
+        return (1 - self.noise_q) * z + self.noise_s * torch.normal(0.0, 1.0, z.shape, generator=key.generator()).to(z.device)
 
     def agree(self, mine: Any, m: Mean, party: Party, key: Key) -> tuple[Any, None]:
         return replace(mine, own=m), None

@@ -22,6 +22,7 @@ from comity.core import (
     Net,
     Params,
     Party,
+    Refusal,
     Task,
     Traffic,
     algorithm,
@@ -29,7 +30,7 @@ from comity.core import (
     drop,
     fit,
     keep,
-)
+)  # fmt: skip
 
 
 @algorithm
@@ -43,6 +44,8 @@ class FedAvg(Algorithm):
 
     def check(self, info: Info) -> None:
         info.same_architecture("averaging")
+        if self.kept(info.task) >= info.task.shapes.keys():
+            raise Refusal(f"Nothing of {info.task.network.name} would be shared: all its weights stay at the party.")
 
     def kept(self, task: Task) -> frozenset[str]:
         """The names that stay at the party; FedBN and FedPer differ here and nowhere else."""

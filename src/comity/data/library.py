@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 
 from comity.data.dataset import Dataset
 from comity.errors import Refusal, unknown
+from comity.plugins import call_from_file
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ def catalogue() -> list[dict[str, object]]:
 def load(name: str) -> Dataset:
     """The dataset of that name, or what `load()` in the user's file `name` (ending in .py) returns."""
     if name.endswith(".py"):
-        return _from_file(Path(name))
+        return _from_file(name)
     if name not in _LIBRARY:
         raise unknown("dataset", name, _LIBRARY)
     card, loader = _LIBRARY[name]
@@ -71,22 +69,9 @@ def _digits(card: Card) -> Dataset:
     return Dataset(card.name, x, torch.tensor(labels), card.classes, card.description, card.licence)
 
 
-def _from_file(path: Path) -> Dataset:
+def _from_file(path: str) -> Dataset:
     """What `load()` in a user's Python file returns."""
-    if not path.is_file():
-        raise Refusal(f"There is no file {str(path)!r} to load a dataset from; check its path.")
-    spec = importlib.util.spec_from_file_location(f"comity_user_dataset_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses in the file look their module up there
-    try:
-        spec.loader.exec_module(module)
-        made = module.load() if hasattr(module, "load") else None
-    except Refusal:
-        raise
-    except Exception as error:
-        raise Refusal(f"The dataset file {str(path)!r} failed with {type(error).__name__}: {error}.") from error
+    made = call_from_file(path, "load")
     if not isinstance(made, Dataset):
-        raise Refusal(f"The dataset file {str(path)!r} must define load(), and it must return a comity.data.Dataset.")
+        raise Refusal(f"load() of {path} must return a comity.data.Dataset, not a {type(made).__name__}.")
     return made

@@ -76,6 +76,9 @@ def summarise(
         "accuracy": accuracy(
             rows, {n: len(d.test) for n, d in parties.items()}, {n: len(d.validation) for n, d in parties.items()}
         ),
+        "diverged": sorted(
+            {row.party for row in rows if row.metric == "loss" and row.round == rows[-1].round and not math.isfinite(row.value)}
+        ),
         "bytes": charged | {"total": sum(charged.values()) - charged["eval"]},
         "seconds": {name: round(seconds.get(name, 0.0), 4) for name in ("setup", "train", "evaluate", "total")},
         **steps,

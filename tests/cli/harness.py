@@ -1,0 +1,207 @@
+"""Ways to run the command line: inside this process (quick), as a process of its own (real), and forked from a nursery.
+
+The nursery imports torch and Comity once and then forks a real process for each command, which can be killed, limited or
+given a terminal like any other, but starts at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from comity import cli
+
+torch.set_num_threads(1)
+
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "80"}
+for noisy in ("COMITY_DEBUG", "COMITY_CHECKPOINT_SECONDS", "FORCE_COLOR", "NO_COLOR", "LINES"):
+    ENV.pop(noisy, None)
+SMALL = ("--parties", "3", "--rounds", "2", "--model", "linear", "--partition", "iid", "--engine", "loop")
+NURSERY = Path(__file__).with_name("nursery.py")
+
+
+class Ended(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def comity(*args: object) -> Ended:
+    """`comity ARGS` inside this process."""
+    out, err = io.StringIO(), io.StringIO()
+    before, sys.argv = sys.argv, ["comity", *map(str, args)]
+    code: Any = 0
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            cli.main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(bool(end.code))
+    finally:
+        sys.argv = before
+    return Ended(int(code), out.getvalue(), err.getvalue())
+
+
+def works(*args: object) -> Ended:
+    """`comity ARGS`, which must end well."""
+    ended = comity(*args)
+    assert ended.code == 0, ended.err
+    assert "Traceback" not in ended.err
+    return ended
+
+
+def one_sentence(ended: Ended, *codes: int) -> str:
+    """What a command that had to fail said: exactly one line on stderr, and one of these exit codes."""
+    assert "Traceback" not in ended.err, ended.err
+    lines = ended.err.splitlines()
+    assert len(lines) == 1, f"not one line on stderr, but:\n{ended.err}"
+    assert lines[0].startswith("comity: "), lines[0]
+    assert len(lines[0]) > len("comity: x"), "nothing is said"
+    assert ended.code in codes, f"exit code {ended.code}, not {codes}: {lines[0]}"
+    return lines[0]
+
+
+def complaint(ended: Ended, *codes: int) -> str:
+    """What a command said that failed while it was running: one sentence after lines of progress."""
+    said = [line for line in ended.err.splitlines() if not re.fullmatch(r"\S.*  round \d+/\d+  accuracy .*", line)]
+    return one_sentence(Ended(ended.code, ended.out, "\n".join(said)), *codes)
+
+
+def process(*args: object, **more: Any) -> Ended:
+    """`python -m comity.cli ARGS` as a process of its own."""
+    command = [sys.executable, "-m", "comity.cli", *map(str, args)]
+    env = ENV | more.pop("env", {})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env, **more)
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+class Child:
+    """A command in a process and session of its own, forked from the nursery."""
+
+    def __init__(self, nursery: Nursery, pid: int, folder: Path) -> None:
+        self._nursery, self.pid, self._folder = nursery, pid, folder
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code (negative: the signal that ended it), or None while it runs."""
+        if self.code is None:
+            self.code = self._nursery.ask({"poll": self.pid})["code"]
+        return self.code
+
+    def wait(self, seconds: float = 60) -> Ended:
+        """Wait for the end."""
+        until = time.monotonic() + seconds
+        while self.poll() is None:
+            if time.monotonic() > until:
+                os.kill(self.pid, signal.SIGKILL)
+                pytest.fail(f"still running after {seconds} s")
+            time.sleep(0.005)
+        assert self.code is not None
+        out, err = ((self._folder / name).read_text(encoding="utf-8") for name in ("stdout", "stderr"))
+        return Ended(self.code, out, err)
+
+    def signal(self, which: signal.Signals, group: bool = False) -> None:
+        """Send a signal, to its workers too if `group`; it may have ended already."""
+        if self.poll() is None:
+            (os.killpg if group else os.kill)(self.pid, which)
+
+    def workers(self) -> list[int]:
+        """The processes it has started."""
+        try:
+            return [int(p) for p in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="utf-8").split()]
+        except OSError:
+            return []
+
+    def session(self) -> list[int]:
+        """The living processes of its session: itself, its workers, and whatever they left behind."""
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                state, _, _, session = stat.read_text(encoding="utf-8").rpartition(")")[2].split()[:4]
+                if int(session) == self.pid and state not in "ZX":
+                    found.append(int(stat.parent.name))
+        return found
+
+    def all_gone(self, seconds: float = 10) -> bool:
+        """Whether nothing of its session is left, soon."""
+        until = time.monotonic() + seconds
+        while self.session():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.01)
+        return True
+
+
+class Nursery:
+    """Forks commands on request."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch, self._count = scratch, 0
+        self._process = subprocess.Popen(
+            [sys.executable, str(NURSERY)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENV
+        )
+        assert json.loads(self._line())["ready"]
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def ask(self, what: dict[str, Any]) -> dict[str, Any]:
+        """One question, one answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._line())
+        return answer
+
+    def start(self, *args: object, **how: Any) -> Child:
+        """Start `comity ARGS`. `how`: env, cwd, tty, limit (bytes a file may have), die_at, die_in, die_as (nursery.py)."""
+        self._count += 1
+        folder = self._scratch / str(self._count)
+        folder.mkdir()
+        for name in ("stdout", "stderr"):  # here, since the child may be killed before it gets so far
+            (folder / name).touch()
+        pid = self.ask({"args": [str(a) for a in args], "folder": str(folder), **how})["pid"]
+        return Child(self, pid, folder)
+
+    def run(self, *args: object, **how: Any) -> Ended:
+        """Start it and wait for its end."""
+        return self.start(*args, **how).wait()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """A table's rows."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """A run's summary."""
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return found
+
+
+def contents(folder: Path, *names: str) -> dict[str, bytes]:
+    """The bytes of the files that must not differ between equal runs."""
+    return {name: (folder / name).read_bytes() for name in names or ("metrics.csv", "ledger.csv", "outcomes.csv")}

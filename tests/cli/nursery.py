@@ -1,0 +1,90 @@
+"""Imports Comity once; then forks a process, with a session of its own, for each command that is asked for on stdin."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import traceback
+from typing import Any
+
+import sklearn.datasets  # noqa: F401
+import torch
+
+from comity import cli, compare, plan  # noqa: F401
+
+torch.set_num_threads(1)
+
+
+def die_at(count: int, folder: str, worker: bool) -> None:
+    """Kill this process (or a worker) at the `count`-th time that it opens, renames, cuts or removes something in `folder`."""
+    me, left = os.getpid(), count
+    watched = {"open", "os.rename", "os.remove", "os.truncate", "os.mkdir"}
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal left
+        if event in watched and str(args[0]).startswith(folder) and (os.getpid() != me) == worker:
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+def child(ask: dict[str, Any]) -> int:
+    """Become the command."""
+    os.setsid()
+    tty = ask.get("tty")
+    names = [tty] * 3 if tty else [os.devnull, f"{ask['folder']}/stdout", f"{ask['folder']}/stderr"]
+    for fd, name in enumerate(names):
+        os.dup2(os.open(name, os.O_RDWR), fd)
+    sys.stdin, sys.stdout, sys.stderr = (open(fd, mode, buffering=1) for fd, mode in ((0, "r"), (1, "w"), (2, "w")))  # noqa: SIM115
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.update(ask.get("env", {}))
+    os.chdir(ask.get("cwd") or ask["folder"])
+    if "limit" in ask:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (ask["limit"], ask["limit"]))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    if "die_at" in ask:
+        die_at(ask["die_at"], ask["die_in"], ask.get("die_as") == "worker")
+    sys.argv = ["comity", *ask["args"]]
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def answer(ask: dict[str, Any]) -> dict[str, Any]:
+    """Start a command, or say how one ended."""
+    if "poll" in ask:
+        pid, status = os.waitpid(ask["poll"], os.WNOHANG)
+        return {"code": os.waitstatus_to_exitcode(status) if pid else None}
+    pid = os.fork()
+    if pid == 0:
+        code = 70
+        try:
+            code = child(ask)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return {"pid": pid}
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    say, listen = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0), "r")
+    say.write('{"ready": true}\n')
+    say.flush()
+    for line in listen:
+        say.write(json.dumps(answer(json.loads(line))) + "\n")
+        say.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,681 @@
+"""The contracts of the design's section 4: commands, a run's folder, its tables and summary, TOML files, the Python API."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+import tomllib
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import SMALL, comity, contents, one_sentence, process, rows, summary, works
+
+import comity as library
+from comity import screen
+from comity.spec import parse
+
+FILES = {
+    "config.toml", "split.json", "metrics.csv", "ledger.csv", "summary.json", "checkpoints", "env.json", "timing.csv",
+    "outcomes.csv",
+}  # fmt: skip
+HEADS = {
+    "metrics.csv": "round,party,split,metric,value",
+    "ledger.csv": "round,work,src,dst,kind,bytes",
+    "timing.csv": "round,train,evaluate,checkpoint",
+    "outcomes.csv": "party,sample,correct",
+}
+RUNS: dict[str, tuple[str, ...]] = {
+    "fedavg": ("fedavg", "--parties", "4", "--rounds", "5", "--model", "linear"),
+    "dbe": ("fedavg+dbe", "--parties", "4", "--rounds", "3", "--partition", "pathological(classes=3)"),
+    "sampled": ("scaffold", "--parties", "5", "--rounds", "5", "--participation", "0.4", "--eval-every", "2", "--steps", "7",
+                "--model", "linear", "--seed", "3"),
+    "adcol": ("adcol", "--parties", "3", "--rounds", "2", "--model", "mlp2(width=32)", "--test", "matched",
+              "--partition", "iid|shift(kinds=none,invert,noise)", "--set", "hidden=16"),
+    "processes": ("fedprox+mr", "--parties", "3", "--rounds", "2", "--engine", "process", "--workers", "2", "--validation", "0",
+                  "--test", "common", "--set", "mr.mu=0.5", "--model", "mlp2(width=16)"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("contracts")
+    for name, args in RUNS.items():
+        works("run", *args, "--out", folder / name)
+    return {name: folder / name for name in RUNS}
+
+
+@pytest.fixture(params=RUNS)
+def folder(request: pytest.FixtureRequest, made: dict[str, Path]) -> Path:
+    return made[request.param]
+
+
+def shares(folder: Path) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads((folder / "split.json").read_text(encoding="utf-8"))["parties"]
+    return found
+
+
+def accuracies(folder: Path, split: str) -> dict[int, dict[str, float]]:
+    found: dict[int, dict[str, float]] = defaultdict(dict)
+    for row in rows(folder / "metrics.csv"):
+        if (row["split"], row["metric"]) == (split, "accuracy") and row["party"] != "server":
+            found[int(row["round"])][row["party"]] = float(row["value"])
+    return dict(found)
+
+
+def weighted(values: dict[str, float], sizes: dict[str, int]) -> float:
+    return sum(v * sizes[p] for p, v in values.items()) / sum(sizes[p] for p in values)
+
+
+# --- A run's folder ---------------------------------------------------------------------------------------------------
+
+
+def test_the_folder_has_its_files_and_nothing_else(folder: Path) -> None:
+    assert {p.name for p in folder.iterdir() if not p.name.startswith(".")} == FILES
+
+
+def test_tables_have_exactly_their_columns(folder: Path) -> None:
+    for name, head in HEADS.items():
+        text = (folder / name).read_text(encoding="utf-8")
+        assert text.endswith("\n")
+        assert text.splitlines()[0] == head
+        assert all(line.count(",") == head.count(",") for line in text.splitlines())
+
+
+def test_no_pickle_in_checkpoints(folder: Path) -> None:
+    assert {p.suffix for p in (folder / "checkpoints").iterdir()} == {".json", ".safetensors"}
+
+
+def test_env_names_versions_and_machine(folder: Path) -> None:
+    env = json.loads((folder / "env.json").read_text(encoding="utf-8"))
+    assert {"comity", "python", "torch", "numpy", "machine"} <= set(env)
+
+
+def test_config_is_resolved(folder: Path) -> None:
+    config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    assert config["seed"] == summary(folder)["seed"]
+    assert config["engine"] in ("loop", "process")
+    assert config["device"] == "cpu"
+    assert config["rounds"] == summary(folder)["rounds"]
+
+
+def test_metrics_rows(folder: Path) -> None:
+    config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    parties, last = set(shares(folder)), config["rounds"]
+    expected = {t for t in range(last + 1) if t % config["eval_every"] == 0} | {last}
+    table = rows(folder / "metrics.csv")
+    assert {int(r["round"]) for r in table if r["split"] == "test"} == expected
+    assert {r["split"] for r in table} <= {"train", "validation", "test", "pooled"}
+    assert {r["party"] for r in table} <= parties | {"server"}
+    for values in accuracies(folder, "test").values():
+        assert set(values) == parties
+        assert all(0 <= v <= 1 for v in values.values())
+    numbers = [int(r["round"]) for r in table]
+    assert numbers == sorted(numbers)
+    keys = Counter((r["round"], r["party"], r["split"], r["metric"]) for r in table)
+    assert max(keys.values()) == 1, "a row occurs twice"
+    assert all(math.isfinite(float(r["value"])) for r in table)
+
+
+def test_ledger_rows(folder: Path) -> None:
+    ends = {*shares(folder), "server"}
+    for row in rows(folder / "ledger.csv"):
+        assert {row["src"], row["dst"]} <= ends
+        assert row["src"] != row["dst"]
+        assert row["kind"] in ("up", "down", "peer", "setup", "eval")
+        assert int(row["bytes"]) > 0
+        if row["kind"] in ("up", "down"):
+            assert (row["dst"] if row["kind"] == "up" else row["src"]) == "server"
+
+
+def test_outcomes_are_the_last_accuracies(folder: Path) -> None:
+    right: dict[str, list[int]] = defaultdict(list)
+    for row in rows(folder / "outcomes.csv"):
+        assert int(row["sample"]) == len(right[row["party"]])
+        right[row["party"]].append(int(row["correct"]))
+    assert {p: len(r) for p, r in right.items()} == {p: len(s["test"]) for p, s in shares(folder).items()}
+    assert {p: statistics.fmean(r) for p, r in right.items()} == pytest.approx(summary(folder)["accuracy"]["per_party"])
+
+
+def test_split_json_gives_no_sample_twice(folder: Path) -> None:
+    learned = [i for s in shares(folder).values() for i in (*s["train"], *s["validation"])]
+    assert len(learned) == len(set(learned))
+    assert not {i for s in shares(folder).values() for i in s["test"]} & set(learned)
+
+
+# --- summary.json -----------------------------------------------------------------------------------------------------
+
+
+def test_summary_has_every_key_with_its_type(folder: Path) -> None:
+    got = summary(folder)
+    kinds = {"algorithm": str, "dataset": str, "partition": str, "parties": int, "rounds": int, "seed": int, "model": str,
+             "metric": str, "accuracy": dict, "bytes": dict, "seconds": dict, "steps": int}  # fmt: skip
+    assert set(kinds) <= set(got)
+    for name, kind in kinds.items():
+        assert type(got[name]) is kind, name
+    block = got["accuracy"]
+    for name in ("mean", "weighted", "std"):
+        assert type(block[name]) is float
+    assert block["global"] is None or type(block["global"]) is float
+    assert type(block["best_party"]) is type(block["worst_party"]) is str
+    for name in ("best_round", "best_on_test"):
+        best = block[name]
+        assert best is None or {k: type(v) for k, v in best.items()} == {"round": int, "mean": float, "weighted": float}
+    assert {k: type(v) for k, v in got["bytes"].items()} == dict.fromkeys(("up", "down", "peer", "setup", "eval", "total"), int)
+    assert {"setup", "train", "evaluate", "total"} <= set(got["seconds"])
+    assert all(isinstance(v, float) and v >= 0 for v in got["seconds"].values())
+
+
+def test_summary_says_what_was_run(made: dict[str, Path]) -> None:
+    got = summary(made["sampled"])
+    expected = {"algorithm": "scaffold", "dataset": "digits", "partition": "dirichlet(alpha=0.5)", "parties": 5, "rounds": 5,
+                "seed": 3, "model": "linear", "metric": "accuracy"}  # fmt: skip
+    assert {k: got[k] for k in expected} == expected
+
+
+def test_summary_accuracies_follow_from_the_tables(folder: Path) -> None:
+    got = summary(folder)["accuracy"]
+    parts = shares(folder)
+    sizes = {name: {p: len(s[name]) for p, s in parts.items()} for name in ("validation", "test")}
+    test, validation = accuracies(folder, "test"), accuracies(folder, "validation")
+    last = test[max(test)]
+    assert got["per_party"] == last
+    assert got["mean"] == pytest.approx(statistics.fmean(last.values()))
+    assert got["weighted"] == pytest.approx(weighted(last, sizes["test"]))
+    assert got["std"] == pytest.approx(statistics.pstdev(last.values()))
+    assert last[got["best_party"]] == max(last.values())
+    assert last[got["worst_party"]] == min(last.values())
+    for name, chooser, by in (("best_round", validation, "validation"), ("best_on_test", test, "test")):
+        if not chooser:
+            assert got[name] is None
+            continue
+        score = {t: weighted(v, sizes[by]) for t, v in chooser.items()}
+        best = min(t for t in score if score[t] == max(score.values()))
+        assert got[name]["round"] == best
+        assert got[name]["mean"] == pytest.approx(statistics.fmean(test[best].values()))
+        assert got[name]["weighted"] == pytest.approx(weighted(test[best], sizes["test"]))
+
+
+def test_global_accuracy_only_where_there_is_one_model(made: dict[str, Path]) -> None:
+    got = summary(made["fedavg"])["accuracy"]
+    assert got["global"] == pytest.approx(got["weighted"])  # each sample is tested once, by whoever owns it
+    pooled = [r for r in rows(made["fedavg"] / "metrics.csv") if r["split"] == "pooled"]
+    assert {r["party"] for r in pooled} == {"server"}
+    assert float(pooled[-1]["value"]) == got["global"]
+    assert summary(made["dbe"])["accuracy"]["global"] is None
+    assert summary(made["adcol"])["accuracy"]["global"] is None
+
+
+def test_summary_bytes_are_the_ledgers(folder: Path) -> None:
+    total: Counter[str] = Counter()
+    for row in rows(folder / "ledger.csv"):
+        total[row["kind"]] += int(row["bytes"])
+    got = summary(folder)["bytes"]
+    assert {k: v for k, v in got.items() if k != "total"} == {k: total[k] for k in ("up", "down", "peer", "setup", "eval")}
+    assert got["total"] == total.total() - total["eval"]
+
+
+def test_summary_steps(made: dict[str, Path]) -> None:
+    sizes = [len(s["train"]) for s in shares(made["fedavg"]).values()]
+    assert summary(made["fedavg"])["steps"] == 5 * sum(math.ceil(n / 10) for n in sizes)
+    assert summary(made["sampled"])["steps"] == 5 * 2 * 7  # two of five parties a round, seven steps each
+    sizes = [len(s["train"]) for s in shares(made["dbe"]).values()]
+    assert summary(made["dbe"])["steps"] == (3 + 1) * sum(math.ceil(n / 10) for n in sizes)  # one epoch before round 1
+
+
+def test_summary_seconds_add_up(folder: Path) -> None:
+    got = summary(folder)["seconds"]
+    assert got["total"] >= got["setup"] + got["train"] + got["evaluate"] - 0.001
+    timing = rows(folder / "timing.csv")
+    for name in ("train", "evaluate"):
+        assert got[name] == pytest.approx(sum(float(r[name]) for r in timing), abs=0.002)
+
+
+def test_participation_draws_that_share_of_the_parties(made: dict[str, Path]) -> None:
+    asked: dict[int, set[str]] = defaultdict(set)
+    for row in rows(made["sampled"] / "ledger.csv"):
+        if row["kind"] == "up":
+            asked[int(row["round"])].add(row["src"])
+    assert {t: len(who) for t, who in asked.items()} == dict.fromkeys(range(1, 6), 2)
+    assert len({frozenset(who) for who in asked.values()}) > 1
+
+
+# --- Equal runs are equal, whatever way they are asked for ------------------------------------------------------------
+
+
+def test_the_saved_config_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    works("run", folder / "config.toml", "--out", tmp_path / "again")
+    names = ("metrics.csv", "ledger.csv", "outcomes.csv", "split.json", "config.toml")
+    assert contents(tmp_path / "again", *names) == contents(folder, *names)
+
+
+def test_the_saved_config_in_a_process_of_its_own(made: dict[str, Path], tmp_path: Path) -> None:
+    ended = process("run", made["dbe"] / "config.toml", "--out", tmp_path / "again", cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    assert contents(tmp_path / "again") == contents(made["dbe"])
+
+
+def test_engines_give_the_same_bytes(made: dict[str, Path], tmp_path: Path) -> None:
+    works("run", made["processes"] / "config.toml", "--engine", "loop", "--out", tmp_path / "loop")
+    assert contents(tmp_path / "loop") == contents(made["processes"])
+    works("run", made["dbe"] / "config.toml", "--engine", "process", "--workers", "3", "--out", tmp_path / "process")
+    assert contents(tmp_path / "process") == contents(made["dbe"])
+
+
+def test_typed_options_go_over_a_file(made: dict[str, Path], tmp_path: Path) -> None:
+    works("run", made["adcol"] / "config.toml", "--rounds", "1", "--set", "mu=0.25", "--out", tmp_path / "other")
+    config = tomllib.loads((tmp_path / "other" / "config.toml").read_text(encoding="utf-8"))
+    assert (config["rounds"], config["set"]) == (1, {"hidden": 16, "mu": 0.25})
+
+
+def test_a_saved_split_is_followed(made: dict[str, Path], tmp_path: Path) -> None:
+    args = ("--parties", 4, "--rounds", 5, "--model", "linear", "--partition", made["fedavg"] / "split.json")
+    works("run", "fedavg", *args, "--out", tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(made["fedavg"])
+
+
+def test_another_seed_is_another_run(made: dict[str, Path], tmp_path: Path) -> None:
+    works("run", made["fedavg"] / "config.toml", "--seed", "1", "--out", tmp_path / "other")
+    assert contents(tmp_path / "other", "split.json") != contents(made["fedavg"], "split.json")
+
+
+def test_the_python_api_gives_the_same_bytes(made: dict[str, Path], tmp_path: Path) -> None:
+    federation = library.load("digits").partition("pathological(classes=3)", parties=4, seed=0)
+    result = library.run("fedavg+dbe", federation, rounds=3, seed=0, kappa=50, out=tmp_path / "api")
+    assert contents(tmp_path / "api") == contents(made["dbe"])
+    expected = summary(made["dbe"])
+    assert {k: v for k, v in result.summary.items() if k != "seconds"} == {k: expected[k] for k in expected if k != "seconds"}
+    assert len(result.metrics) == len(rows(made["dbe"] / "metrics.csv"))
+    assert sum(charge.bytes for charge in result.ledger if charge.kind != "eval") == expected["bytes"]["total"]
+    for name, data in federation.parties.items():
+        right = (result.model(name).predict(data.test.x) == data.test.y).float().mean().item()
+        assert right == pytest.approx(expected["accuracy"]["per_party"][name])
+
+
+def test_python_api_from_arrays(tmp_path: Path) -> None:
+    source = library.load("digits")
+    x, y = source.x.numpy(), source.y.numpy()
+    parties = {"north": (x[:300], y[:300]), "south": (x[300:500], y[300:500])}
+    federation = library.Federation.from_arrays(parties)
+    result = library.run("fedavg", federation, rounds=1, model="linear")
+    assert set(result.summary["accuracy"]["per_party"]) == {"north", "south"}
+    assert result.model("north").logits(federation.parties["north"].test.x).shape[1] == 10
+
+
+# --- Where results go -------------------------------------------------------------------------------------------------
+
+
+def test_without_out_runs_get_folders_of_their_own(here: Path) -> None:
+    for _ in range(2):
+        works("run", "fedavg", *SMALL)
+    found = sorted(p.parent.relative_to(here) for p in here.rglob("summary.json"))
+    assert [p.parts[0] for p in found] == ["runs", "runs"]
+    assert contents(here / found[0]) == contents(here / found[1])
+
+
+def test_a_run_is_never_overwritten(made: dict[str, Path]) -> None:
+    before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in made["fedavg"].rglob("*") if p.is_file()}
+    said = one_sentence(comity("run", "fedavg", *SMALL, "--out", made["fedavg"]), 2)
+    assert f"comity resume {made['fedavg']}" in said
+    assert {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in made["fedavg"].rglob("*") if p.is_file()} == before
+
+
+def test_an_empty_folder_may_be_used(here: Path) -> None:
+    (here / "out").mkdir()
+    works("run", "fedavg", *SMALL, "--out", "out")
+    assert (here / "out" / "summary.json").exists()
+
+
+def test_resume_of_a_finished_run_does_nothing(folder: Path) -> None:
+    before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()}
+    ended = works("resume", folder)
+    assert f"{summary(folder)['accuracy']['mean']:.1%}" in ended.out
+    assert {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()} == before
+
+
+# --- compare ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("compare")
+    ended = works("compare", "fedavg", "fedprox(mu=0.1)+dbe", *SMALL, "--seeds", "0,1", "--out", folder)
+    return folder, ended.out
+
+
+def stamps(folder: Path) -> dict[Path, int]:
+    return {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file() and p.parent != folder}
+
+
+def test_compare_layout(compared: tuple[Path, str]) -> None:
+    folder, _ = compared
+    found = {str(p.parent.relative_to(folder)) for p in folder.rglob("summary.json")}
+    assert found == {f"{m}/seed-{s}" for m in ("solo", "fedavg", "fedprox(mu=0.1)+dbe") for s in (0, 1)}
+    for run in folder.glob("*/seed-*"):
+        assert {p.name for p in run.iterdir() if not p.name.startswith(".")} == FILES
+        assert f"seed-{summary(run)['seed']}" == run.name
+        assert summary(run)["algorithm"] == run.parent.name
+
+
+def test_compare_uses_one_split_a_seed(compared: tuple[Path, str]) -> None:
+    folder, _ = compared
+    for seed in (0, 1):
+        assert len({p.read_bytes() for p in folder.glob(f"*/seed-{seed}/split.json")}) == 1
+
+
+def test_compare_prints_a_row_for_each_method(compared: tuple[Path, str]) -> None:
+    folder, out = compared
+    for method in ("solo", "fedavg", "fedprox(mu=0.1)+dbe"):
+        (line,) = [text for text in out.splitlines() if text.split()[:1] == [method]]
+        mean = statistics.fmean(summary(p.parent)["accuracy"]["mean"] for p in folder.glob(f"{method}/*/summary.json"))
+        assert f"{mean:.1%}" in line
+    assert str(folder) in out
+
+
+def test_a_run_of_compare_is_the_run_alone(compared: tuple[Path, str], tmp_path: Path) -> None:
+    works("run", "fedavg", *SMALL, "--seed", "1", "--out", tmp_path / "alone")
+    assert contents(tmp_path / "alone") == contents(compared[0] / "fedavg" / "seed-1")
+
+
+def test_compare_again_computes_nothing(compared: tuple[Path, str]) -> None:
+    folder, out = compared
+    before = stamps(folder)
+    again = works("compare", "fedavg", "fedprox(mu=0.1)+dbe", *SMALL, "--seeds", "0,1", "--out", folder)
+    assert stamps(folder) == before
+    assert again.out == out
+
+
+def test_compare_again_on_another_engine_computes_nothing(compared: tuple[Path, str]) -> None:
+    before = stamps(compared[0])
+    works("compare", "fedavg", *SMALL[:-1], "process", "--seeds", "0,1", "--out", compared[0])
+    assert stamps(compared[0]) == before
+
+
+def test_compare_with_another_method_adds_it(compared: tuple[Path, str]) -> None:
+    folder, _ = compared
+    before = stamps(folder)
+    works("compare", "fedavg", "fedbn", *SMALL, "--seeds", "0", "--out", folder)
+    after = stamps(folder)
+    assert {p: after[p] for p in before} == before
+    assert (folder / "fedbn" / "seed-0" / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    "change", [("--rounds", "3"), ("--lr", "0.1"), ("--partition", "shard"), ("--parties", "4"), ("--model", "mlp2")]
+)
+def test_compare_with_other_settings_refuses(compared: tuple[Path, str], change: tuple[str, ...]) -> None:
+    folder, _ = compared
+    before = stamps(folder)
+    said = one_sentence(comity("compare", "fedavg", *SMALL, *change, "--seeds", "0,1", "--out", folder), 2)
+    assert "--out" in said
+    assert stamps(folder) == before
+
+
+def test_compare_goes_on_where_it_was_stopped(here: Path) -> None:
+    works("compare", "fedavg", *SMALL, "--out", "whole")
+    works("compare", "fedavg", *SMALL, "--out", "cut")
+    (here / "cut" / "fedavg" / "seed-0" / "summary.json").unlink()
+    (here / "cut" / "fedavg" / "seed-0" / "outcomes.csv").unlink()
+    for path in (here / "cut" / "fedavg" / "seed-0" / "checkpoints").iterdir():
+        path.unlink()  # killed before its first checkpoint
+    works("compare", "fedavg", *SMALL, "--out", "cut")
+    assert contents(here / "cut" / "fedavg" / "seed-0") == contents(here / "whole" / "fedavg" / "seed-0")
+
+
+def test_compare_gives_a_setting_to_whoever_has_it(here: Path) -> None:
+    works("compare", "fedavg", "fedprox", "fedavg+dbe", *SMALL, "--set", "fedprox.mu=0.5", "--set", "kappa=1", "--out", "c")
+    sets = {}
+    for path in here.glob("c/*/seed-0/config.toml"):
+        sets[path.parent.parent.name] = tomllib.loads(path.read_text(encoding="utf-8")).get("set", {})
+    assert sets.pop("fedprox") in ({"fedprox": {"mu": 0.5}}, {"fedprox.mu": 0.5})
+    assert sets == {"solo": {}, "fedavg": {}, "fedavg+dbe": {"kappa": 1}}
+
+
+# --- tune, plan, list, show, data inspect -----------------------------------------------------------------------------
+
+
+def test_tune_chooses_on_validation_data(here: Path) -> None:
+    ended = works("tune", "fedprox", "--grid", "mu=0,30", "--grid", "lr=0.001,0.1", *SMALL, "--seeds", "0,1", "--out", "t")
+    found = sorted(here.glob("t/*/seed-*/summary.json"))
+    assert len(found) == 8
+    assert len({summary(p.parent)["steps"] for p in found if p.parent.name == "seed-0"}) == 1
+    best: dict[str, list[float]] = defaultdict(list)
+    for path in found:
+        at = summary(path.parent)["accuracy"]["best_round"]["round"]
+        best[path.parent.parent.name].append(statistics.fmean(accuracies(path.parent, "validation")[at].values()))
+    winner = max(best, key=lambda name: statistics.fmean(best[name]))
+    assert "Chosen on validation data" in ended.out
+    chosen = re.search(r"data: (.*?)\. The", ended.out.replace("\n", " "))
+    assert chosen is not None
+    assert chosen[1].replace(", ", ",") == winner
+    assert len([line for line in ended.out.splitlines() if line.count("%") == 2]) == 4
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_plan_says_what_the_ledger_will(name: str, made: dict[str, Path], here: Path) -> None:
+    ended = works("plan", *RUNS[name])
+    (line,) = [line for line in ended.out.splitlines() if line.startswith("whole run")]
+    got = summary(made[name])["bytes"]
+    expected = [screen.size(got[kind]) for kind in ("up", "down", "peer")]
+    assert line.removeprefix("whole run").split() == " ".join(expected).split()
+    assert "closed form: " in ended.out
+    assert not list(here.iterdir())
+
+
+def test_plan_of_a_file(made: dict[str, Path], here: Path) -> None:
+    assert "whole run" in works("plan", made["adcol"] / "config.toml").out
+
+
+NAMES = {
+    "algorithms": {"adcol", "centralized", "dbe", "fedavg", "fedbn", "fedper", "fedprox", "mr", "prbm", "scaffold", "solo"},
+    "datasets": {"digits"},
+    "models": {"linear", "mlp2", "lenet5", "cnn4", "fedbn-cnn"},
+    "partitions": {"iid", "dirichlet", "pathological", "shard", "quantity", "lognormal"},
+}
+
+
+@pytest.mark.parametrize("what", NAMES)
+def test_list(what: str) -> None:
+    found = json.loads(works("list", what, "--json").out)
+    assert isinstance(found, list)
+    assert NAMES[what] <= {item["name"] for item in found}
+    shown = works("list", what).out
+    assert all(re.search(rf"^{re.escape(item['name'])}\b", shown, re.MULTILINE) for item in found)
+
+
+@pytest.mark.parametrize("name", sorted(NAMES["algorithms"]))
+def test_show(name: str) -> None:
+    card = " ".join(works("show", name).out.split())
+    assert "Idea: " in card
+    assert "Symbols: " in card
+    assert "Deviations: " in card
+    assert "Bytes: " in card
+
+
+def test_show_names_options_with_their_defaults() -> None:
+    lines = works("show", "fedprox+dbe").out.splitlines()
+    assert any(line.split()[:2] == ["kappa", "50.0"] for line in lines)
+    assert sum(line.split()[:1] == ["mu"] for line in lines) == 2
+
+
+def test_data_inspect(here: Path, made: dict[str, Path]) -> None:
+    out = works("data", "inspect", "--parties", 4).out
+    for name, share in shares(made["fedavg"]).items():
+        (line,) = [line for line in out.splitlines() if line.split()[:1] == [name]]
+        cells = line.split()[1:]
+        assert cells[:3] == [str(len(share[part])) for part in ("train", "validation", "test")]
+        assert sum(0 if c == "·" else int(c) for c in cells[3:]) == len(share["train"])
+    assert not list(here.iterdir())
+
+
+def test_data_inspect_shows_shifts(here: Path) -> None:
+    out = works("data", "inspect", "--parties", 2, "--partition", "iid|shift(kinds=none,invert)").out
+    assert [line.split()[1] for line in out.splitlines() if re.match(r"p\d", line)] == ["none", "invert"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [(), ("run",), ("compare",), ("tune",), ("plan",), ("resume",), ("list",), ("show",), ("data",), ("data", "inspect")],
+)
+def test_help(args: tuple[str, ...]) -> None:
+    ended = works(*args, "--help")
+    assert "Usage: " in ended.out
+    assert not ended.err
+
+
+def test_without_arguments_the_help_is_shown() -> None:
+    ended = comity()
+    assert "Usage: " in ended.out + ended.err
+    assert "comity: Usage" not in ended.err
+
+
+# --- TOML files -------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_with_set(here: Path) -> None:
+    Path("x.toml").write_text(
+        'algorithm = "fedprox+dbe"\nparties = 3\nrounds = 1\nmodel = "mlp2(width=16)"\npartition = "iid"\n'
+        "[set]\ndbe.kappa = 7\nfedprox.mu = 0.5\n",
+        encoding="utf-8",
+    )
+    works("run", "x.toml", "--out", "file")
+    line = ("fedprox(mu=0.5)+dbe(kappa=7)", "--parties", 3, "--rounds", 1, "--model", "mlp2(width=16)", "--partition", "iid")
+    works("run", *line, "--out", "line")
+    options = ("--set", "dbe.kappa=7", "--set", "fedprox.mu=0.5")
+    works("run", "fedprox+dbe", *line[1:], *options, "--out", "options")
+    works("run", "fedprox+dbe", *line[1:], "--set", "dbe.kappa=8", "--set", "fedprox.mu=0.5", "--out", "another")
+    assert contents(here / "file") == contents(here / "line") == contents(here / "options")
+    assert contents(here / "file") != contents(here / "another")
+    works("run", "file/config.toml", "--out", "again")
+    assert contents(here / "again") == contents(here / "file")
+
+
+def test_a_file_with_parties_of_their_own(here: Path) -> None:
+    Path("x.toml").write_text(
+        'algorithm = "adcol"\nparties = 4\nrounds = 2\nmodel = "mlp2(width=24)"\n'
+        '[party.p3]\nmodel = "lenet5(width=24)"\nlr = 0.01\n[party.p1]\nsteps = 3\nbatch = 2\n',
+        encoding="utf-8",
+    )
+    works("run", "x.toml", "--out", "a")
+    works("run", "a/config.toml", "--out", "b")
+    assert contents(here / "a") == contents(here / "b")
+    config = tomllib.loads(Path("a/config.toml").read_text(encoding="utf-8"))
+    assert config["party"] == {"p3": {"model": "lenet5(width=24)", "lr": 0.01}, "p1": {"steps": 3, "batch": 2}}
+    sizes = {p: len(s["train"]) for p, s in shares(here / "a").items()}
+    assert summary(here / "a")["steps"] == 2 * (sum(math.ceil(sizes[p] / 10) for p in ("p0", "p2", "p3")) + 3)
+
+
+def test_averaging_different_architectures_is_refused_in_words(here: Path) -> None:
+    Path("x.toml").write_text('algorithm = "fedavg+dbe"\nparties = 4\n[party.p3]\nmodel = "lenet5"\n', encoding="utf-8")
+    said = one_sentence(comity("run", "x.toml", "--out", "out"), 2)
+    assert "p3" in said
+    assert "lenet5" in said
+    assert "one architecture" in said
+
+
+def test_a_file_of_a_users_own(here: Path) -> None:
+    Path("mine_contract.py").write_text(
+        '"""Mine."""\n'
+        "from comity.algorithms.fedavg import FedAvg\nfrom comity.core import algorithm, option\n\n"
+        "@algorithm\nclass Mine(FedAvg):\n    speed: float = option(1.0, 'nothing')\n",
+        encoding="utf-8",
+    )
+    Path("net_contract.py").write_text(
+        "from torch import nn\n\ndef build(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()), nn.Linear(8, classes)\n",
+        encoding="utf-8",
+    )
+    Path("data_contract.py").write_text(
+        "import torch\nfrom comity.data import Dataset\n\ndef load():\n    g = torch.Generator().manual_seed(0)\n"
+        "    y = torch.arange(300) % 3\n    x = (torch.rand(300, 1, 8, 8, generator=g) + y.view(-1, 1, 1, 1)) / 3\n"
+        "    return Dataset('toy', x, y, 3)\n",
+        encoding="utf-8",
+    )
+    args = ("./mine_contract.py", "--model", "./net_contract.py", "--data", "./data_contract.py", *SMALL[:4], "--set", "speed=2")
+    works("run", *args, "--out", "a")
+    works("run", "a/config.toml", "--out", "b")
+    assert contents(here / "a") == contents(here / "b")
+    assert works("show", "./mine_contract.py").out.startswith("Mine.")
+    works("compare", "./mine_contract.py", *SMALL, "--out", "c")
+    assert summary(here / "c" / "mine_contract" / "seed-0")["algorithm"].endswith("mine_contract.py")
+
+
+def test_a_run_of_a_users_file_is_resumed_from_anywhere(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("mine_anywhere.py").write_text(
+        "from comity.algorithms.fedavg import FedAvg\nfrom comity.core import algorithm\n\n"
+        "@algorithm\nclass Mine(FedAvg):\n    pass\n",
+        encoding="utf-8",
+    )
+    works("run", "./mine_anywhere.py", *SMALL, "--out", "a")
+    Path("a/summary.json").unlink()
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    works("resume", "../a")
+    assert Path("../a/summary.json").exists()
+
+
+def test_a_users_file_with_options_stays_inside_out(here: Path) -> None:
+    elsewhere = here / "elsewhere"
+    elsewhere.mkdir()
+    mine = elsewhere / "mine_options.py"
+    mine.write_text(
+        "from comity.algorithms.fedavg import FedAvg\nfrom comity.core import algorithm, option\n\n"
+        "@algorithm\nclass Mine(FedAvg):\n    speed: float = option(1.0, 'nothing')\n",
+        encoding="utf-8",
+    )
+    works("compare", f"{mine}(speed=2)", *SMALL, "--out", "c")
+    works("run", f"{mine}(speed=2)", *SMALL)
+    assert {p.name for p in elsewhere.iterdir()} <= {"mine_options.py", "__pycache__"}
+    assert len(list((here / "c").glob("*/seed-0/summary.json"))) == 2
+    assert len(list((here / "runs").glob("*/summary.json"))) == 1
+
+
+# --- Names ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_ambiguous_setting_names_both(here: Path) -> None:
+    said = one_sentence(comity("run", "fedprox+dbe", *SMALL, "--set", "mu=1", "--out", "out"), 2)
+    assert "fedprox.mu" in said
+    assert "dbe.mu" in said
+    assert not list(here.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("args", "suggestion"),
+    [
+        (("run", "fedavgg"), "fedavg"),
+        (("run", "scafold"), "scaffold"),
+        (("run", "fedavg+dbee"), "dbe"),
+        (("compare", "fedavg", "fedpro"), "fedprox"),
+        (("tune", "fedprx", "--grid", "mu=1"), "fedprox"),
+        (("plan", "adcoll"), "adcol"),
+        (("show", "fedbm"), "fedbn"),
+        (("list", "modls"), "models"),
+        (("run", "fedavg", "--data", "digit"), "digits"),
+        (("run", "fedavg", "--model", "mlp"), "mlp2"),
+        (("run", "fedavg", "--partition", "dirichlt(alpha=1)"), "dirichlet"),
+        (("run", "fedavg", "--partition", "dirichlet(alfa=1)"), "alpha"),
+        (("run", "fedavg", "--partition", "iid|shift(kinds=invrt)"), "invert"),
+        (("run", "fedavg", "--test", "owned"), "own"),
+        (("run", "fedavg", "--optimizer", "adm"), "adam"),
+        (("run", "fedavg", "--optimizer", "sgd(momentun=0.9)"), "momentum"),
+        (("run", "fedavg+dbe", "--set", "kapa=1"), "kappa"),
+        (("run", "fedavg+dbe", "--set", "dbe.kapa=1"), "kappa"),
+        (("run", "fedavg+dbe", "--set", "dbx.kappa=1"), "dbe"),
+        (("run", "fedavg", "--partys", "3"), "--parties"),
+        (("rum", "fedavg"), "run"),
+        (("data", "inspec"), "inspect"),
+    ],
+)
+def test_a_wrong_name_gets_a_suggestion(args: tuple[str, ...], suggestion: str, here: Path) -> None:
+    said = one_sentence(comity(*args), 2)
+    assert len(re.findall(rf"(?<![\w-]){suggestion}(?![\w-])", said)) == 1
+    assert not list(here.iterdir())
+
+
+def test_the_grammar_reads_what_it_writes() -> None:
+    for text in ("dirichlet(alpha=0.1,min=10)", "iid", "own(0.25)", "shift(kinds=rotate,invert)"):
+        assert str(parse(text)) == text

@@ -1,0 +1,273 @@
+"""Kill a run at any instant, resume it, and the result is bit for bit what it would have been.
+
+Processes are really killed: the main one or a worker, at moments drawn from a seeded generator, and at each single touch of the
+run's folder. Checkpoints come much more often than usual.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Child, Nursery, complaint, contents, one_sentence, works
+
+from comity.checkpoint import Checkpoints
+from comity.core.codec import flatten
+
+METHODS = ("fedavg+dbe", "scaffold", "adcol")
+ENGINES = {"loop": ("--engine", "loop"), "process": ("--engine", "process", "--workers", "2")}
+SETTINGS = ("--parties", "4", "--rounds", "24", "--participation", "0.75", "--model", "mlp2(width=32)", "--batch", "20")
+OFTEN = {"COMITY_CHECKPOINT_SECONDS": "0.05"}
+EVERY_ROUND = {"COMITY_CHECKPOINT_SECONDS": "0"}
+
+
+def settings(method: str) -> tuple[str, ...]:
+    return (method, *SETTINGS, *(("--set", "hidden=16") if method == "adcol" else ()))
+
+
+def states(folder: Path) -> list[Any]:
+    """The server's and all parties' final states, as plain values."""
+    checkpoints = Checkpoints(folder / "checkpoints")
+    manifest = checkpoints.load()
+    assert manifest is not None
+    found = []
+    for state in (checkpoints.server_state(), *(checkpoints.party_state(i) for i in sorted(manifest.parties))):
+        skeleton, tensors = flatten(state)
+        found.append((json.dumps(skeleton), [(str(t.dtype), t.shape, t.numpy().tobytes()) for t in tensors]))
+    return [manifest.round, manifest.counters["steps"], manifest.counters["bytes"], sorted(manifest.parties), *found]
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """An undisturbed run of a method."""
+    folder = tmp_path_factory.mktemp("calm")
+
+    def run(method: str) -> Path:
+        if not (folder / method).exists():
+            works("run", *settings(method), "--engine", "loop", "--out", folder / method)
+        return folder / method
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _shared_memory_is_left_clean() -> Iterator[None]:
+    before = set(os.listdir("/dev/shm"))
+    yield
+    until = time.monotonic() + 2
+    while set(os.listdir("/dev/shm")) - before and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not set(os.listdir("/dev/shm")) - before
+
+
+def assert_same(folder: Path, reference: Path) -> None:
+    assert contents(folder) == contents(reference)
+    assert states(folder) == states(reference)
+    assert not [p for p in folder.rglob("*") if p.name.endswith(".new")]
+
+
+def go_on(nursery: Nursery, out: Path, args: tuple[str, ...], env: dict[str, str] = OFTEN, **how: Any) -> Child:
+    """Start the run, or resume what there is of it."""
+    if (out / "config.toml").exists():
+        return nursery.start("resume", out, env=env, **how)
+    return nursery.start("run", *args, "--out", out, env=env, **how)
+
+
+def finish(nursery: Nursery, out: Path, args: tuple[str, ...]) -> None:
+    child = go_on(nursery, out, args)
+    ended = child.wait()
+    assert ended.code == 0, ended.err
+    assert child.all_gone()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not come to that"
+        time.sleep(0.002)
+
+
+def rounds(out: Path) -> int:
+    """How many rounds the tables hold."""
+    try:
+        last = (out / "ledger.csv").read_text(encoding="utf-8").rstrip("\n").rpartition("\n")[2].split(",")[0]
+    except FileNotFoundError:
+        return -1
+    return int(last) if last.isdigit() else -1
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("method", METHODS)
+def test_kill_the_main_process(method: str, engine: str, nursery: Nursery, calm: Callable[[str], Path], tmp_path: Path) -> None:
+    draw = random.Random(f"{method} {engine}")
+    args, out = (*settings(method), *ENGINES[engine]), tmp_path / "run"
+    killed = 0
+    for turn in range(4):
+        before = rounds(out)
+        child = go_on(nursery, out, args)
+        if turn:  # the first time while it starts, then some rounds later
+            least = before + draw.randrange(1, 7)
+            wait_for(lambda child=child, least=least: rounds(out) >= least or child.poll() is not None)
+        time.sleep(draw.uniform(0, 0.05 if turn else 0.2))
+        child.signal(signal.SIGKILL)
+        ended = child.wait()
+        assert child.all_gone(), "a worker outlives the main process"
+        killed += ended.code == -signal.SIGKILL
+        assert ended.code in (0, -signal.SIGKILL), ended.err
+    assert killed
+    finish(nursery, out, args)
+    assert_same(out, calm(method))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_kill_a_worker(method: str, nursery: Nursery, calm: Callable[[str], Path], tmp_path: Path) -> None:
+    draw = random.Random(method)
+    args, out = (*settings(method), *ENGINES["process"]), tmp_path / "run"
+    for least in (1, 4):
+        child = go_on(nursery, out, args)
+        wait_for(lambda child=child, least=least: rounds(out) >= least or child.poll() is not None)
+        time.sleep(draw.uniform(0, 0.05))
+        workers = child.workers()
+        if child.poll() is None and workers:
+            os.kill(draw.choice(workers), signal.SIGKILL)
+            ended = child.wait()
+            if ended.code:
+                assert "resume" in complaint(ended, 1)
+        assert child.all_gone(), "a worker outlives the main process"
+    finish(nursery, out, args)
+    assert_same(out, calm(method))
+
+
+def test_all_workers_at_once(nursery: Nursery, calm: Callable[[str], Path], tmp_path: Path) -> None:
+    args, out = (*settings("scaffold"), *ENGINES["process"]), tmp_path / "run"
+    child = go_on(nursery, out, args)
+    wait_for(lambda: rounds(out) >= 2)
+    for worker in child.workers():
+        os.kill(worker, signal.SIGKILL)
+    said = complaint(child.wait(), 1)
+    assert "resume" in said
+    assert child.all_gone()
+    finish(nursery, out, args)
+    assert_same(out, calm("scaffold"))
+
+
+def test_resume_at_once_while_workers_are_still_ending(nursery: Nursery, calm: Callable[[str], Path], tmp_path: Path) -> None:
+    """Orphaned workers may hold on for a moment: then resume says so, and a little later it works."""
+    args, out = (*settings("scaffold"), *ENGINES["process"]), tmp_path / "run"
+    for least in (1, 3, 5):
+        child = go_on(nursery, out, args)
+        wait_for(lambda least=least: rounds(out) >= least)
+        child.signal(signal.SIGKILL)
+        child.wait()
+    until = time.monotonic() + 20
+    while (ended := go_on(nursery, out, args).wait()).code:
+        assert str(out) in one_sentence(ended, 1)
+        assert time.monotonic() < until
+    assert_same(out, calm("scaffold"))
+
+
+@pytest.mark.parametrize("group", [False, True], ids=["main", "all"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_interrupt(engine: str, group: bool, nursery: Nursery, calm: Callable[[str], Path], tmp_path: Path) -> None:
+    """Ctrl-C: a terminal sends it to workers too."""
+    draw = random.Random(f"{engine} {group}")
+    args, out = (*settings("fedavg+dbe"), *ENGINES[engine]), tmp_path / "run"
+    for _ in range(2):
+        before = rounds(out)
+        child = go_on(nursery, out, args)
+        wait_for(lambda before=before, child=child: rounds(out) > before or child.poll() is not None)
+        time.sleep(draw.uniform(0, 0.05))
+        child.signal(signal.SIGINT, group=group)
+        ended = child.wait()
+        assert f"comity resume {out}" in complaint(ended, 130)
+        assert child.all_gone()
+    finish(nursery, out, args)
+    assert_same(out, calm("fedavg+dbe"))
+
+
+def test_interrupted_before_the_first_round(nursery: Nursery, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import os, signal, time\n\ndef load():\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(5)\n", encoding="utf-8"
+    )
+    ended = nursery.run("run", "fedavg", "--data", "./slow.py", "--out", tmp_path / "out", cwd=str(tmp_path))
+    one_sentence(ended, 130)
+    assert not (tmp_path / "out").exists()
+
+
+def test_compare_interrupted_and_repeated(nursery: Nursery, tmp_path: Path) -> None:
+    args = ("compare", "fedavg+dbe", *SETTINGS, "--engine", "loop", "--out")
+    whole = nursery.run(*args, tmp_path / "whole")
+    assert whole.code == 0, whole.err
+    out = tmp_path / "out"
+    for seen in ("solo", "fedavg+dbe"):
+        child = nursery.start(*args, out, env=OFTEN)
+        wait_for(lambda seen=seen: rounds(out / seen / "seed-0") >= 3)
+        child.signal(signal.SIGINT)
+        ended = child.wait()
+        if ended.code:
+            assert str(out) in complaint(ended, 130), "it does not say how to go on"
+    ended = nursery.run(*args, out)
+    assert ended.code == 0, ended.err
+    for method in ("solo", "fedavg+dbe"):
+        assert_same(out / method / "seed-0", tmp_path / "whole" / method / "seed-0")
+
+
+def test_terminated(nursery: Nursery, calm: Callable[[str], Path], tmp_path: Path) -> None:
+    """SIGTERM, as a batch system sends it."""
+    args, out = (*settings("adcol"), *ENGINES["process"]), tmp_path / "run"
+    child = go_on(nursery, out, args)
+    wait_for(lambda: rounds(out) >= 2)
+    child.signal(signal.SIGTERM)
+    ended = child.wait()
+    assert ended.code
+    assert "Traceback" not in ended.err
+    assert child.all_gone(), "a worker outlives the main process"
+    finish(nursery, out, args)
+    assert_same(out, calm("adcol"))
+
+
+# --- At each touch of the run's folder --------------------------------------------------------------------------------
+
+TINY = ("scaffold", "--parties", "2", "--rounds", "1", "--model", "linear", "--partition", "iid", "--steps", "3")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny") / "run"
+    works("run", *TINY, "--engine", "loop", "--out", folder)
+    return folder
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
+def test_killed_at_each_touch(again: bool, nursery: Nursery, tiny: Path, tmp_path: Path) -> None:
+    """The n-th time it opens, renames, cuts or removes a file; then the resumed run too, at its n-th."""
+    args = (*TINY, "--engine", "loop")
+    for touch in range(1 + again, 1000, 2 + 2 * again):
+        out = tmp_path / str(touch)
+        codes = []
+        for _ in range(1 + again):
+            ended = go_on(nursery, out, args, EVERY_ROUND, die_at=touch, die_in=str(out)).wait()
+            assert ended.code in (0, -signal.SIGKILL), f"touch {touch}: {ended}"
+            codes.append(ended.code)
+        finish(nursery, out, args)
+        assert_same(out, tiny)
+        if codes[0] == 0:
+            assert touch > 20
+            return
+    pytest.fail("it never came to an end")
+
+
+@pytest.mark.parametrize("touch", [1, 2])
+def test_a_worker_killed_when_it_saves(touch: int, nursery: Nursery, tiny: Path, tmp_path: Path) -> None:
+    args, out = (*TINY, *ENGINES["process"]), tmp_path / "out"
+    ended = go_on(nursery, out, args, EVERY_ROUND, die_at=touch, die_in=str(out), die_as="worker").wait()
+    assert "resume" in complaint(ended, 1)
+    finish(nursery, out, args)
+    assert_same(out, tiny)
