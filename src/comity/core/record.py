@@ -7,7 +7,7 @@ codec can rebuild it on the other side of a wire or from a checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Any, TypeVar, dataclass_transform
 
 import torch
@@ -18,6 +18,7 @@ C = TypeVar("C", bound=type)
 Params = dict[str, Tensor]
 
 _BY_NAME: dict[str, type] = {}
+_TYPES: set[type] = set()
 
 
 def name_of(cls: type) -> str:
@@ -32,7 +33,7 @@ def record_type(name: str) -> type:
 
 def is_record(value: object) -> bool:
     """Whether `value` is an instance of a record type."""
-    return is_dataclass(value) and name_of(type(value)) in _BY_NAME
+    return type(value) in _TYPES
 
 
 @dataclass_transform(frozen_default=True)
@@ -42,6 +43,7 @@ def record(cls: C) -> C:
     if name_of(frozen) not in _BY_NAME:
         pytree.register_dataclass(frozen)
     _BY_NAME[name_of(frozen)] = frozen
+    _TYPES.add(frozen)
     return frozen
 
 
@@ -83,6 +85,8 @@ def payload(tree: Any) -> int:
         return tree.nbytes
     if isinstance(tree, dict):
         return sum(map(payload, tree.values()))
+    if is_record(tree):
+        return sum(map(payload, vars(tree).values()))
     if isinstance(tree, list | tuple):
         return sum(map(payload, tree))
     if isinstance(tree, bool):
@@ -91,7 +95,7 @@ def payload(tree: Any) -> int:
         return 4
     if isinstance(tree, str):
         return len(tree.encode())
-    return sum(map(payload, vars(tree).values())) if is_record(tree) else 0
+    return 0
 
 
 def sealed_payload(parcel: Sealed) -> int:
