@@ -8,13 +8,14 @@ export OMP_NUM_THREADS := 1
 
 # torch first and pinned: any other request for it pulls gigabytes of GPU packages.
 $(VENV)/ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check "torch==2.13.0"
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	touch $@
+	@echo 'Setting up $(VENV) (once; a minute or two) ...'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check "torch==2.13.0"
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
 
 demo: $(VENV)/ready
-	sh examples/demo.sh $(BIN)/comity
+	@sh examples/demo.sh $(BIN)/comity
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ import torch
 from bare import BATCH, LR, WORKS, Bare, Data, data_of
 
 from comity import Federation, config
-from comity.run import Quiet, prepare
+from comity.job import Quiet, prepare
 
 
 def seconds(action: Callable[[], object]) -> float:

@@ -133,7 +133,8 @@ def run(algo: Algo, settings: Settings, out: Out = None) -> None:
     """Run one method, or an experiment's file."""
     from comity import screen
     from comity.compare import folder_name
-    from comity.run import federation_of, prepare, start
+    from comity.job import federation_of, prepare
+    from comity.run import start
 
     chosen = _experiment(algo, settings)
     job = prepare(chosen, federation_of(chosen))
@@ -246,8 +247,8 @@ def tune(
 def plan(algo: Algo, settings: Settings) -> None:
     """Bytes, memory and time before a run."""
     from comity import screen
+    from comity.job import federation_of, prepare
     from comity.plan import plan as make
-    from comity.run import federation_of, prepare
 
     chosen = _experiment(algo, settings)
     job = prepare(chosen, federation_of(chosen))
@@ -329,7 +330,7 @@ def show(algo: Algo) -> None:
 def inspect_(settings: Settings) -> None:
     """Who has what: training samples by party and class."""
     from comity import screen
-    from comity.run import federation_of
+    from comity.job import federation_of
 
     federation = federation_of(experiment(settings))
     counts = federation.counts().tolist()

@@ -15,8 +15,9 @@ from comity.checkpoint import write_atomically
 from comity.config import Experiment
 from comity.data import Federation
 from comity.errors import ComityError, Refusal
+from comity.job import Progress, federation_of, prepare
 from comity.measure import gains
-from comity.run import Progress, check_same, federation_of, prepare, reopen, resume_in, start
+from comity.run import check_same, reopen, resume_in, start
 from comity.spec import parse, split, value
 
 SOLO = "solo"

@@ -10,7 +10,7 @@ import torch
 from comity.core.algorithm import Traffic
 from comity.core.record import payload
 from comity.core.site import Site
-from comity.run import Job, Quiet
+from comity.job import Job, Quiet
 
 
 @dataclass(frozen=True)

@@ -1,184 +1,41 @@
-"""A run from beginning to end: parties are set up, rounds follow, everything lands in the run's folder."""
+"""A run from beginning to end: rounds follow each other, and everything lands in the run's folder."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import json
-import os
 import platform
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from comity import algorithms, config, models
+from comity import config, models
 from comity.checkpoint import Checkpoints, interval, locked, write_atomically
 from comity.config import Experiment
-from comity.core.algorithm import Algorithm, Info, Party
 from comity.core.fit import METER, Meter
-from comity.core.key import Key
-from comity.core.net import Charge, Ledger, Net, Note, Silence
+from comity.core.net import Charge, Net, Note, Silence
 from comity.core.record import Empty, Params, on_device
-from comity.core.samples import PartyData, Samples
 from comity.core.site import Judgement, Site
-from comity.core.task import Task, batchnorm_private, in_chunks
+from comity.core.task import Task, in_chunks
 from comity.data import Federation
 from comity.data import load as load_dataset
 from comity.errors import ComityError, Refusal, unknown
+from comity.job import Job, Progress, Quiet, cores, federation_of, prepare
 from comity.measure import summarise
-from comity.nets.loop import LoopNet
-from comity.nets.process import ProcessNet
 from comity.tables import Tables, read_ledger, read_metrics
 
 HOW = {"engine", "workers", "device"}  # where a run is computed does not change what it computes
 FILES = {"metrics.csv", "ledger.csv", "timing.csv", "outcomes.csv", "summary.json", "checkpoints"}
-
-
-class Progress(Protocol):
-    """Whoever watches a run."""
-
-    def begin(self, job: Job, first_round: int) -> None: ...
-    def parties(self, count: int) -> None: ...
-    def round(self, t: int, accuracy: float | None, ledger: Ledger) -> None: ...
-    def end(self) -> None: ...
-
-
-class Quiet:
-    """Nobody watches."""
-
-    def begin(self, job: Job, first_round: int) -> None:
-        pass
-
-    def parties(self, count: int) -> None:
-        pass
-
-    def round(self, t: int, accuracy: float | None, ledger: Ledger) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
-
-
-@dataclass(frozen=True)
-class Job:
-    """An experiment made concrete: its algorithm, its parties with their tasks, and what everybody may know."""
-
-    experiment: Experiment
-    federation: Federation
-    algorithm: Algorithm
-    parties: list[Party]
-    info: Info
-
-    @cached_property
-    def root(self) -> Key:
-        """The key of all randomness in the run."""
-        return Key.root(self.experiment.seed)
-
-    def cohort(self, t: int) -> list[int]:
-        """The parties of round t."""
-        return Net.cohort(self.root, self.experiment.participation, len(self.parties), t)
-
-    def steps(self) -> int:
-        """Gradient steps of all parties in all rounds, if each work trains once."""
-        each = [p.training.steps_for(len(p.data.train)) for p in self.parties]
-        return sum(each[i] for t in range(1, self.experiment.rounds + 1) for i in self.cohort(t))
-
-    def net(self, progress: Progress) -> Net:
-        """The engine that the experiment names."""
-        common = (self.algorithm, self.info, self.root, self.experiment.participation, self.parties, progress.parties)
-        if self.experiment.engine == "process":
-            return ProcessNet(*common, workers=self.experiment.workers or cores())
-        return LoopNet(*common)
-
-
-def cores() -> int:
-    """The processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def federation_of(experiment: Experiment) -> Federation:
-    """The data that an experiment names, dealt to its parties."""
-    return load_dataset(experiment.data).partition(
-        experiment.partition,
-        parties=None if experiment.partition.endswith(".json") else experiment.parties,
-        seed=experiment.seed,
-        test=experiment.test,
-        validation=experiment.validation,
-    )
-
-
-def prepare(experiment: Experiment, federation: Federation, model: models.Pair | None = None) -> Job:
-    """Check that everything fits together, before anything starts."""
-    algorithm = algorithms.compose(experiment.algorithm, experiment.set)
-    for name in experiment.party:
-        if name not in federation.names:
-            raise unknown("party called", name, federation.names)
-    device = _device(experiment.device)
-    training = experiment.training()
-    parties = []
-    tasks: dict[str, Task] = {}
-    for i, (name, data) in enumerate(federation.parties.items()):
-        own = experiment.party.get(name)
-        which = (own and own.model) or experiment.model
-        if which not in tasks:
-            chosen = model if model is not None and not (own and own.model) else which
-            network = models.build(chosen, federation.shape, federation.classes)
-            private = batchnorm_private(network, experiment.bn)
-            tasks[which] = Task(network, federation.classes, experiment.cut or network.cut, private)
-        task = tasks[which]
-        changes = own.model_dump(exclude={"model"}, exclude_none=True) if own else {}
-        if "epochs" in changes:
-            changes["steps"] = None  # a party's own epochs come before the experiment's steps
-        how = replace(training, **changes, min_batch=2 if task.network.norms else 1)
-        if how.batch < how.min_batch:
-            raise Refusal(f"{task.network.name} has BatchNorm, which needs batches of at least 2: raise --batch.")
-        parties.append(Party(i, name, task, how, _moved(data, device), len(federation.names)))
-    shared = replace(training, min_batch=max(p.training.min_batch for p in parties))
-    info = Info(tuple(federation.names), tuple(federation.sizes), tuple(p.task for p in parties), shared, federation.shape)
-    algorithm.check(info)
-    job = Job(experiment, federation, algorithm, parties, info)
-    return replace(job, experiment=_with_engine(job, device))
-
-
-def _device(wish: str) -> torch.device:
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if wish == "auto":
-        return torch.device(next(d for d in ("cuda", "mps", "cpu") if available[d]))
-    if not available[wish]:
-        raise Refusal(f"There is no {wish} device here: use --device auto or cpu.")
-    return torch.device(wish)
-
-
-def _moved(data: PartyData, device: torch.device) -> PartyData:
-    def move(samples: Samples) -> Samples:
-        return Samples(samples.x.to(device), samples.y.to(device))
-
-    return data if device.type == "cpu" else PartyData(move(data.train), move(data.validation), move(data.test))
-
-
-def _with_engine(job: Job, device: torch.device) -> Experiment:
-    """What `auto` means here; it is saved with the run, so that resume uses the same."""
-    experiment = job.experiment
-    engine: str = experiment.engine
-    workers: int | None = experiment.workers or min(cores(), len(job.parties))
-    if engine == "auto":
-        # Forking workers costs a tenth of a second; a step some 0.2 ms and six flops a parameter and sample.
-        weights = sum(size for _, size in job.info.task.shapes.values()) / 4
-        seconds = job.steps() * (2e-4 + 6 * weights * experiment.batch / 2e10)
-        engine = "process" if device.type == "cpu" and (workers or 1) > 1 and seconds > 1.0 else "loop"
-    if engine == "process" and device.type != "cpu":
-        raise Refusal("The process engine works on the CPU: use --engine loop with another device.")
-    workers = workers if engine == "process" else None
-    return experiment.but(engine=engine, workers=workers, device=device.type, parties=len(job.parties))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from comity.core.net import Ledger
-from comity.run import Job
+from comity.job import Job
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)

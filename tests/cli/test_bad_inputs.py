@@ -19,7 +19,8 @@ from harness import SMALL, Nursery, comity, complaint, contents, one_sentence, p
 import comity as library
 from comity import checkpoint
 from comity.config import experiment
-from comity.run import Quiet, federation_of, prepare, start
+from comity.job import Quiet, federation_of, prepare
+from comity.run import start
 
 
 def refused(*args: object, out: bool = True) -> str:

@@ -20,7 +20,7 @@ from torch import nn
 import comity
 from comity import checkpoint
 from comity.core import Params
-from comity.run import Quiet
+from comity.job import Quiet
 from comity.tables import read_ledger, read_metrics
 
 ROUNDS = 4

@@ -15,8 +15,8 @@ import comity
 from comity import checkpoint
 from comity.core import Net, Sealed, seal
 from comity.core.record import leaves, payload
+from comity.job import Quiet
 from comity.plan import traffic
-from comity.run import Quiet
 
 METHODS = sorted((Path(__file__).parent / "methods").glob("*.py"))
 TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv")

@@ -24,24 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import (
-    Algorithm,
-    Batch,
-    Info,
-    Key,
-    Loss,
-    Net,
-    Params,
-    Party,
-    Samples,
-    Task,
-    Traffic,
-    algorithm,
-    fit,
-    in_chunks,
-    option,
-    record,
-)  # fmt: skip
+from comity.core import *
 from comity.models.stack import Builder, flat, linear, relu
 
 

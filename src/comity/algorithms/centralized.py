@@ -11,21 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from comity.core import (
-    Algorithm,
-    Empty,
-    Info,
-    Key,
-    Model,
-    Net,
-    Params,
-    Party,
-    Samples,
-    Traffic,
-    algorithm,
-    fit,
-    record,
-)  # fmt: skip
+from comity.core import *
 
 
 @record

@@ -24,29 +24,7 @@ import torch
 from torch import Tensor
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import (
-    SHARES,
-    Algorithm,
-    Batch,
-    Info,
-    Key,
-    Model,
-    Net,
-    Params,
-    Party,
-    Refusal,
-    Task,
-    Traffic,
-    Wrapper,
-    algorithm,
-    average,
-    drop,
-    fit,
-    in_chunks,
-    option,
-    record,
-    with_task,
-)  # fmt: skip
+from comity.core import *
 
 OFFSET = "dbe.offset"
 MEAN = "dbe.mean"

@@ -13,24 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from comity.core import (
-    Algorithm,
-    Info,
-    Key,
-    Loss,
-    Model,
-    Net,
-    Params,
-    Party,
-    Refusal,
-    Task,
-    Traffic,
-    algorithm,
-    average,
-    drop,
-    fit,
-    keep,
-)  # fmt: skip
+from comity.core import *
 
 
 @algorithm

@@ -13,7 +13,7 @@ Deviations: averages are weighted by sample counts, as everywhere here; the auth
 from __future__ import annotations
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Task, algorithm
+from comity.core import *
 
 
 @algorithm

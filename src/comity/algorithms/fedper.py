@@ -12,7 +12,7 @@ Deviations: none.
 from __future__ import annotations
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Task, algorithm
+from comity.core import *
 
 
 @algorithm

@@ -15,7 +15,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Batch, Loss, Model, Params, Task, algorithm, option, trainable
+from comity.core import *
 
 
 @algorithm

@@ -13,7 +13,7 @@ from dataclasses import field
 from typing import ClassVar
 
 from comity.algorithms.dbe import Dbe
-from comity.core import algorithm
+from comity.core import *
 
 
 @algorithm

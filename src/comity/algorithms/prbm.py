@@ -13,7 +13,7 @@ from dataclasses import field
 from typing import Any
 
 from comity.algorithms.dbe import Dbe
-from comity.core import Info, Net, Traffic, algorithm
+from comity.core import *
 
 
 @algorithm

@@ -19,24 +19,7 @@ from typing import Any
 import torch
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import (
-    Info,
-    Key,
-    Net,
-    Params,
-    Party,
-    Refusal,
-    Traffic,
-    algorithm,
-    average,
-    drop,
-    fit,
-    is_buffer,
-    keep,
-    option,
-    record,
-    trainable,
-)  # fmt: skip
+from comity.core import *
 
 
 @record

@@ -8,7 +8,7 @@ Deviations: none.
 
 from __future__ import annotations
 
-from comity.core import Algorithm, Empty, Info, Key, Net, Params, Party, Traffic, algorithm, fit
+from comity.core import *
 
 
 @algorithm

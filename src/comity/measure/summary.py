@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from comity.core.net import SERVER, Note
 
 if TYPE_CHECKING:
-    from comity.run import Job
+    from comity.job import Job
 
 KINDS = ("up", "down", "peer", "setup", "eval")
 

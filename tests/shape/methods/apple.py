@@ -11,27 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from comity.core import (
-    Algorithm,
-    Batch,
-    Empty,
-    Info,
-    Key,
-    Model,
-    Net,
-    Params,
-    Party,
-    Sealed,
-    Traffic,
-    algorithm,
-    batches,
-    gradient,
-    option,
-    record,
-    run,
-    seal,
-    trainable,
-)  # fmt: skip
+from comity.core import *
 
 
 @record

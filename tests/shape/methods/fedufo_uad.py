@@ -14,27 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import (
-    Algorithm,
-    Batch,
-    Empty,
-    Info,
-    Key,
-    Model,
-    Net,
-    Params,
-    Party,
-    Samples,
-    Sealed,
-    Task,
-    Traffic,
-    algorithm,
-    average,
-    fit,
-    in_chunks,
-    record,
-    seal,
-)  # fmt: skip
+from comity.core import *
 from comity.models.stack import Builder, flat, linear, relu
 
 

@@ -8,25 +8,7 @@ Deviations: β = 1.
 
 from __future__ import annotations
 
-from comity.core import (
-    Algorithm,
-    Batch,
-    Info,
-    Key,
-    Model,
-    Net,
-    Params,
-    Party,
-    Traffic,
-    algorithm,
-    average,
-    batches,
-    gradient,
-    option,
-    record,
-    run,
-    trainable,
-)  # fmt: skip
+from comity.core import *
 
 
 @record

@@ -13,22 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from comity.core import (
-    Algorithm,
-    Batch,
-    Info,
-    Key,
-    Moments,
-    Net,
-    Params,
-    Party,
-    Traffic,
-    algorithm,
-    fit,
-    in_chunks,
-    option,
-    record,
-)  # fmt: skip
+from comity.core import *
 
 
 @record
