@@ -25,7 +25,7 @@ test: check
 	$(BIN)/pytest -n 2 --dist loadscope
 
 bench: $(VENV)/ready
-	cd benchmarks && ../$(BIN)/python overhead.py
+	cd benchmarks && ../$(BIN)/python overhead.py && ../$(BIN)/python checkpoints.py
 
 clean:
 	rm -rf $(VENV) demo build dist

@@ -325,9 +325,9 @@ def show(algo: Algo) -> None:
         screen.out.print()
 
 
-@data_app.command()
+@data_app.command("inspect")
 @with_experiment
-def inspect_(settings: Settings) -> None:
+def inspect_data(settings: Settings) -> None:
     """Who has what: training samples by party and class."""
     from comity import screen
     from comity.job import federation_of
@@ -344,10 +344,6 @@ def inspect_(settings: Settings) -> None:
     columns = ["party", *(["shift"] if shifts else []), "train", "validation", "test", *map(str, range(federation.classes))]
     title = f"{federation.name}: samples of shape {'x'.join(map(str, federation.shape))}, {federation.split.partition}"
     screen.table(columns, rows, title, words=1 + shifts)
-
-
-inspect_.__name__ = "inspect"
-data_app.registered_commands[-1].name = "inspect"
 
 
 def main() -> None:

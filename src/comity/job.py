@@ -11,9 +11,10 @@ import torch
 
 from comity import algorithms, models
 from comity.config import Experiment
-from comity.core.algorithm import Algorithm, Info, Party
+from comity.core.algorithm import Algorithm
 from comity.core.key import Key
 from comity.core.net import Ledger, Net
+from comity.core.party import Info, Party
 from comity.core.samples import PartyData, Samples
 from comity.core.task import Task, batchnorm_private
 from comity.data import Federation

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from comity.core.algorithm import Traffic
+from comity.core.party import Traffic
 from comity.core.record import payload
 from comity.core.site import Site
 from comity.job import Job, Quiet

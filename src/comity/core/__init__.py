@@ -3,19 +3,16 @@
 from comity.core.algorithm import (
     SHARES,
     Algorithm,
-    Info,
-    Party,
-    Traffic,
     Work,
     Wrapper,
     algorithm,
     average,
     option,
-    with_task,
 )
 from comity.core.fit import Fit, Loss, Moments, Training, batches, fit, gradient, run
 from comity.core.key import Key
 from comity.core.net import Net
+from comity.core.party import Info, Party, Traffic, with_task
 from comity.core.record import (
     Empty,
     Model,

@@ -6,17 +6,15 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor
 
-from comity.core.fit import Training
 from comity.core.key import Key
+from comity.core.party import Info, Party, Traffic
 from comity.core.record import Params, record
-from comity.core.samples import PartyData
-from comity.core.task import Task
 from comity.errors import Refusal
 
 if TYPE_CHECKING:
@@ -26,78 +24,6 @@ T = TypeVar("T")
 C = TypeVar("C", bound=type)
 Work = Callable[[Any, Any, "Party", Key], tuple[Any, Any]]
 """(party state, letter, party, key) -> (new party state, reply): all that ever happens at a party."""
-
-
-@dataclass(frozen=True)
-class Party:
-    """What a party knows of itself."""
-
-    id: int
-    name: str
-    task: Task
-    training: Training
-    data: PartyData
-    parties: int = 1
-    """How many parties there are."""
-    inbox: Mapping[int, Any] = field(default_factory=dict)
-    """Parcels from other parties, by sender, for the length of one work."""
-
-
-@dataclass(frozen=True)
-class Info:
-    """What everybody may know: exchanged once before round 1 and charged as `setup`."""
-
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-    tasks: tuple[Task, ...]
-    training: Training
-    shape: tuple[int, ...]
-    """The shape of one sample."""
-
-    @property
-    def parties(self) -> range:
-        """All parties' numbers."""
-        return range(len(self.names))
-
-    @property
-    def task(self) -> Task:
-        """The one task that all parties have."""
-        return self.tasks[0]
-
-    @property
-    def width(self) -> int:
-        """The width of the representation that all parties agree on."""
-        return self.tasks[0].width
-
-    def same_architecture(self, who: str) -> None:
-        """Refuse if parties have different networks: `who` exchanges weights."""
-        for name, task in zip(self.names, self.tasks, strict=True):
-            if task.shapes != self.task.shapes:
-                raise Refusal(
-                    f"{who} exchanges weights, so all parties need one architecture, but {name} has "
-                    f"{task.network.name} and {self.names[0]} has {self.task.network.name}."
-                )
-
-    def same_width(self, who: str) -> None:
-        """Refuse if parties' representations differ in width: `who` exchanges representations."""
-        for name, task in zip(self.names, self.tasks, strict=True):
-            if task.width != self.width:
-                raise Refusal(
-                    f"{who} exchanges representations, so all parties need one width, but {name}'s are {task.width} "
-                    f"wide and {self.names[0]}'s {self.width}."
-                )
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes in closed form, to be compared with the ledger."""
-
-    up: int = 0
-    down: int = 0
-    peer: int = 0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.up + other.up, self.down + other.down, self.peer + other.peer)
 
 
 def option(
@@ -286,8 +212,3 @@ def average(models: Mapping[int, Params], weights: Mapping[int, float]) -> Param
         torch._foreach_add_(sums, [models[i][k] for k in floating], alpha=weights[i])
     torch._foreach_div_(sums, total)
     return first | dict(zip(floating, sums, strict=True))
-
-
-def with_task(party: Party, task: Task) -> Party:
-    """The same party with another task."""
-    return replace(party, task=task)

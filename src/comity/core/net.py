@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from comity.core.algorithm import Algorithm, Info, Work, chain
+from comity.core.algorithm import Algorithm, Work, chain
 from comity.core.key import Key
+from comity.core.party import Info
 from comity.core.record import Sealed, payload, sealed_payload
 from comity.errors import ComityError
 

@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core.algorithm import Algorithm, Party, resolve
+from comity.core.algorithm import Algorithm, resolve
 from comity.core.codec import decode, encode
 from comity.core.fit import METER, Meter
 from comity.core.key import Key
 from comity.core.net import Call, Saved
+from comity.core.party import Party
 from comity.core.record import Sealed, leaves, on_device, record
 from comity.core.samples import Samples
 from comity.core.task import in_chunks

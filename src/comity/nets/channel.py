@@ -25,7 +25,7 @@ from comity.core.codec import flatten, unflatten
 
 ALIGN = 64
 PIECES = 512  # buffers per system call
-SPARE = 4  # memory files kept for reuse
+SPARE = 64  # memory files kept for reuse
 
 
 def _memory_file() -> int:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from comity.core.algorithm import Algorithm, Info, Party
+from comity.core.algorithm import Algorithm
 from comity.core.key import Key
 from comity.core.net import Call, Edge, Net, Saved
+from comity.core.party import Info, Party
 from comity.core.record import Sealed
 from comity.core.site import Site
 

@@ -15,16 +15,18 @@ from typing import Any
 
 import torch
 
-from comity.core.algorithm import Algorithm, Info, Party
+from comity.core.algorithm import Algorithm
 from comity.core.key import Key
 from comity.core.net import Call, Edge, Net, Saved
-from comity.core.record import Sealed
+from comity.core.party import Info, Party
+from comity.core.record import Sealed, payload
 from comity.core.site import Site
 from comity.errors import ComityError, Refusal, describe
 from comity.nets.channel import Channel
 from comity.nets.loop import Done, inboxes
 
-FLUSH_SECONDS = 0.2  # replies are sent in batches this far apart: few messages for many parties, live progress for few
+# Replies are sent in batches: few messages for many small ones, live progress for slow ones, large ones while in the cache.
+FLUSH_SECONDS, FLUSH_BYTES = 0.2, 4_000_000
 
 
 def deal(loads: list[int], workers: int) -> list[list[int]]:
@@ -159,12 +161,13 @@ def _worker(line: Channel, strangers: list[Channel], algorithm: Algorithm, parti
 def _answer(line: Channel, ask: dict[str, Any], sites: dict[int, Site]) -> None:
     match ask["do"]:
         case "work":
-            call, ready, flushed = Call(*ask["call"]), {}, time.monotonic()
+            call, ready, size, flushed = Call(*ask["call"]), {}, 0, time.monotonic()
             for left, (i, letter) in zip(range(len(ask["mail"]) - 1, -1, -1), ask["mail"].items(), strict=True):
                 ready[i] = sites[i].work(call, letter, ask["post"].get(i, {}))
-                if not left or time.monotonic() - flushed > FLUSH_SECONDS:
+                size += payload(ready[i])
+                if not left or size > FLUSH_BYTES or time.monotonic() - flushed > FLUSH_SECONDS:
                     line.send({"answers": ready, "last": not left})
-                    ready, flushed = {}, time.monotonic()
+                    ready, size, flushed = {}, 0, time.monotonic()
         case "save":
             folder, t = Path(ask["folder"]), ask["round"]
             line.send({"list": [tuple(saved) for site in sites.values() if (saved := site.save(folder, t))]})
