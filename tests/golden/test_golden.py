@@ -80,8 +80,8 @@ def test_no_golden_figures_without_an_algorithm() -> None:
 
 
 def test_golden_figures_say_something() -> None:
-    """Two rounds teach more than chance, and methods differ: otherwise the figures would guard nothing."""
+    """Two rounds teach some party more than chance, and methods differ: otherwise the figures would guard nothing."""
     found = {name: figures(name) for name in algorithms.names()}
-    assert all(min(f["accuracy"].values()) > 0.2 for f in found.values())
+    assert all(max(f["accuracy"].values()) > 0.2 for f in found.values())
     assert len({json.dumps(f["bytes"]) for f in found.values()}) > 4
     assert len({json.dumps(f["accuracy"]) for f in found.values()}) > 4

@@ -92,7 +92,7 @@ class Dbe(Wrapper):
     def check_host(cls, host: Algorithm, name: str, wrapper: str) -> None:
         if isinstance(host, Wrapper):
             raise Refusal(f"{wrapper} cannot go around a method that is already wrapped.")
-        if not isinstance(host, FedAvg):
+        if not isinstance(host, FedAvg) or host.shares not in ("model", "body"):
             raise Refusal(f"{name}+{wrapper} makes no sense: {name} {SHARES[host.shares]}; there is no averaged extractor.")
         if host.shares == "body" and cls.has_offset:
             raise Refusal(f"{name} keeps its head at the party, so an offset before it would be redundant: use {name}+mr.")

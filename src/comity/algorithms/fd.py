@@ -1,0 +1,102 @@
+"""FD: Jeong et al., Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation, 2018.
+
+Idea: no weights cross, only each party's mean logits per class; every party is pulled to what the others answer for a sample's
+class. Parties may have different architectures.
+
+Eq. 1, with the thesis' choices: CE(F_i(x), y) + γ · mean ‖logits(x) − Ḡ^y‖² / C, with Ḡ^c = Σ_j n_jc Ḡ_j^c / Σ_j n_jc.
+
+Symbols: Ḡ_j^c = party j's mean logits over its samples of class c; n_jc = how many there are; γ = weight of the distillation.
+Deviations: defaults are those of the representation-sharing thesis, which uses FD as its baseline (squared error, γ = 10, means
+pooled over all parties, oneself included). The paper leaves oneself out and compares softmax outputs by cross-entropy:
+exclude_self=true, distance=ce. Mean logits are taken after local training, in evaluation mode. Classes that nobody has
+shown yet teach nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from comity.core import *
+
+
+@record
+class Answers:
+    """Mean logits by class (rows), and over how many samples."""
+
+    logits: Tensor
+    counts: Tensor
+
+
+@record
+class Bank:
+    """What the server keeps: each party's last answers."""
+
+    classes: int
+    last: dict[int, Answers]
+
+
+@record
+class Teacher:
+    """What a party is taught: mean logits by class, and which classes are known."""
+
+    logits: Tensor
+    known: Tensor
+
+
+@algorithm
+class Fd(Algorithm):
+    shares = "representations"
+    self_contained = True
+    bytes_formula = "Σ_t |S_t| · (8·C² + 5·C): logits both ways, counts up, a mask of known classes down"
+
+    gamma: float = option(10.0, "γ, weight of the distillation", minimum=0)
+    distance: Literal["mse", "ce"] = option("mse", "between own and mean logits: squared error, or cross-entropy of softmaxes")
+    exclude_self: bool = option(False, "teach a party by the others only, as the paper does")
+
+    def server(self, key: Key, info: Info) -> Bank:
+        return Bank(info.task.classes, {})
+
+    def client(self, key: Key, party: Party) -> Params:
+        return party.task.init(key)
+
+    def view(self, s: Bank, i: int) -> Teacher:
+        sums, total = torch.zeros(s.classes, s.classes), torch.zeros(s.classes)
+        for j, answers in sorted(s.last.items()):
+            if not (self.exclude_self and j == i):
+                sums = sums + answers.logits.cpu() * answers.counts.cpu()[:, None]
+                total = total + answers.counts.cpu()
+        return Teacher(sums / total.clamp(min=1)[:, None], total > 0)
+
+    def round(self, s: Bank, net: Net, t: int) -> Bank:
+        return Bank(s.classes, s.last | net.call(self.local, {i: self.view(s, i) for i in net.sample(t)}))
+
+    def local(self, F_i: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, Answers]:
+        task, train = party.task, party.data.train
+        F_i = fit(self.eq1(task, on_device(m, train.x.device)), F_i, train, key, party.training).theta
+        logits = in_chunks(lambda x: task.logits(F_i, x), train.x)
+        counts = torch.bincount(train.y, minlength=task.classes)
+        sums = torch.zeros(task.classes, task.classes, device=logits.device).index_add_(0, train.y, logits)
+        return F_i, Answers(sums / counts.clamp(min=1)[:, None], counts.int())
+
+    def eq1(self, task: Task, m: Teacher) -> Loss:
+        def loss(F_i: Params, batch: Batch) -> Tensor:
+            own = task.head(F_i, task.features(F_i, batch.x, train=True), train=True)
+            taught, target = m.known[batch.y].float(), m.logits[batch.y]
+            if self.distance == "mse":
+                gap = (own - target).square().mean(1)
+            else:
+                gap = F.cross_entropy(own, target.softmax(1), reduction="none")
+            return F.cross_entropy(own, batch.y) + self.gamma * (taught * gap).mean()
+
+        return loss
+
+    def model(self, F_i: Params, m: Teacher, party: Party) -> Params:
+        return F_i
+
+    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
+        c = info.task.classes
+        return Traffic(up=len(cohort) * (4 * c * c + 4 * c), down=len(cohort) * (4 * c * c + c))

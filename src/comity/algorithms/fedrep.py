@@ -1,0 +1,34 @@
+"""FedRep: Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021.
+
+Idea: FedPer with the two parts trained in turn: first the party's own head on the received body, then the body under that
+head.
+
+Algorithm 1: h_i ← τ_h epochs of SGD on the head with the body φ^t frozen; φ_i ← E epochs with h_i frozen;
+φ^{t+1} ← Σ_i (n_i / n_S) φ_i.
+
+Symbols: φ = the stages up to the cut, shared; h_i = the head, at the party.
+Deviations: the average is weighted by sample counts, as everywhere here (the paper's parties are of equal size). Ten head
+epochs are those of the paper's experiments; the body's epochs are the experiment's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from comity.algorithms.fedper import FedPer
+from comity.core import *
+
+
+@algorithm
+class FedRep(FedPer):
+    head_epochs: int = option(10, "τ_h, epochs on the head before the body is trained", minimum=0)
+
+    def local(self, mine: Any, m: Any, party: Party, key: Key) -> tuple[Any, Any]:
+        task, train, loss = party.task, party.data.train, self.loss(party.task, m)
+        first = replace(party.training, epochs=self.head_epochs, steps=None)
+        theta = fit(loss, m.theta | mine, train, key.fold("head"), first, only=task.head_names).theta
+        body = frozenset(theta.keys() - task.head_names)
+        theta = fit(loss, theta, train, key, party.training, only=body).theta
+        kept = self.kept(task)
+        return keep(theta, kept), Model(drop(theta, kept))

@@ -1,0 +1,27 @@
+"""LG-FedAvg: Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global Representations, 2020.
+
+Idea: the mirror image of FedPer. Each party learns its own representation; only the head on top of it is averaged.
+
+Algorithm 1: (θ_i^l, θ_i^g) ← SGD from (θ_i^l, θ^g); θ^g ← Σ_i (n_i / n) θ_i^g.
+
+Symbols: θ^l = the stages up to the cut, local; θ^g = the head, global.
+Deviations: no FedAvg warm-up before the split (optional in the authors' code); no unsupervised auxiliary losses.
+"""
+
+from __future__ import annotations
+
+from comity.algorithms.fedavg import FedAvg
+from comity.core import *
+
+
+@algorithm
+class LgFedAvg(FedAvg):
+    shares = "head"
+    bytes_formula = "2 · Σ_t |S_t| · S_head"
+
+    @property
+    def one_model(self) -> bool:
+        return False
+
+    def kept(self, task: Task) -> frozenset[str]:
+        return task.private | (task.shapes.keys() - task.head_names)

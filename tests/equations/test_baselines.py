@@ -1,0 +1,122 @@
+"""FedRep, LG-FedAvg and FD: what stays, what is trained when, and their reductions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from toys import batch_of, federation, noise, party_of, samples, task_of
+
+import comity
+from comity.algorithms.fd import Answers, Bank, Fd, Teacher
+from comity.algorithms.fedrep import FedRep
+from comity.core import Key, Model, Training, drop, keep
+
+SIZES = (9, 14, 6)
+SETTINGS = {"model": "mlp2(width=7)", "rounds": 2, "engine": "loop", "lr": 0.1, "batch": 4}
+
+
+def weights(method: str, **settings: object) -> list[dict[str, torch.Tensor]]:
+    result = comity.run(method, federation(SIZES), **SETTINGS | settings)
+    return [result.model(name).theta for name in result.job.info.names]
+
+
+def test_lg_fedavg_shares_the_head_and_nothing_else():
+    a, b, _ = weights("lg-fedavg")
+    heads = {k for k in a if k.startswith("fc3")}
+    assert all(torch.equal(a[k], b[k]) == (k in heads) for k in a)
+
+
+def test_lg_fedavg_and_fedper_share_complementary_parts():
+    total = comity.run("fedavg", federation(SIZES), **SETTINGS).summary["bytes"]["up"]
+    parts = [comity.run(m, federation(SIZES), **SETTINGS).summary["bytes"]["up"] for m in ("lg-fedavg", "fedper")]
+    assert sum(parts) == total
+
+
+@pytest.mark.parametrize("wrapper", ["dbe", "mr", "prbm"])
+def test_nothing_of_dbe_goes_around_a_method_without_a_shared_extractor(wrapper):
+    with pytest.raises(comity.Refusal, match="keeps the extractor"):
+        comity.run(f"lg-fedavg+{wrapper}", federation(SIZES), **SETTINGS)
+
+
+def test_fedrep_alg1_head_first_then_body():
+    """By hand: the head moves on the received body, the body then moves under the new head."""
+    task, data = task_of("mlp2(width=5)", (6,), 3), samples(8, (6,), 3)
+    theta = task.init(Key(1))
+    heads = task.head_names
+    how = Training(lr=0.1, batch=8)
+    method = FedRep(head_epochs=1)
+    mine, reply = method.local(keep(theta, heads), Model(drop(theta, heads)), party_of(task, data, how), Key(3))
+
+    def step(at: dict[str, torch.Tensor], names: frozenset[str]) -> dict[str, torch.Tensor]:
+        free = {k: v.clone().requires_grad_() for k, v in at.items()}
+        loss = F.cross_entropy(task.logits(free, data.x), data.y)
+        grads = dict(zip(free, torch.autograd.grad(loss, list(free.values())), strict=True))
+        return {k: (v - 0.1 * grads[k] if k in names else v).detach() for k, v in free.items()}
+
+    after_head = step(theta, heads)
+    after_both = step(after_head, frozenset(theta.keys() - heads))
+    assert mine.keys() == heads
+    for k, v in (mine | reply.theta).items():
+        assert torch.allclose(v, after_both[k], atol=1e-6)
+
+
+def test_fedrep_without_head_epochs_never_moves_the_head():
+    start = task_of("mlp2(width=7)", (6,), 3)
+    initial = start.init(Key.root(0).fold("init"))
+    for theta in weights("fedrep", head_epochs=0):
+        assert all(torch.equal(theta[k], initial[k]) for k in start.head_names)
+
+
+def test_fedrep_takes_mr():
+    plain, regularised = weights("fedrep"), weights("fedrep+mr", kappa=50)
+    assert any(not torch.equal(plain[0][k], regularised[0][k]) for k in plain[0])
+
+
+@pytest.mark.parametrize("distance", ["mse", "ce"])
+def test_fd_gamma_0_is_solo(distance):
+    ours, alone = weights("fd", gamma=0, distance=distance), weights("solo")
+    assert all(torch.equal(a[k], b[k]) for a, b in zip(ours, alone, strict=True) for k in a)
+
+
+def test_fd_with_distillation_is_not_solo():
+    assert any(not torch.equal(a[k], b[k]) for a, b in zip(weights("fd"), weights("solo"), strict=True) for k in a)
+
+
+def two_parties() -> Bank:
+    one = Answers(torch.tensor([[1.0, 0.0], [0.0, 4.0]]), torch.tensor([3, 1], dtype=torch.int32))
+    two = Answers(torch.tensor([[5.0, 2.0], [9.0, 9.0]]), torch.tensor([1, 0], dtype=torch.int32))
+    return Bank(2, {0: one, 1: two})
+
+
+def test_fd_pools_by_class_counts():
+    teacher = Fd().view(two_parties(), 0)
+    assert torch.equal(teacher.logits, torch.tensor([[2.0, 0.5], [0.0, 4.0]]))  # (3·1 + 1·5)/4, (3·0 + 1·2)/4
+    assert teacher.known.tolist() == [True, True]
+
+
+def test_fd_excluding_oneself_leaves_unseen_classes_out():
+    teacher = Fd(exclude_self=True).view(two_parties(), 0)
+    assert torch.equal(teacher.logits[0], torch.tensor([5.0, 2.0]))
+    assert teacher.known.tolist() == [True, False]
+
+
+def test_fd_eq1_by_hand():
+    task, data = task_of("mlp2(width=5)", (6,), 3), samples(7, (6,), 3)
+    theta, batch = task.init(Key(1)), batch_of(data)
+    target, known = noise(3, 3), torch.tensor([True, False, True])
+    own = task.logits(theta, data.x)
+    mask = known[data.y].float()
+    for distance in ("mse", "ce"):
+        value = Fd(gamma=2.0, distance=distance).eq1(task, Teacher(target, known))(theta, batch)
+        t = target[data.y]
+        gap = (own - t).square().sum(1) / 3 if distance == "mse" else -(t.softmax(1) * own.log_softmax(1)).sum(1)
+        by_hand = F.cross_entropy(own, data.y) + 2.0 * (mask * gap).mean()
+        assert value == pytest.approx(by_hand.item(), abs=1e-6)
+
+
+def test_fd_lets_architectures_differ():
+    names = federation(SIZES).names
+    result = comity.run("fd", federation(SIZES), **SETTINGS | {"party": {names[1]: {"model": "linear"}}})
+    assert result.model(names[1]).task.network.name == "linear"
+    assert result.model(names[0]).task.network.name == "mlp2"
