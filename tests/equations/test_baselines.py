@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 from toys import batch_of, federation, noise, party_of, samples, task_of
 
 import comity
+from comity.algorithms.ditto import Ditto
+from comity.algorithms.ditto import Own as DittoOwn
 from comity.algorithms.fd import Answers, Bank, Fd, Teacher
 from comity.algorithms.fedrep import FedRep
+from comity.algorithms.moon import contrast
 from comity.core import Key, Model, Training, drop, keep
 
 SIZES = (9, 14, 6)
@@ -120,3 +125,74 @@ def test_fd_lets_architectures_differ():
     result = comity.run("fd", federation(SIZES), **SETTINGS | {"party": {names[1]: {"model": "linear"}}})
     assert result.model(names[1]).task.network.name == "linear"
     assert result.model(names[0]).task.network.name == "mlp2"
+
+
+def test_moon_eq3_by_hand():
+    z, g, p = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]), torch.tensor([[0.0, 3.0]])
+    near, far = 1 / math.sqrt(2) / 0.5, 0.0
+    by_hand = -math.log(math.exp(near) / (math.exp(near) + math.exp(far)))
+    assert contrast(z, g, p, tau=0.5).item() == pytest.approx(by_hand, abs=1e-6)
+
+
+def test_moon_eq3_is_log_2_in_a_partys_first_round():
+    """Previous and received model are one, so both similarities are equal."""
+    z, g = noise(4, 5), noise(4, 5, seed=1)
+    assert contrast(z, g, g, tau=0.5).item() == pytest.approx(math.log(2), abs=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{}, {"model": "fedbn-cnn(scale=0.05)", "shape": True}])
+def test_moon_mu_0_is_fedavg(settings):
+    fed = federation(SIZES, shape=(1, 8, 8)) if settings else federation(SIZES)
+    chosen = SETTINGS | {"rounds": 3} | ({"model": settings["model"]} if settings else {})
+    ours, parent = (comity.run(m, fed, **chosen | extra) for m, extra in (("moon", {"mu": 0}), ("fedavg", {})))
+    a, b = ours.model(fed.names[0]).theta, parent.model(fed.names[0]).theta
+    assert all(torch.equal(a[k], b[k]) for k in b)
+
+
+def test_moon_first_round_is_fedavg_up_to_the_constant_gradient():
+    """With z_prev = z_glob the contrast's gradient vanishes: softplus(0) of equal similarities."""
+    ours, parent = weights("moon", rounds=1, mu=10), weights("fedavg", rounds=1)
+    assert all(torch.allclose(a[k], b[k], atol=1e-6) for a, b in zip(ours, parent, strict=True) for k in b)
+    later, fedavg = weights("moon", rounds=3, mu=10), weights("fedavg", rounds=3)
+    assert any(not torch.allclose(later[0][k], fedavg[0][k], atol=1e-4) for k in fedavg[0])
+
+
+def test_moon_takes_dbe():
+    assert "dbe.offset" in weights("moon+dbe", **{"set": {"dbe.kappa": 1}})[0]
+
+
+def test_ditto_lambda_0_is_solo():
+    ours, alone = weights("ditto", lam=0, rounds=3), weights("solo", rounds=3)
+    assert all(torch.equal(a[k], b[k]) for a, b in zip(ours, alone, strict=True) for k in b)
+
+
+def test_ditto_trains_the_global_model_as_fedavg():
+    sent = {
+        m: [row for row in comity.run(m, federation(SIZES), **SETTINGS).ledger if row.kind in ("up", "down")]
+        for m in ("ditto", "fedavg")
+    }
+    assert sent["ditto"] == sent["fedavg"]
+
+
+def test_ditto_step_by_hand():
+    """v ← v − η (∇F(v) + λ (v − w)), one full-batch step away from w."""
+    task, data = task_of("mlp2(width=5)", (6,), 3), samples(8, (6,), 3)
+    w, v = task.init(Key(1)), task.init(Key(2))
+    method = Ditto(lam=0.5)
+    mine, _ = method.local(DittoOwn({}, v), Model(w), party_of(task, data, Training(lr=0.1, batch=8)), Key(3))
+    free = {k: x.clone().requires_grad_() for k, x in v.items()}
+    grads = torch.autograd.grad(F.cross_entropy(task.logits(free, data.x), data.y), list(free.values()))
+    for (k, x), g in zip(v.items(), grads, strict=True):
+        assert torch.allclose(mine.v[k], x - 0.1 * (g + 0.5 * (x - w[k])), atol=1e-6)
+
+
+def test_ditto_mr_leaves_the_personal_model_alone_at_lambda_0():
+    """MR is asked of shared parameters only (DBE 5.2.3): with no pull to w, v_i is SOLO whatever κ is."""
+    ours, alone = weights("ditto(lam=0)+mr", kappa=50, rounds=3), weights("solo", rounds=3)
+    assert all(torch.equal(a[k], b[k]) for a, b in zip(ours, alone, strict=True) for k in b)
+
+
+@pytest.mark.parametrize("host", ["ditto", "fedrep", "fedper"])
+def test_an_offset_is_refused_where_models_are_personal_already(host):
+    with pytest.raises(comity.Refusal, match=rf"use {host}\+mr"):
+        comity.run(f"{host}+dbe", federation(SIZES), **SETTINGS)

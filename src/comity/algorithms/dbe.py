@@ -52,6 +52,10 @@ class Biased(Task):
     def head_names(self) -> frozenset[str]:
         return self.host_heads  # what the host calls its head: a cut of the wrapper's own must not move it
 
+    @property
+    def personal(self) -> Task:
+        return replace(self, kappa=0.0)  # MR is for shared parameters
+
     def init(self, key: Key) -> Params:
         theta = super().init(key)
         return theta | {OFFSET: torch.zeros(self.z_shape)} if self.offset else theta
@@ -94,8 +98,8 @@ class Dbe(Wrapper):
             raise Refusal(f"{wrapper} cannot go around a method that is already wrapped.")
         if not isinstance(host, FedAvg) or host.shares not in ("model", "body"):
             raise Refusal(f"{name}+{wrapper} makes no sense: {name} {SHARES[host.shares]}; there is no averaged extractor.")
-        if host.shares == "body" and cls.has_offset:
-            raise Refusal(f"{name} keeps its head at the party, so an offset before it would be redundant: use {name}+mr.")
+        if cls.has_offset and (host.shares == "body" or host.self_contained):
+            raise Refusal(f"{name} is personalised already, so an offset would be redundant: use {name}+mr.")
 
     def check(self, info: Info) -> None:
         super().check(replace(info, tasks=tuple(map(self.at_cut, info.tasks))))  # refuses a stage that is not there

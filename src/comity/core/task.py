@@ -99,6 +99,11 @@ class Task:
         """What the model weighs on the wire."""
         return sum(size for name, (_, size) in self.shapes.items() if name not in without)
 
+    @property
+    def personal(self) -> Task:
+        """The task without what a wrapper asks of shared parameters only: for models that never leave the party."""
+        return self
+
     def keeping(self, names: frozenset[str]) -> Task:
         """The same task with these names private too."""
         return replace(self, private=self.private | names)

@@ -1,0 +1,56 @@
+"""Ditto: Li et al., Fair and Robust Federated Learning Through Personalization, ICML 2021.
+
+Idea: beside the global model of FedAvg, which it trains and uploads as usual, each party trains a model of its own that is
+held near the global one.
+
+Eq. (Ditto): min_{v_i} F_i(v_i) + (λ/2) ‖v_i − w‖², with w from FedAvg.
+Algorithm 1: v_i ← v_i − η (∇F_i(v_i) + λ (v_i − w^t)), anchored to the received w^t.
+
+Symbols: w = the global model; v_i = the personal model, which is deployed.
+Deviations: v_i is trained for the experiment's epochs, on the same batches as w_i. λ = 1 (the paper tunes {0.1, 1, 2}). Wrappers'
+terms for shared parameters go to w_i only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from comity.algorithms.fedavg import FedAvg
+from comity.core import *
+
+
+@record
+class Own:
+    """What a party keeps: the private parameters of its copy of w, and v_i."""
+
+    private: Params
+    v: Params
+
+
+@algorithm
+class Ditto(FedAvg):
+    self_contained = True
+    lam: float = option(1.0, "λ, pull of the personal model to the global one", minimum=0)
+
+    @property
+    def one_model(self) -> bool:
+        return False
+
+    def client(self, key: Key, party: Party) -> Own:
+        return Own(super().client(key, party), party.task.init(key))
+
+    def local(self, mine: Own, m: Model, party: Party, key: Key) -> tuple[Own, Model]:
+        anchor = trainable(m.theta)
+        personal = party.task.personal
+
+        def near(v: Params, batch: Batch) -> Tensor:
+            distance = sum((v[k] - w).square().sum() for k, w in anchor.items())
+            return personal.loss(v, batch) + self.lam / 2 * distance
+
+        private, reply = super().local(mine.private, m, party, key)
+        return Own(private, fit(near, mine.v, party.data.train, key, party.training).theta), reply
+
+    def model(self, mine: Own, m: Any, party: Party) -> Params:
+        return mine.v
