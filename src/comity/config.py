@@ -7,13 +7,24 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from comity.core.fit import Training
 from comity.errors import Refusal, unknown
 from comity.spec import call, parse, split
+
+
+def _found(names: Any) -> Any:
+    """Names with the paths of users' files made absolute, so that a run can be resumed from anywhere."""
+    if not isinstance(names, str) or ".py" not in names:
+        return names
+    specs = [parse(part) for part in split(names, "+")]
+    return "+".join(str(replace(s, name=str(Path(s.name).resolve()) if s.name.endswith(".py") else s.name)) for s in specs)
+
+
+Named = Annotated[str, BeforeValidator(_found)]
 
 
 class PartySettings(BaseModel):
@@ -21,7 +32,7 @@ class PartySettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str | None = None
+    model: Named | None = None
     lr: float | None = Field(None, gt=0, allow_inf_nan=False)
     batch: int | None = Field(None, ge=1)
     epochs: int | None = Field(None, ge=1)
@@ -33,11 +44,11 @@ class Experiment(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    algorithm: str = Field("fedavg", description="method, with wrappers: fedavg+dbe")
-    data: str = Field("digits", description="dataset by name, or a user's file")
+    algorithm: Named = Field("fedavg", description="method, with wrappers: fedavg+dbe")
+    data: Named = Field("digits", description="dataset by name, or a user's file")
     partition: str = Field("dirichlet(alpha=0.5)", description="how samples are dealt to parties, or a saved split.json")
     parties: int = Field(10, ge=1, description="number of parties")
-    model: str = Field("mlp2", description="network by name, or a user's file")
+    model: Named = Field("mlp2", description="network by name, or a user's file")
     rounds: int = Field(20, ge=1, description="communication rounds")
     epochs: int = Field(1, ge=1, description="local epochs a round")
     steps: int | None = Field(None, ge=1, description="local steps a round, instead of epochs")
@@ -87,9 +98,8 @@ def experiment(settings: Mapping[str, Any]) -> Experiment:
             raise unknown("setting called", str(name), Experiment.model_fields)
         if isinstance(given, bool):
             raise Refusal(f"{name} cannot be {str(given).lower()}.")
-    files = {name: _found(settings[name]) for name in ("algorithm", "model", "data") if name in settings}
     try:
-        made = Experiment.model_validate(dict(settings) | files | {"set": _flat(settings.get("set", {}))})
+        made = Experiment.model_validate(dict(settings) | {"set": _flat(settings.get("set", {}))})
     except ValidationError as why:
         raise Refusal(_sentence(why)) from why
     if made.steps is not None and "epochs" in settings and settings["epochs"] != 1:
@@ -99,14 +109,6 @@ def experiment(settings: Mapping[str, Any]) -> Experiment:
             raise Refusal(f"Give {name} either epochs or steps, not both.")
     made.training()
     return made
-
-
-def _found(names: Any) -> Any:
-    """Names with the paths of users' files made absolute, so that a run can be resumed from anywhere."""
-    if not isinstance(names, str) or ".py" not in names:
-        return names
-    specs = [parse(part) for part in split(names, "+")]
-    return "+".join(str(replace(s, name=str(Path(s.name).resolve()) if s.name.endswith(".py") else s.name)) for s in specs)
 
 
 def _flat(table: Any) -> Any:
