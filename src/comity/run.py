@@ -150,7 +150,7 @@ def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result
             counters = {"bytes": dict(net.ledger.total), "seconds": dict(seconds), **_steps(net, server)}
             spent = checkpoints.seconds
             if checkpoints.due() or t == rounds:
-                checkpoints.save(t, s, net, tables.lengths | {}, counters)
+                checkpoints.save(t, s, net, dict(tables.lengths), counters)
             row = (trained - tick, evaluated - trained, checkpoints.seconds - spent)
             tables.add("timing.csv", [(t, *(f"{value:.4f}" for value in row))])
             progress.round(t, accuracy, net.ledger)

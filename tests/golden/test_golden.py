@@ -33,9 +33,12 @@ def digits() -> comity.Federation:
     return comity.Federation.from_arrays(parties, classes=10)
 
 
+SHOWN_AS = {"fd": "fd(gamma=2)"}  # at FD's gamma of 10, two rounds of weak teachers leave parties near chance
+
+
 def text(name: str) -> str:
     """A wrapper is shown around FedAvg."""
-    return f"fedavg+{name}" if issubclass(algorithms.find(name), Wrapper) else name
+    return f"fedavg+{name}" if issubclass(algorithms.find(name), Wrapper) else SHOWN_AS.get(name, name)
 
 
 @cache
@@ -80,8 +83,8 @@ def test_no_golden_figures_without_an_algorithm() -> None:
 
 
 def test_golden_figures_say_something() -> None:
-    """Two rounds teach some party more than chance, and methods differ: otherwise the figures would guard nothing."""
+    """Two rounds teach more than chance, and methods differ: otherwise the figures would guard nothing."""
     found = {name: figures(name) for name in algorithms.names()}
-    assert all(max(f["accuracy"].values()) > 0.2 for f in found.values())
+    assert all(min(f["accuracy"].values()) > 0.2 for f in found.values())
     assert len({json.dumps(f["bytes"]) for f in found.values()}) > 4
     assert len({json.dumps(f["accuracy"]) for f in found.values()}) > 4

@@ -179,7 +179,7 @@ class Net(ABC):
 
     @abstractmethod
     def state(self, i: int) -> Any:
-        """A party's state, for whoever acts on that party's behalf after the run (export, `Result.model`)."""
+        """A party's state, for whoever acts on that party's behalf: never for a round."""
 
     def close(self) -> None:
         """Let go of processes and connections."""
