@@ -33,7 +33,8 @@ def digits() -> comity.Federation:
     return comity.Federation.from_arrays(parties, classes=10)
 
 
-SHOWN_AS = {"fd": "fd(gamma=2)"}  # at FD's gamma of 10, two rounds of weak teachers leave parties near chance
+# With their defaults, two rounds leave parties of these near chance: FD's first teachers and Ditto's first anchor are weak.
+SHOWN_AS = {"fd": "fd(gamma=2)", "ditto": "ditto(lam=0.1)"}
 
 
 def text(name: str) -> str:
