@@ -169,6 +169,14 @@ def _finish(folder: Path, summary: dict[str, Any]) -> None:
         f"best {got['per_party'][got['best_party']]:.1%} ({got['best_party']})",
         soft_wrap=True,
     )
+    if got["unfinished"] is not None:
+        screen.out.print(f"before its last fine-tuning: {got['unfinished']:.1%}")
+    for name, new in summary["newcomers"].items():
+        screen.out.print(
+            f"newcomer {name}: offered {new['offered']:.1%}, after its warm-up {new['joined']:.1%}, "
+            f"alone {new['alone']:.1%}: {100 * new['gain']:+.1f} points by joining",
+            soft_wrap=True,
+        )
     screen.out.print(
         f"up {screen.size(sent['up'])}, down {screen.size(sent['down'])}, peer {screen.size(sent['peer'])}, "
         f"{summary['steps']} steps, {screen.duration(took['total'])}"

@@ -61,6 +61,10 @@ class Experiment(BaseModel):
     eval_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
     bn: Literal["all", "params_only", "none"] = Field("all", description="which BatchNorm values are shared")
     cut: str | None = Field(None, description="stage after which the representation is taken; the model's own unless told")
+    opt_state: Literal["reset", "keep"] = Field("reset", description="parties' optimizers from round to round: new, or kept")
+    last_batch: Literal["keep", "drop"] = Field("keep", description="an epoch's last batch if it is smaller than the others")
+    newcomers: int = Field(0, ge=0, description="parties held out until the end (the last ones), then joined and judged")
+    join_epochs: int = Field(10, ge=1, description="epochs of a newcomer's warm-up")
     seed: int = Field(0, ge=0, description="the one seed")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where tensors live")
     engine: Literal["auto", "loop", "process"] = Field("auto", description="where parties live")
@@ -70,12 +74,14 @@ class Experiment(BaseModel):
 
     def training(self) -> Training:
         """The settings of local training."""
+        common: dict[str, Any] = {name: getattr(self, name) for name in ("lr", "batch", "epochs", "steps")}
+        common["keep"] = self.opt_state == "keep"
 
         def sgd(momentum: float = 0.0, decay: float = 0.0) -> Training:
-            return Training("sgd", self.lr, momentum, decay, self.batch, self.epochs, self.steps)
+            return Training("sgd", momentum=momentum, decay=decay, **common)
 
         def adam(decay: float = 0.0) -> Training:
-            return Training("adam", self.lr, 0.0, decay, self.batch, self.epochs, self.steps)
+            return Training("adam", decay=decay, **common)
 
         kinds: dict[str, Callable[..., Training]] = {"sgd": sgd, "adam": adam}
         spec = parse(self.optimizer)

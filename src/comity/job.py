@@ -66,7 +66,7 @@ class Job:
 
     def cohort(self, t: int) -> list[int]:
         """The parties of round t."""
-        return Net.cohort(self.root, self.experiment.participation, len(self.parties), t)
+        return Net.cohort(self.root, self.experiment.participation, len(self.info.names), t)
 
     def steps(self) -> int:
         """Gradient steps of all parties in all rounds, if each work trains once."""
@@ -103,8 +103,11 @@ def prepare(experiment: Experiment, federation: Federation, model: models.Pair |
     for name in experiment.party:
         if name not in federation.names:
             raise unknown("party called", name, federation.names)
+    if experiment.newcomers >= len(federation.names):
+        raise Refusal(f"All {len(federation.names)} parties would be newcomers: at least one must be there from the start.")
     device = _device(experiment.device)
     training = experiment.training()
+    there = len(federation.names) - experiment.newcomers
     parties = []
     tasks: dict[str, Task] = {}
     for i, (name, data) in enumerate(federation.parties.items()):
@@ -119,12 +122,17 @@ def prepare(experiment: Experiment, federation: Federation, model: models.Pair |
         changes = own.model_dump(exclude={"model"}, exclude_none=True) if own else {}
         if "epochs" in changes:
             changes["steps"] = None  # a party's own epochs come before the experiment's steps
-        how = replace(training, **changes, min_batch=2 if task.network.norms else 1)
+        if i >= there:
+            changes |= {"epochs": experiment.join_epochs, "steps": None}
+        how = replace(training, **changes)
+        least = min(how.batch, len(data.train)) if experiment.last_batch == "drop" else 1
+        how = replace(how, min_batch=max(least, 2 if task.network.norms else 1))
         if how.batch < how.min_batch:
             raise Refusal(f"{task.network.name} has BatchNorm, which needs batches of at least 2: raise --batch.")
-        parties.append(Party(i, name, task, how, _moved(data, device), len(federation.names)))
-    shared = replace(training, min_batch=max(p.training.min_batch for p in parties))
-    info = Info(tuple(federation.names), tuple(federation.sizes), tuple(p.task for p in parties), shared, federation.shape)
+        parties.append(Party(i, name, task, how, _moved(data, device), there))
+    shared = replace(training, min_batch=2 if any(p.task.network.norms for p in parties) else 1, keep=False)
+    names, tasks_there = tuple(federation.names), tuple(p.task for p in parties[:there])
+    info = Info(names[:there], tuple(federation.sizes[:there]), tasks_there, shared, federation.shape, names[there:])
     algorithm.check(info)
     job = Job(experiment, federation, algorithm, parties, info)
     return replace(job, experiment=_with_engine(job, device))

@@ -34,6 +34,7 @@ class Plan:
 def traffic(job: Job) -> tuple[Traffic, list[Traffic]]:
     """Bytes in closed form: before round 1, and of each round."""
     rounds = [job.algorithm.traffic(job.info, job.cohort(t)) for t in range(1, job.experiment.rounds + 1)]
+    rounds[-1] += job.algorithm.finish_traffic(job.info)
     return job.algorithm.start_traffic(job.info), rounds
 
 

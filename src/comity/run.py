@@ -9,7 +9,7 @@ import platform
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -22,6 +22,7 @@ from torch import Tensor
 from comity import config, models
 from comity.checkpoint import Checkpoints, interval, locked, write_atomically
 from comity.config import Experiment
+from comity.core.algorithm import chain
 from comity.core.fit import METER, Meter
 from comity.core.net import Charge, Net, Note, Silence
 from comity.core.record import Empty, Params, on_device
@@ -75,15 +76,16 @@ class Result:
 
     def model(self, party: str) -> Deployed:
         """What that party would deploy after the last round."""
-        if party not in self.job.info.names:
-            raise unknown("party called", party, self.job.info.names)
+        everyone = self.job.info.names + self.job.info.newcomers
+        if party not in everyone:
+            raise unknown("party called", party, everyone)
         checkpoints = Checkpoints(self.folder / "checkpoints")
         if checkpoints.load() is None:
             raise ComityError(f"{self.folder} holds no checkpoint.")
-        i = self.job.info.names.index(party)
+        i = everyone.index(party)
         site = Site(self.job.algorithm, self.job.parties[i], self.job.root)
         saved = checkpoints.party_state(i)
-        mine = site.mine if saved is None else saved
+        mine = site.mine if saved is None else saved.mine
         letter = self.job.algorithm.view(checkpoints.server_state(), i)
         task = self.job.algorithm.at(site.party, mine).task
         return Deployed(task, self.job.algorithm.model(mine, letter, site.party))
@@ -129,17 +131,23 @@ def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result
             s, done = on_device(algorithm.server(job.root.fold("init"), job.info), device), -1
         progress.begin(job, max(done, 0))
         seconds["setup"] += time.perf_counter() - begin
-        for t in range(done + 1, rounds + 1):
+        last = rounds + bool(job.info.newcomers)
+        for t in range(done + 1, last + 1):
             tick = time.perf_counter()
             net.begin(t)
             if t == 0:
                 net.introduce()
                 s = algorithm.start(s, net)
-            else:
+            elif t <= rounds:
                 s = _round(job, net, s, t, server)
+            else:
+                s = _join(job, net, s)
             trained = time.perf_counter()
             accuracy = None
-            if t % job.experiment.eval_every == 0 or t == rounds:
+            if t == rounds and any(a.finishes for a in chain(algorithm)):
+                _evaluate(job, net, s, None, suffix="-unfinished")
+                s = algorithm.finish(s, net)
+            if (t % job.experiment.eval_every == 0 and t <= rounds) or t == rounds:
                 accuracy = _evaluate(job, net, s, folder if t == rounds else None)
             evaluated = time.perf_counter()
             tables.add("metrics.csv", net.notes)
@@ -149,7 +157,7 @@ def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result
             seconds["evaluate"] += evaluated - trained
             counters = {"bytes": dict(net.ledger.total), "seconds": dict(seconds), **_steps(net, server)}
             spent = checkpoints.seconds
-            if checkpoints.due() or t == rounds:
+            if checkpoints.due() or t == last:
                 checkpoints.save(t, s, net, dict(tables.lengths), counters)
             row = (trained - tick, evaluated - trained, checkpoints.seconds - spent)
             tables.add("timing.csv", [(t, *(f"{value:.4f}" for value in row))])
@@ -180,17 +188,37 @@ def _round(job: Job, net: Net, s: Any, t: int, server: Meter) -> Any:
         METER.reset(token)
 
 
-def _evaluate(job: Job, net: Net, s: Any, final: Path | None) -> float | None:
-    """Each party judges its own model; the mean test accuracy, and at the end which test samples were right."""
-    letters = {i: Empty() if job.algorithm.self_contained else job.algorithm.view(s, i) for i in job.info.parties}
-    judged: Mapping[int, Judgement] = net.evaluate(letters, final is not None)
-    right = count = 0
-    accuracies = []
+def _note(net: Net, judged: Mapping[int, Judgement], suffix: str = "") -> None:
     for i, judgement in judged.items():
         for split, score in (("validation", judgement.validation), ("test", judgement.test)):
             if score.count:
-                net.note("accuracy", score.correct / score.count, i, split)
-                net.note("loss", score.loss, i, split)
+                net.note("accuracy", score.correct / score.count, i, split + suffix)
+                net.note("loss", score.loss, i, split + suffix)
+
+
+def _letters(job: Job, s: Any, ids: Iterable[int]) -> dict[int, Any]:
+    return {i: Empty() if job.algorithm.self_contained else job.algorithm.view(s, i) for i in ids}
+
+
+def _join(job: Job, net: Net, s: Any) -> Any:
+    """Newcomers after the last round: what each is offered, what it has after its warm-up, and what it would have alone."""
+    late = job.info.late
+    _note(net, net.evaluate(_letters(job, s, late), final=False), "-offered")
+    _note(net, net.alone(late), "-alone")
+    s = job.algorithm.join(s, net, late)
+    _note(net, net.evaluate(_letters(job, s, late), final=False), "-joined")
+    return s
+
+
+def _evaluate(job: Job, net: Net, s: Any, final: Path | None, suffix: str = "") -> float | None:
+    """Each party judges its own model; the mean test accuracy, and at the end which test samples were right."""
+    judged: Mapping[int, Judgement] = net.evaluate(_letters(job, s, job.info.parties), final is not None)
+    _note(net, judged, suffix)
+    if suffix:
+        return None
+    right = count = 0
+    accuracies = []
+    for judgement in judged.values():
         accuracies.append(judgement.test.correct / judgement.test.count)
         right, count = right + judgement.test.correct, count + judgement.test.count
     if job.algorithm.one_model and not any(task.private for task in job.info.tasks):

@@ -18,6 +18,7 @@ from comity.algorithms.dbe import OFFSET
 from comity.core import Sealed, payload, seal
 from comity.core.algorithm import chain
 from comity.core.net import Call
+from comity.core.record import unseal
 from comity.measure.summary import KINDS
 from comity.nets.loop import LoopNet
 
@@ -129,7 +130,7 @@ def names_in(tree: Any) -> set[str]:
     if isinstance(tree, list | tuple):
         return {n for v in tree for n in names_in(v)}
     if isinstance(tree, Sealed):
-        return names_in(tree._content)
+        return names_in(unseal(tree))
     if is_dataclass(tree):
         return {n for f in fields(tree) for n in names_in(getattr(tree, f.name))}
     return set()
@@ -140,7 +141,7 @@ def tensors_in(tree: Any, sealed: bool = True) -> list[Tensor]:
     if isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, Sealed):
-        return tensors_in(tree._content) if sealed else []
+        return tensors_in(unseal(tree)) if sealed else []
     if is_dataclass(tree):
         tree = [getattr(tree, f.name) for f in fields(tree)]
     if isinstance(tree, dict):

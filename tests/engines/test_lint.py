@@ -132,10 +132,12 @@ def singletons(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def peeking(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Opening a parcel, or taking a party's state past the net."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr == "_content":
+        if isinstance(node, ast.Attribute) and (node.attr.startswith("_Sealed") or node.attr == "unseal"):
             yield node.lineno, "opens a sealed parcel"
-        if isinstance(node, ast.Constant) and node.value == "_content":
+        if isinstance(node, ast.Constant) and str(node.value).startswith("_Sealed"):
             yield node.lineno, "opens a sealed parcel by name"
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "unseal" for alias in node.names):
+            yield node.lineno, "imports what opens sealed parcels"
 
 
 def reaching(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -238,7 +240,12 @@ BAD = {
         "from functools import cache\n@cache\ndef f(x):\n    return x",
         "TABLE = {'a': 1}\nTABLE |= {'b': 2}",
     ],
-    peeking: ["parcel._content", "getattr(parcel, '_content')"],
+    peeking: [
+        "parcel._Sealed__content",
+        "getattr(parcel, '_Sealed__content')",
+        "from comity.core.record import unseal",
+        "record.unseal(parcel)",
+    ],
     reaching: ["net.state(3)", "self.net._sites[0]", "net.deliver(call, mail, {})"],
     engines: ["import comity.nets.loop", "from comity.nets import loop", "from comity import nets", "from .. import nets"],
 }

@@ -187,7 +187,7 @@ def test_alg1_initial_training_has_neither_offset_nor_regulariser_and_is_thrown_
     dbe = Dbe(host=FedAvg(), kappa=1000.0)
     net, s = net_of(dbe, task, [data], Training(lr=0.3, batch=100, epochs=4))
     theta = task.init(Key.root(0).fold("init"))
-    assert all(torch.equal(s[k], v) for k, v in theta.items())
+    assert all(torch.equal(s.host[k], v) for k, v in theta.items())
     assert not net.state(0).host[OFFSET].any()
     params = {k: v.clone().requires_grad_() for k, v in theta.items()}
     grads = torch.autograd.grad(F.cross_entropy(task.logits(params, data.x), data.y), list(params.values()))
@@ -246,7 +246,7 @@ def test_alg1_identical_parties_behave_as_one() -> None:
         dbe = Dbe(host=FedAvg(), kappa=2.0, mu=0.5)
         net, s = net_of(dbe, task, [data] * parties, how)
         s = rounds(dbe, net, s, 3)
-        ends.append((s, [net.state(i).host[OFFSET] for i in range(parties)]))
+        ends.append((s.host, [net.state(i).host[OFFSET] for i in range(parties)]))
     (alone, (offset,)), (together, offsets) = ends
     assert offset.abs().max() > 1e-3
     for other in offsets:
@@ -315,7 +315,7 @@ def test_table3_parties_draw_different_noise_on_what_they_upload() -> None:
     dbe = Dbe(host=FedAvg(), noise_s=1.0, noise_q=1.0)  # noise alone
     net, s = net_of(dbe, task, [data, data], Training(lr=0.0))
     net.begin(0)
-    replies = net.call(dbe.mean, {i: dbe.host.view(s, i) for i in (0, 1)})
+    replies = net.call(dbe.mean, {i: dbe.view(s, i) for i in (0, 1)})
     assert not torch.equal(replies[0].z, replies[1].z)
     consensus = net.state(0).own.z  # the mean of two draws with the same keys
     torch.testing.assert_close(consensus, (replies[0].z + replies[1].z) / 2, rtol=0, atol=1e-6)

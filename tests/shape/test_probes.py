@@ -14,7 +14,7 @@ import torch
 import comity
 from comity import checkpoint
 from comity.core import Net, Sealed, seal
-from comity.core.record import leaves, payload
+from comity.core.record import leaves, payload, unseal
 from comity.job import Quiet
 from comity.plan import traffic
 
@@ -72,7 +72,7 @@ class TestProbe:
         deliver = Net._exchange
 
         def watched(self, call, mail, post, up, down):
-            held = [*leaves(list(mail.values())), *leaves([p._content for p in post.values()])]
+            held = [*leaves(list(mail.values())), *leaves([unseal(p) for p in post.values()])]
             before = [t.clone() for t in held if isinstance(t, torch.Tensor)]
             replies = deliver(self, call, mail, post, up, down)
             after = [t for t in held if isinstance(t, torch.Tensor)]

@@ -112,6 +112,9 @@ class Adcol(Algorithm):
 
         return loss
 
+    def welcome(self, F_i: Params, m: Disc, party: Party, key: Key) -> tuple[Params, None]:
+        return self.local(F_i, m, party, key)[0], None
+
     def model(self, F_i: Params, m: Disc, party: Party) -> Params:
         return F_i
 

@@ -17,6 +17,7 @@ trained by the experiment's optimizer. Defaults are those of the 4-layer CNN: κ
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -118,10 +119,14 @@ class Dbe(Wrapper):
 
     def start(self, s: Any, net: Net) -> Any:
         s = super().start(s, net)
-        means = net.call(self.mean, {i: Model(self.host.view(s, i).theta) for i in net.info.parties})  # l.1-2
+        means = net.call(self.mean, {i: Model(self.view(s, i).theta) for i in net.info.parties})  # l.1-2
         z_bar = average({i: {MEAN: reply.z} for i, reply in means.items()}, dict(enumerate(net.info.sizes)))[MEAN]  # l.3
         net.call(self.agree, dict.fromkeys(net.info.parties, Mean(z_bar)))
-        return s
+        return replace(s, own=Mean(z_bar))
+
+    def join(self, s: Any, net: Net, ids: Iterable[int]) -> Any:
+        net.call(self.agree, dict.fromkeys(ids, s.own))
+        return super().join(s, net, ids)
 
     def mean(self, mine: Any, m: Model, party: Party, key: Key) -> tuple[Any, Mean]:
         """One epoch without PRBM and MR; report the mean, throw the weights away."""

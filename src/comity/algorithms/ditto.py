@@ -52,5 +52,8 @@ class Ditto(FedAvg):
         private, reply = super().local(mine.private, m, party, key)
         return Own(private, fit(near, mine.v, party.data.train, key, party.training).theta), reply
 
+    def settled(self, mine: Own, theta: Params) -> Own:
+        return mine
+
     def model(self, mine: Own, m: Any, party: Party) -> Params:
         return mine.v

@@ -94,6 +94,9 @@ class Fd(Algorithm):
 
         return loss
 
+    def welcome(self, F_i: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, None]:
+        return self.local(F_i, m, party, key)[0], None
+
     def model(self, F_i: Params, m: Teacher, party: Party) -> Params:
         return F_i
 

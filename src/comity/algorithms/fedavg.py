@@ -52,6 +52,14 @@ class FedAvg(Algorithm):
         kept = self.kept(party.task)
         return keep(done.theta, kept), Model(drop(done.theta, kept))
 
+    def welcome(self, mine: Any, m: Any, party: Party, key: Key) -> tuple[Any, None]:
+        mine, reply = self.local(mine, m, party, key)
+        return self.settled(mine, reply.theta), None
+
+    def settled(self, mine: Any, theta: Params) -> Any:
+        """The state of a newcomer that keeps what it trained from the received model."""
+        return theta | mine
+
     def loss(self, task: Task, m: Any) -> Loss:
         """The local objective; FedProx adds to it."""
         return task.loss

@@ -13,6 +13,7 @@ first previous model is the one it receives. μ = 1 (the paper tunes {0.1, 1, 5,
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -60,6 +61,9 @@ class Moon(FedAvg):
             return task.objective(theta, z, batch) + self.mu * contrast(z, z_glob, z_prev, self.tau)
 
         return eq4
+
+    def settled(self, mine: Own, theta: Params) -> Own:
+        return replace(mine, private=theta | mine.private)
 
     def model(self, mine: Own, m: Any, party: Party) -> Params:
         return dict(m.theta | mine.private)

@@ -9,7 +9,8 @@ Deviations: none.
 
 from __future__ import annotations
 
-from dataclasses import field
+from collections.abc import Iterable
+from dataclasses import field, replace
 from typing import Any
 
 from comity.algorithms.dbe import Dbe
@@ -25,7 +26,10 @@ class Prbm(Dbe):
     bytes_formula = "the host's"
 
     def start(self, s: Any, net: Net) -> Any:
-        return self.host.start(s, net)
+        return replace(s, host=self.host.start(s.host, net))
+
+    def join(self, s: Any, net: Net, ids: Iterable[int]) -> Any:
+        return replace(s, host=self.host.join(s.host, net, ids))
 
     def start_traffic(self, info: Info) -> Traffic:
         return self.host.start_traffic(info)

@@ -14,6 +14,7 @@ Deviations: none; l.16 averages uniformly, as printed. Option II assumes plain S
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -89,6 +90,9 @@ class Scaffold(FedAvg):
             return mine, Change(y, zeros(y))
         c_new = {k: (m.theta[k] - y[k]) / (done.steps * how.lr) - drift[k] for k in mine.c}  # l.12, option II
         return Own(private, c_new), Change(y, {k: c_new[k] - c for k, c in mine.c.items()})
+
+    def settled(self, mine: Own, theta: Params) -> Own:
+        return replace(mine, private=theta | mine.private)
 
     def model(self, mine: Own, m: Any, party: Party) -> Params:
         return dict(m.theta | mine.private)

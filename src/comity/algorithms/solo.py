@@ -33,6 +33,9 @@ class Solo(Algorithm):
     def local(self, F_i: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Empty]:
         return fit(party.task.loss, F_i, party.data.train, key, party.training).theta, Empty()
 
+    def welcome(self, F_i: Params, m: Empty, party: Party, key: Key) -> tuple[Params, None]:
+        return self.local(F_i, m, party, key)[0], None
+
     def model(self, F_i: Params, m: Empty, party: Party) -> Params:
         return F_i
 

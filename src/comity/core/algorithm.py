@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
 import torch
@@ -59,6 +59,8 @@ class Algorithm(ABC):
     """What crosses the wire, one of SHARES: wrappers look here to know whether they make sense."""
     self_contained: ClassVar[bool] = False
     """Whether `model` needs nothing from the server, so that evaluation sends nothing down."""
+    finishes: ClassVar[bool] = False
+    """Whether `finish` does anything: then models are judged before it, too."""
     bytes_formula: ClassVar[str] = ""
     """The closed form that `traffic` computes, as `comity show` prints it."""
 
@@ -93,6 +95,19 @@ class Algorithm(ABC):
     def round(self, s: Any, net: Net, t: int) -> Any:
         """One round: ordinary code over `net`."""
 
+    def finish(self, s: Any, net: Net) -> Any:
+        """Exchanges after the last round: fine-tuning, for instance."""
+        return s
+
+    def join(self, s: Any, net: Net, ids: Iterable[int]) -> Any:
+        """Newcomers after training: each gets what the server would send it now, and warms up."""
+        net.call(self.welcome, {i: self.view(s, i) for i in ids})
+        return s
+
+    def welcome(self, mine: Any, m: Any, party: Party, key: Key) -> tuple[Any, None]:
+        """A newcomer's warm-up by the method's own loss; unless told, it takes what it is sent as it is."""
+        return mine, None
+
     @abstractmethod
     def view(self, s: Any, i: int) -> Any:
         """What the server would send party i now."""
@@ -109,6 +124,10 @@ class Algorithm(ABC):
         """Bytes of `start` in closed form."""
         return Traffic()
 
+    def finish_traffic(self, info: Info) -> Traffic:
+        """Bytes of `finish` in closed form."""
+        return Traffic()
+
     @abstractmethod
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         """Bytes of one round with this cohort in closed form."""
@@ -116,7 +135,7 @@ class Algorithm(ABC):
 
 @record
 class Wrapped:
-    """A wrapped party's state: the host's, and the wrapper's own."""
+    """The state of a wrapped party or server: the host's, and the wrapper's own."""
 
     host: Any
     own: Any
@@ -154,21 +173,27 @@ class Wrapper(Algorithm):
     def check(self, info: Info) -> None:
         self.host.check(info)
 
-    def server(self, key: Key, info: Info) -> Any:
-        return self.host.server(key, info)
+    def server(self, key: Key, info: Info) -> Wrapped:
+        return Wrapped(self.host.server(key, info), None)
 
     def client(self, key: Key, party: Party) -> Wrapped:
         own = self.own(key, party)
         return Wrapped(self.host.client(key, self.lift(party, own)), own)
 
-    def start(self, s: Any, net: Net) -> Any:
-        return self.host.start(s, net)
+    def start(self, s: Wrapped, net: Net) -> Wrapped:
+        return replace(s, host=self.host.start(s.host, net))
 
-    def round(self, s: Any, net: Net, t: int) -> Any:
-        return self.host.round(s, net, t)
+    def round(self, s: Wrapped, net: Net, t: int) -> Wrapped:
+        return replace(s, host=self.host.round(s.host, net, t))
 
-    def view(self, s: Any, i: int) -> Any:
-        return self.host.view(s, i)
+    def finish(self, s: Wrapped, net: Net) -> Wrapped:
+        return replace(s, host=self.host.finish(s.host, net))
+
+    def join(self, s: Wrapped, net: Net, ids: Iterable[int]) -> Wrapped:
+        return replace(s, host=self.host.join(s.host, net, ids))
+
+    def view(self, s: Wrapped, i: int) -> Any:
+        return self.host.view(s.host, i)
 
     def model(self, mine: Wrapped, m: Any, party: Party) -> Params:
         return self.host.model(mine.host, m, self.lift(party, mine.own))
@@ -178,6 +203,9 @@ class Wrapper(Algorithm):
 
     def start_traffic(self, info: Info) -> Traffic:
         return self.host.start_traffic(info)
+
+    def finish_traffic(self, info: Info) -> Traffic:
+        return self.host.finish_traffic(info)
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         return self.host.traffic(info, cohort)

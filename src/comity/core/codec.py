@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from comity.core.record import Sealed, is_record, name_of, record_type
+from comity.core.record import Cipher, Sealed, is_record, name_of, record_type, unseal
 from comity.errors import ComityError
 
 Skeleton = Any
@@ -39,12 +39,14 @@ def flatten(tree: Any) -> tuple[Skeleton, list[Tensor]]:
             return [walk(item) for item in node]
         if isinstance(node, tuple):
             return {"u": [walk(item) for item in node]}
-        if isinstance(node, Sealed):
-            return {"x": walk(node._content)}
         if id(node) in seen:
             return {"s": seen[id(node)]}
-        if isinstance(node, dict):
-            made: dict[str, Any] = {"d": [[key, walk(item)] for key, item in node.items()]}
+        if isinstance(node, Sealed):
+            if not isinstance(unseal(node), Cipher):
+                raise TypeError("A sealed parcel must be locked before it leaves its process, and is never saved")
+            made: dict[str, Any] = {"x": walk(unseal(node)), "n": node.size}
+        elif isinstance(node, dict):
+            made = {"d": [[key, walk(item)] for key, item in node.items()]}
         elif is_record(node):
             made = {"r": name_of(type(node)), "v": [walk(getattr(node, f.name)) for f in fields(node)]}
         else:
@@ -68,13 +70,13 @@ def unflatten(skeleton: Skeleton, tensors: list[Tensor]) -> Any:
             return seen[node["s"]]
         if "u" in node:
             return tuple(walk(item) for item in node["u"])
+        made: Any
         if "x" in node:
-            return Sealed(walk(node["x"]))
-        made = (
-            {key: walk(item) for key, item in node["d"]}
-            if "d" in node
-            else record_type(node["r"])(*[walk(item) for item in node["v"]])
-        )
+            made = Sealed(walk(node["x"]), node["n"])
+        elif "d" in node:
+            made = {key: walk(item) for key, item in node["d"]}
+        else:
+            made = record_type(node["r"])(*[walk(item) for item in node["v"]])
         seen.append(made)
         return made
 

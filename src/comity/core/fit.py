@@ -33,7 +33,9 @@ class Training:
     steps: int | None = None
     """A fixed number of steps instead of epochs."""
     min_batch: int = 1
-    """A smaller last batch is dropped: 2 with BatchNorm, `batch` for drop_last."""
+    """A smaller last batch is dropped: 2 with BatchNorm, `batch` if last batches are dropped."""
+    keep: bool = False
+    """Whether a party's optimizer remembers its moments from round to round."""
 
     def steps_for(self, samples: int) -> int:
         """How many steps a party with that many training samples makes in one local training."""
@@ -72,6 +74,25 @@ class Meter:
 
 
 METER: ContextVar[Meter] = ContextVar("meter")
+
+
+@dataclass
+class Memory:
+    """The moments of a party's optimizers: one for each `fit` of each work, found again by its place there."""
+
+    moments: dict[str, Moments]
+    work: str
+    uses: int = 0
+
+    def recall(self, names: list[str]) -> tuple[str, Moments | None]:
+        """The place of the next `fit` of this work, and what was kept there if it trains the same names."""
+        place = f"{self.work}.{self.uses}"
+        self.uses += 1
+        kept = self.moments.get(place)
+        return place, kept if kept and set(kept.first) == set(names) else None
+
+
+MEMORY: ContextVar[Memory] = ContextVar("memory")
 
 
 def batches(data: Samples, key: Key, training: Training) -> Iterator[Batch]:
@@ -187,11 +208,14 @@ def fit(
     """Minimise `loss` from `theta`, which is not changed: it is copied once and then updated in place.
 
     `only` names what is trained (all but the buffers, unless told); `add` is added to every gradient, as SCAFFOLD's
-    control variates are; `moments` continues an optimizer that was kept from an earlier round.
+    control variates are; `moments` continues an optimizer, as an experiment with `opt_state=keep` does by itself.
     """
     theta = {k: v.detach().clone() for k, v in theta.items()}
     names = [k for k in theta if not is_buffer(k) and (only is None or k in only)]
     shift = None if add is None else [add[k] if k in add else torch.zeros_like(theta[k]) for k in names]
+    memory = MEMORY.get(None) if training.keep else None
+    place, before = memory.recall(names) if memory else ("", None)
+    moments = moments or before
     # In-place moments must not touch the caller's record.
     kept: Any = moments and Moments(
         {k: v.clone() for k, v in moments.first.items()}, {k: v.clone() for k, v in moments.second.items()}, moments.count
@@ -205,4 +229,6 @@ def fit(
     run(step, work, batches(data, key, training))
     for param in work.params:
         param.requires_grad_(False)
+    if memory and work.moments:
+        memory.moments[place] = work.moments
     return Fit(theta, work.moments, work.steps, None if work.last is None else work.last.detach())

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from comity.core.algorithm import Algorithm, Work, chain
 from comity.core.key import Key
 from comity.core.party import Info
-from comity.core.record import Sealed, payload, sealed_payload
+from comity.core.record import Sealed, payload
 from comity.errors import ComityError
 
 SERVER = "server"
@@ -116,7 +116,7 @@ class Net(ABC):
 
     def note(self, metric: str, value: float, party: int | None = None, split: str = "train") -> None:
         """Record a diagnostic."""
-        name = SERVER if party is None else self.info.names[party]
+        name = SERVER if party is None else self.info.name(party)
         self.notes.append(Note(self.round, name, split, metric, float(value)))
 
     def call(self, work: Work, mail: Mapping[int, Any], post: Mapping[Edge, Sealed] | None = None) -> dict[int, Any]:
@@ -133,14 +133,18 @@ class Net(ABC):
         self._uses[depth, name] += 1
         parcels = dict(post or {})
         for (src, dst), parcel in sorted(parcels.items()):
-            self._charge(name, self.info.names[src], self.info.names[dst], "peer", sealed_payload(parcel))
+            self._charge(name, self.info.name(src), self.info.name(dst), "peer", parcel.size)
             if dst not in mail:
-                raise ComityError(f"A parcel for {self.info.names[dst]} came without a letter to it in {name}.")
+                raise ComityError(f"A parcel for {self.info.name(dst)} came without a letter to it in {name}.")
         return self._exchange(call, mail, parcels, up="up", down="down")
 
     def evaluate(self, views: Mapping[int, Any], final: bool) -> dict[int, Any]:
         """Let parties judge their deployable models on their own data; the traffic is charged as `eval`."""
         return self._exchange(Call("evaluate", -1, self.round, int(final)), views, {}, up="eval", down="eval")
+
+    def alone(self, ids: Iterable[int]) -> dict[int, Any]:
+        """Let parties judge what they would have without anybody: trained on their own data only; nothing crosses but figures."""
+        return self._exchange(Call("alone", -1, self.round, 0), dict.fromkeys(ids), {}, up="eval", down="eval")
 
     def introduce(self) -> None:
         """Charge what makes up `info`: names and sizes go up; classes and width come down."""
@@ -151,7 +155,7 @@ class Net(ABC):
     def _exchange(self, call: Call, mail: Mapping[int, Any], post: Mapping[Edge, Sealed], up: str, down: str) -> dict[int, Any]:
         letters = {i: mail[i] for i in sorted(mail)}
         for i, letter in letters.items():
-            self._charge(call.work, SERVER, self.info.names[i], down, payload(letter))
+            self._charge(call.work, SERVER, self.info.name(i), down, payload(letter))
         answers = self.deliver(call, letters, post)
         if letters and not answers:
             raise Silence(f"No party answered {call.work} in round {self.round}.")
@@ -159,7 +163,7 @@ class Net(ABC):
         for i in sorted(answers):
             replies[i], steps = answers[i]
             self.steps += steps
-            self._charge(call.work, self.info.names[i], SERVER, up, payload(replies[i]))
+            self._charge(call.work, self.info.name(i), SERVER, up, payload(replies[i]))
         return replies
 
     def _charge(self, work: str, src: str, dst: str, kind: str, size: int) -> None:

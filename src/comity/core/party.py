@@ -37,11 +37,22 @@ class Info:
     training: Training
     shape: tuple[int, ...]
     """The shape of one sample."""
+    newcomers: tuple[str, ...] = ()
+    """Parties that join after the last round; until then nobody knows of them."""
 
     @property
     def parties(self) -> range:
         """All parties' numbers."""
         return range(len(self.names))
+
+    @property
+    def late(self) -> range:
+        """The newcomers' numbers, which follow the parties'."""
+        return range(len(self.names), len(self.names) + len(self.newcomers))
+
+    def name(self, i: int) -> str:
+        """A party's or a newcomer's name."""
+        return (self.names + self.newcomers)[i]
 
     @property
     def task(self) -> Task:

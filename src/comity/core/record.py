@@ -48,17 +48,33 @@ def record(cls: C) -> C:
 
 
 class Sealed:
-    """A parcel between two parties. Whoever carries it sees its size and nothing else; the recipient's site opens it."""
+    """A parcel between two parties: whoever carries it learns its `size` and nothing else.
 
-    __slots__ = ("_content",)
+    There is no accessor, and it can be neither printed, copied nor pickled; the recipient's site opens it. Between processes
+    the content is a `Cipher`, whose key the carrier never had.
+    """
 
-    def __init__(self, content: Any) -> None:
-        self._content = content
+    __slots__ = ("__content", "size")
+
+    def __init__(self, content: Any, size: int) -> None:
+        self.__content = content
+        self.size = size
+
+    def __repr__(self) -> str:
+        return f"<a sealed parcel of {self.size} bytes>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a sealed parcel cannot be copied or pickled")
 
 
 def seal(content: Any) -> Sealed:
     """Close a record for another party; it is charged to the edge it travels on."""
-    return Sealed(content)
+    return Sealed(content, payload(content))
+
+
+def unseal(parcel: Sealed) -> Any:
+    """What a parcel holds: for the recipient's site, and for whoever locks parcels before they leave a process."""
+    return parcel._Sealed__content  # type: ignore[attr-defined]
 
 
 def leaves(tree: Any) -> list[Any]:
@@ -98,9 +114,11 @@ def payload(tree: Any) -> int:
     return 0
 
 
-def sealed_payload(parcel: Sealed) -> int:
-    """Bytes of what a parcel holds: the one thing its carrier may know."""
-    return payload(parcel._content)
+@record
+class Cipher:
+    """A parcel's content while it is outside of the processes where its sender and its recipient live."""
+
+    blob: Tensor
 
 
 @record

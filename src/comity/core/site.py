@@ -13,13 +13,13 @@ from torch import Tensor
 
 from comity.core.algorithm import Algorithm, resolve
 from comity.core.codec import decode, encode
-from comity.core.fit import METER, Meter
+from comity.core.fit import MEMORY, METER, Memory, Meter, Moments, fit
 from comity.core.key import Key
 from comity.core.net import Call, Saved
 from comity.core.party import Party
-from comity.core.record import Sealed, leaves, on_device, record
+from comity.core.record import Params, Sealed, leaves, on_device, record, unseal
 from comity.core.samples import Samples
-from comity.core.task import in_chunks
+from comity.core.task import Task, in_chunks
 from comity.errors import ComityError
 
 
@@ -41,6 +41,14 @@ class Judgement:
     outcomes: Tensor | None
 
 
+@record
+class Home:
+    """All that a party keeps: the algorithm's state, and its optimizers' moments if the experiment keeps them."""
+
+    mine: Any
+    moments: dict[str, Moments]
+
+
 class Site:
     """One party's side of every exchange, the same on all engines."""
 
@@ -49,32 +57,52 @@ class Site:
         self.party = party
         self._root = root
         self._device = party.data.train.x.device
-        self.mine: Any = on_device(algorithm.client(root.fold("init"), party), self._device)
-        self._saved: Any = None
+        self.home = Home(self._moved(algorithm.client(root.fold("init"), party)), {})
+        self._saved: Home | None = None
+
+    @property
+    def mine(self) -> Any:
+        """The algorithm's state."""
+        return self.home.mine
 
     def work(self, call: Call, letter: Any, inbox: dict[int, Sealed]) -> tuple[Any, int]:
         """Do what is asked; the reply, and how many gradient steps it took."""
-        if call.work == "evaluate" and call.depth < 0:
-            return self._evaluate(letter, bool(call.use)), 0
+        if call.depth < 0:
+            return (self._alone(call) if call.work == "alone" else self._evaluate(letter, bool(call.use))), 0
         party = self.party
         if inbox:
-            opened = {sender: parcel._content for sender, parcel in inbox.items()}
+            opened = {sender: unseal(parcel) for sender, parcel in inbox.items()}
             party = replace(party, inbox=opened)
         key = self._root.fold("party", party.id, call.round, call.work, call.use)
         work = resolve(self.algorithm, call.depth, call.work)
-        meter = Meter()
-        token = METER.set(meter)
+        meter, memory = Meter(), Memory(dict(self.home.moments), f"{call.depth}.{call.work}")
+        tokens = METER.set(meter), MEMORY.set(memory)
         try:
             with party.task.network.drawing(key.fold("layers")):
-                self.mine, reply = work(self.mine, letter, party, key)
+                mine, reply = work(self.mine, letter, party, key)
         finally:
-            METER.reset(token)
+            METER.reset(tokens[0])
+            MEMORY.reset(tokens[1])
+        if mine is not self.mine or memory.uses:
+            self.home = Home(mine, memory.moments)
         return reply, meter.steps
 
     def _evaluate(self, letter: Any, final: bool) -> Judgement:
         theta = self.algorithm.model(self.mine, letter, self.party)
-        task = self.algorithm.at(self.party, self.mine).task
+        return self._judged(self.algorithm.at(self.party, self.mine).task, theta, final)
 
+    def _alone(self, call: Call) -> Judgement:
+        """What the party's own data would have given it: its own training from the same first weights."""
+        task, key = self.party.task, self._root.fold("party", self.party.id, call.round, call.work)
+        with task.network.drawing(key.fold("layers")):
+            first = self._moved(task.init(self._root.fold("init")))
+            theta = fit(task.loss, first, self.party.data.train, key, self.party.training).theta
+        return self._judged(task, theta, False)
+
+    def _moved(self, tree: Any) -> Any:
+        return on_device(tree, self._device)
+
+    def _judged(self, task: Task, theta: Params, final: bool) -> Judgement:
         def judge(data: Samples) -> tuple[Score, Tensor]:
             if not len(data):
                 return Score(0, 0, 0.0), torch.zeros(0, dtype=torch.bool)
@@ -88,17 +116,17 @@ class Site:
 
     def save(self, folder: Path, t: int) -> Saved | None:
         """Write the state if it changed since the last time; a state without content needs no file."""
-        if self.mine is self._saved or not leaves(self.mine):
+        if self.home is self._saved or not leaves(self.home):
             return None
-        blob = encode(self.mine)
+        blob = encode(self.home)
         file = f"party-{self.party.id}-{t}.safetensors"
         (folder / file).write_bytes(blob)
-        self._saved = self.mine
+        self._saved = self.home
         return Saved(self.party.id, file, len(blob), zlib.crc32(blob))
 
     def load(self, folder: Path, saved: Saved) -> None:
         """Put a saved state back."""
-        self.mine = self._saved = on_device(read_state(folder, saved), self._device)
+        self.home = self._saved = self._moved(read_state(folder, saved))
 
 
 def read_state(folder: Path, saved: Saved) -> Any:

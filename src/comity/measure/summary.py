@@ -42,7 +42,7 @@ def _best(chooser: dict[int, float], test: dict[int, dict[str, float]], sizes: d
 def accuracy(rows: list[Note], tests: dict[str, int], validations: dict[str, int]) -> dict[str, Any]:
     """The accuracy block: the last round's figures, and the best rounds by validation and by test."""
     test, validation = _by_round(rows, "test"), _by_round(rows, "validation")
-    last = test[max(test)]
+    last, raw = test[max(test)], _by_round(rows, "test-unfinished")
     mean = _mean(last)
     pooled = [row.value for row in rows if row.party == SERVER and row.split == "pooled" and row.metric == "accuracy"]
     return {
@@ -53,9 +53,26 @@ def accuracy(rows: list[Note], tests: dict[str, int], validations: dict[str, int
         "worst_party": min(last, key=lambda p: last[p]),
         "per_party": last,
         "global": pooled[-1] if pooled else None,
+        "unfinished": _mean(raw[max(raw)]) if raw else None,
         "best_round": _best({t: _weighted(v, validations) for t, v in validation.items()}, test, tests),
         "best_on_test": _best({t: _weighted(v, tests) for t, v in test.items()}, test, tests),
     }
+
+
+def _diverged(rows: list[Note]) -> list[str]:
+    """The parties whose last loss is not a number."""
+    last = {row.party: row.value for row in rows if row.metric == "loss"}
+    return sorted(party for party, value in last.items() if not math.isfinite(value))
+
+
+def _newcomers(rows: list[Note]) -> dict[str, dict[str, float]]:
+    """What each newcomer was offered, what it has after its warm-up, what it would have alone, and what it gained by joining."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in rows:
+        split, _, stage = row.split.partition("-")
+        if row.metric == "accuracy" and split == "test" and stage in ("offered", "alone", "joined"):
+            found[row.party][stage] = row.value
+    return {party: got | {"gain": got["joined"] - got["alone"]} for party, got in found.items()}
 
 
 def summarise(
@@ -68,7 +85,7 @@ def summarise(
         "algorithm": job.experiment.algorithm,
         "dataset": job.experiment.data,
         "partition": job.experiment.partition,
-        "parties": len(job.parties),
+        "parties": len(job.info.names),
         "rounds": job.experiment.rounds,
         "seed": job.experiment.seed,
         "model": job.experiment.model,
@@ -76,9 +93,8 @@ def summarise(
         "accuracy": accuracy(
             rows, {n: len(d.test) for n, d in parties.items()}, {n: len(d.validation) for n, d in parties.items()}
         ),
-        "diverged": sorted(
-            {row.party for row in rows if row.metric == "loss" and row.round == rows[-1].round and not math.isfinite(row.value)}
-        ),
+        "newcomers": _newcomers(rows),
+        "diverged": _diverged(rows),
         "bytes": charged | {"total": sum(charged.values()) - charged["eval"]},
         "seconds": {name: round(seconds.get(name, 0.0), 4) for name in ("setup", "train", "evaluate", "total")},
         **steps,

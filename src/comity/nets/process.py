@@ -17,12 +17,14 @@ import torch
 
 from comity.core.algorithm import Algorithm
 from comity.core.key import Key
+from comity.core.lock import Lock
 from comity.core.net import Call, Edge, Net, Saved
 from comity.core.party import Info, Party
 from comity.core.record import Sealed, payload
 from comity.core.site import Site
 from comity.errors import ComityError, Refusal, describe
 from comity.nets.channel import Channel
+from comity.nets.handover import Handover
 from comity.nets.loop import Done, inboxes
 
 # Replies are sent in batches: few messages for many small ones, live progress for slow ones, large ones while in the cache.
@@ -58,21 +60,25 @@ class ProcessNet(Net):
             raise Refusal("The process engine needs a system that can fork: use --engine loop here.")
         everyone = list(parties)
         self._done = done
-        self._hands = deal(list(info.sizes), max(1, min(workers, len(everyone))))
+        self._hands = deal([len(p.data.train) for p in everyone], max(1, min(workers, len(everyone))))
         self._home = {i: w for w, hand in enumerate(self._hands) for i in hand}
         self._lines: list[Channel] = []
         self._processes = []
         fork = multiprocessing.get_context("fork")
-        for hand in self._hands:
+        handover = Handover(len(self._hands))
+        for w, hand in enumerate(self._hands):
             here, there = Channel.pair()
             strangers = [*self._lines, here]
             process = fork.Process(
-                target=_worker, args=(there, strangers, algorithm, [everyone[i] for i in hand], root), daemon=True
+                target=_worker,
+                args=(there, strangers, handover, w, algorithm, [everyone[i] for i in hand], root),
+                daemon=True,
             )
             process.start()
             there.close()
             self._lines.append(here)
             self._processes.append(process)
+        handover.close()
 
     def deliver(self, call: Call, mail: Mapping[int, Any], post: Mapping[Edge, Sealed]) -> dict[int, tuple[Any, int]]:
         parcels = inboxes(post)
@@ -137,19 +143,28 @@ class ProcessNet(Net):
         return answer
 
 
-def _worker(line: Channel, strangers: list[Channel], algorithm: Algorithm, parties: list[Party], root: Key) -> None:
+def _worker(
+    line: Channel,
+    strangers: list[Channel],
+    handover: Handover,
+    number: int,
+    algorithm: Algorithm,
+    parties: list[Party],
+    root: Key,
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to answer; a worker ends when the line does
     for stranger in strangers:
         stranger.close()
     torch.set_num_threads(1)
     sites: dict[int, Site] = {}
     try:
+        lock = handover.lock(number)
         while True:
             ask = line.receive()
             try:
                 if not sites:
                     sites = {party.id: Site(algorithm, party, root) for party in parties}
-                _answer(line, ask, sites)
+                _answer(line, ask, sites, lock)
             except (EOFError, BrokenPipeError):
                 raise
             except Exception as why:
@@ -158,12 +173,13 @@ def _worker(line: Channel, strangers: list[Channel], algorithm: Algorithm, parti
         return
 
 
-def _answer(line: Channel, ask: dict[str, Any], sites: dict[int, Site]) -> None:
+def _answer(line: Channel, ask: dict[str, Any], sites: dict[int, Site], lock: Lock) -> None:
     match ask["do"]:
         case "work":
             call, ready, size, flushed = Call(*ask["call"]), {}, 0, time.monotonic()
+            post = lock.open(ask["post"])
             for left, (i, letter) in zip(range(len(ask["mail"]) - 1, -1, -1), ask["mail"].items(), strict=True):
-                ready[i] = sites[i].work(call, letter, ask["post"].get(i, {}))
+                ready[i] = lock.close(sites[i].work(call, letter, post.get(i, {})))
                 size += payload(ready[i])
                 if not left or size > FLUSH_BYTES or time.monotonic() - flushed > FLUSH_SECONDS:
                     line.send({"answers": ready, "last": not left})
