@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import click
 import typer
@@ -18,6 +18,9 @@ from comity.config import Experiment, experiment, read
 from comity.errors import ComityError, Refusal, describe, unknown
 from comity.spec import show as show_value
 from comity.spec import value
+
+if TYPE_CHECKING:
+    from comity.algorithms import Option
 
 app = typer.Typer(
     help="Collaborative learning between parties whose data differ and may not be pooled.",
@@ -138,6 +141,8 @@ def run(algo: Algo, settings: Settings, out: Out = None) -> None:
 
     chosen = _experiment(algo, settings)
     job = prepare(chosen, federation_of(chosen))
+    for text in job.cautions():
+        _caution(text)
     folder = out or _free_folder(f"{folder_name(chosen.algorithm)}-{Path(chosen.data).stem}-s{chosen.seed}")
     with resumable(f"comity resume {folder}"):
         _finish(folder, start(job, folder, screen.progress(chosen.algorithm)).summary)
@@ -156,6 +161,13 @@ def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")]) -> None:
             job = reopen(run_dir)
             done = resume_in(job, run_dir, screen.progress(job.experiment.algorithm)).summary
         _finish(run_dir, done)
+
+
+def _caution(text: str) -> None:
+    """On stdout: stderr is for the one sentence of a run that fails."""
+    from comity import screen
+
+    screen.out.print(f"Caution: {text}", markup=False, soft_wrap=True)
 
 
 def _finish(folder: Path, summary: dict[str, Any]) -> None:
@@ -201,7 +213,12 @@ def compare(
     several = len(every) > 1
     with resumable(f"the same command and --out {folder}"):
         rows = compare_runs(
-            base, algos, every, folder, lambda e: screen.progress(e.algorithm + (f" seed {e.seed}" if several else ""))
+            base,
+            algos,
+            every,
+            folder,
+            lambda e: screen.progress(e.algorithm + (f" seed {e.seed}" if several else "")),
+            _caution,
         )
     shown = []
     for row in rows:
@@ -212,14 +229,18 @@ def compare(
             f"{worst:.1%}",
             f"{row.gained}/{row.judged}" if row.judged else "",
             f"{row.hurt}/{row.judged}" if row.judged else "",
+            *([f"{row.joined:.1%} ({100 * (row.joined_gain or 0):+.1f})"] if row.joined is not None else []),
             *(screen.size(row.bytes[kind]) if row.bytes[kind] else "0" for kind in ("up", "down", "peer")),
-            screen.duration(row.seconds),
+            *([screen.duration(row.seconds)] if row.joined is None else []),  # there is no room for both
         ])
     title = f"{base.data}, {base.partition}, {base.rounds} rounds" + (f", {len(every)} seeds" if several else "")
-    screen.table(["method", "accuracy", "worst", "gained", "hurt", "up", "down", "peer", "time"], shown, title)
+    late = ["newcomers"] if base.newcomers else []
+    last = [] if late else ["time"]
+    screen.table(["method", "accuracy", "worst", "gained", "hurt", *late, "up", "down", "peer", *last], shown, title)
     screen.out.print(
         "worst: the worst party. gained, hurt: parties whose 95% interval against SOLO, paired over their test samples, "
-        "excludes zero.",
+        "excludes zero."
+        + (" newcomers: their accuracy after joining, and what it gave them against training alone." if late else ""),
         style="dim",
     )
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)
@@ -318,6 +339,12 @@ def list_(
     screen.table(columns, [[_cell(row[c]) for c in columns] for row in rows], words=len(columns), wide=wide)
 
 
+def _meaning(option: Option) -> str:
+    """What an option does, and what it may be if that is one of a few words."""
+    words = [str(word) for word in get_args(option.kind)] if get_origin(option.kind) is Literal else []
+    return option.doc + (f"; one of {', '.join(words)}" if words else "")
+
+
 @app.command()
 def show(algo: Algo) -> None:
     """A method's card: idea, equations, defaults, options, deviations, bytes in closed form."""
@@ -327,7 +354,7 @@ def show(algo: Algo) -> None:
         card = algorithms.card(part)
         screen.out.print(card.text, markup=False)
         screen.out.print(f"\nBytes: {card.bytes}" if card.bytes else "", markup=False)
-        rows = [[o.name, "none" if o.default in ("", None) else str(o.default), o.doc] for o in card.options]
+        rows = [[o.name, "none" if o.default in ("", None) else show_value(o.default), _meaning(o)] for o in card.options]
         if rows:
             screen.table(["option", "default", "meaning"], rows, words=3, wide=2)
         screen.out.print()

@@ -65,6 +65,10 @@ class Row:
     """How many parties, over all seeds, were compared with SOLO."""
     bytes: dict[str, float]
     seconds: float
+    joined: float | None
+    """Accuracy of newcomers after their warm-up, mean over them and over seeds."""
+    joined_gain: float | None
+    """What they gained by joining, against training alone."""
 
     def spread(self) -> float:
         """Standard deviation of the mean accuracy over seeds."""
@@ -72,9 +76,14 @@ class Row:
 
 
 def compare(
-    base: Experiment, algorithms: Sequence[str], seeds: Sequence[int], out: Path, progress: Callable[[Experiment], Progress]
+    base: Experiment,
+    algorithms: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    progress: Callable[[Experiment], Progress],
+    caution: Callable[[str], None],
 ) -> list[Row]:
-    """Run every method, and SOLO, on the same split for each seed."""
+    """Run every method, and SOLO, on the same split for each seed; `caution` hears what a user should know beforehand."""
     methods = list(dict.fromkeys([SOLO, *algorithms]))
     folders = [folder_name(method) for method in methods]
     if twice := next((f for f in folders if folders.count(f) > 1), None):
@@ -85,7 +94,9 @@ def compare(
     for seed in seeds:
         federation = federation_of(base.but(seed=seed))
         for method in methods:
-            prepare(experiments[method][seed], federation)  # all are checked before the first one starts
+            job = prepare(experiments[method][seed], federation)  # all are checked before the first one starts
+            for text in job.cautions() if seed == seeds[0] else ():
+                caution(text)
         for method in methods:
             experiment = experiments[method][seed]
             folder = out / folder_name(method) / f"seed-{seed}"
@@ -115,6 +126,7 @@ def _row(method: str, summaries: list[dict[str, Any]], seeds: Sequence[int], out
         for gain in gains(out / folder_name(method) / f"seed-{seed}", out / SOLO / f"seed-{seed}")
         if method != SOLO
     ]
+    late = [new for s in summaries for new in s["newcomers"].values()]
     return Row(
         method,
         [s["accuracy"]["mean"] for s in summaries],
@@ -124,6 +136,8 @@ def _row(method: str, summaries: list[dict[str, Any]], seeds: Sequence[int], out
         len(compared),
         {kind: statistics.mean(s["bytes"][kind] for s in summaries) for kind in summaries[0]["bytes"]},
         statistics.mean(s["seconds"]["total"] for s in summaries),
+        statistics.mean(new["joined"] for new in late) if late else None,
+        statistics.mean(new["gain"] for new in late) if late else None,
     )
 
 

@@ -37,6 +37,7 @@ class PartySettings(BaseModel):
     batch: int | None = Field(None, ge=1)
     epochs: int | None = Field(None, ge=1)
     steps: int | None = Field(None, ge=1)
+    peers: tuple[str, ...] | None = None
 
 
 class Experiment(BaseModel):
@@ -62,7 +63,7 @@ class Experiment(BaseModel):
     bn: Literal["all", "params_only", "none"] = Field("all", description="which BatchNorm values are shared")
     cut: str | None = Field(None, description="stage after which the representation is taken; the model's own unless told")
     opt_state: Literal["reset", "keep"] = Field("reset", description="parties' optimizers from round to round: new, or kept")
-    last_batch: Literal["keep", "drop"] = Field("keep", description="an epoch's last batch if it is smaller than the others")
+    last_batch: Literal["keep", "drop"] = Field("keep", description="a party's last batch of an epoch, if smaller")
     newcomers: int = Field(0, ge=0, description="parties held out until the end (the last ones), then joined and judged")
     join_epochs: int = Field(10, ge=1, description="epochs of a newcomer's warm-up")
     seed: int = Field(0, ge=0, description="the one seed")

@@ -11,7 +11,7 @@ import torch
 
 from comity import algorithms, models
 from comity.config import Experiment
-from comity.core.algorithm import Algorithm
+from comity.core.algorithm import Algorithm, chain
 from comity.core.key import Key
 from comity.core.net import Ledger, Net
 from comity.core.party import Info, Party
@@ -68,10 +68,21 @@ class Job:
         """The parties of round t."""
         return Net.cohort(self.root, self.experiment.participation, len(self.info.names), t)
 
+    def cautions(self) -> list[str]:
+        """What a user should know before this run, a sentence each."""
+        said = [f"{self.experiment.algorithm}: {text}" for a in chain(self.algorithm) for text in a.cautions(self.info)]
+        if any(a.feature_skew_only for a in chain(self.algorithm)) and (skew := label_skew(self.federation)) > SKEWED:
+            said.append(
+                f"{self.experiment.algorithm} is meant for parties whose inputs differ, but here their labels do "
+                f"(on average {skew:.0%} of a party's labels would have to change to match the others'): expect it to lose."
+            )
+        return said
+
     def steps(self) -> int:
         """Gradient steps of all parties in all rounds, if each work trains once."""
         each = [p.training.steps_for(len(p.data.train)) for p in self.parties]
-        return sum(each[i] for t in range(1, self.experiment.rounds + 1) for i in self.cohort(t))
+        late = sum(each[i] for i in self.info.late)
+        return late + sum(each[i] for t in range(1, self.experiment.rounds + 1) for i in self.cohort(t))
 
     def net(self, progress: Progress) -> Net:
         """The engine that the experiment names."""
@@ -79,6 +90,16 @@ class Job:
         if self.experiment.engine == "process":
             return ProcessNet(*common, workers=self.experiment.workers or cores())
         return LoopNet(*common)
+
+
+SKEWED = 0.25
+
+
+def label_skew(federation: Federation) -> float:
+    """The mean total variation distance between a party's class shares and everybody's: 0 alike, towards 1 disjoint."""
+    counts = torch.stack([torch.bincount(d.train.y, minlength=federation.classes) for d in federation.parties.values()]).double()
+    own, all_ = counts / counts.sum(1, keepdim=True), counts.sum(0) / counts.sum()
+    return float((own - all_).abs().sum(1).mean() / 2)
 
 
 def cores() -> int:
@@ -119,7 +140,7 @@ def prepare(experiment: Experiment, federation: Federation, model: models.Pair |
             private = batchnorm_private(network, experiment.bn)
             tasks[which] = Task(network, federation.classes, experiment.cut or network.cut, private)
         task = tasks[which]
-        changes = own.model_dump(exclude={"model"}, exclude_none=True) if own else {}
+        changes = own.model_dump(exclude={"model", "peers"}, exclude_none=True) if own else {}
         if "epochs" in changes:
             changes["steps"] = None  # a party's own epochs come before the experiment's steps
         if i >= there:
@@ -132,10 +153,27 @@ def prepare(experiment: Experiment, federation: Federation, model: models.Pair |
         parties.append(Party(i, name, task, how, _moved(data, device), there))
     shared = replace(training, min_batch=2 if any(p.task.network.norms for p in parties) else 1, keep=False)
     names, tasks_there = tuple(federation.names), tuple(p.task for p in parties[:there])
-    info = Info(names[:there], tuple(federation.sizes[:there]), tasks_there, shared, federation.shape, names[there:])
+    sizes = tuple(federation.sizes[:there])
+    many = len(Net.cohort(Key.root(experiment.seed), experiment.participation, there, 1))
+    peers = tuple(_peers(experiment, name, names[:there]) for name in names[:there])
+    info = Info(names[:there], sizes, tasks_there, shared, federation.shape, names[there:], experiment.rounds, many, peers=peers)
     algorithm.check(info)
+    if info.newcomers:  # they must fit, too
+        everybody = tuple(p.task for p in parties)
+        algorithm.check(replace(info, names=names, sizes=tuple(federation.sizes), tasks=everybody, newcomers=(), peers=()))
     job = Job(experiment, federation, algorithm, parties, info)
     return replace(job, experiment=_with_engine(job, device))
+
+
+def _peers(experiment: Experiment, name: str, names: tuple[str, ...]) -> tuple[int, ...] | None:
+    """Whom a party chose to learn from, by number."""
+    own = experiment.party.get(name)
+    if own is None or own.peers is None:
+        return None
+    for peer in own.peers:
+        if peer not in names:
+            raise unknown("party called", peer, names)
+    return tuple(i for i, other in enumerate(names) if other in own.peers and other != name)
 
 
 def _device(wish: str) -> torch.device:

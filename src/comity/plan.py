@@ -32,8 +32,9 @@ class Plan:
 
 
 def traffic(job: Job) -> tuple[Traffic, list[Traffic]]:
-    """Bytes in closed form: before round 1, and of each round."""
-    rounds = [job.algorithm.traffic(job.info, job.cohort(t)) for t in range(1, job.experiment.rounds + 1)]
+    """Bytes in closed form: before round 1, and of each round; the last has what follows it, newcomers excepted."""
+    each = range(1, job.experiment.rounds + 1)
+    rounds = [job.algorithm.traffic(replace(job.info, round=t), job.cohort(t)) for t in each]
     rounds[-1] += job.algorithm.finish_traffic(job.info)
     return job.algorithm.start_traffic(job.info), rounds
 
@@ -41,7 +42,7 @@ def traffic(job: Job) -> tuple[Traffic, list[Traffic]]:
 def plan(job: Job) -> Plan:
     """Count what can be counted and try the rest."""
     start, rounds = traffic(job)
-    total = sum(rounds, start)
+    total = sum(rounds, start) + (job.algorithm.join_traffic(job.info) if job.info.newcomers else Traffic())
     task = job.info.task
     state = payload(Site(job.algorithm, job.parties[0], job.root).mine) * len(job.parties)
     sent = [p.data for p in job.parties]

@@ -8,6 +8,7 @@ import json
 import platform
 import tempfile
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -135,18 +136,19 @@ def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result
         for t in range(done + 1, last + 1):
             tick = time.perf_counter()
             net.begin(t)
-            if t == 0:
-                net.introduce()
-                s = algorithm.start(s, net)
-            elif t <= rounds:
-                s = _round(job, net, s, t, server)
-            else:
-                s = _join(job, net, s)
+            with _serving(job, net, server):
+                if t == 0:
+                    net.introduce(job.info.parties)
+                    s = algorithm.start(s, net)
+                elif t <= rounds:
+                    s = _round(job, net, s, t)
+                else:
+                    s = _join(job, net, s)
+                if t == rounds and any(a.finishes for a in chain(algorithm)):
+                    _evaluate(job, net, s, None, suffix="-unfinished")
+                    s = algorithm.finish(s, net)
             trained = time.perf_counter()
             accuracy = None
-            if t == rounds and any(a.finishes for a in chain(algorithm)):
-                _evaluate(job, net, s, None, suffix="-unfinished")
-                s = algorithm.finish(s, net)
             if (t % job.experiment.eval_every == 0 and t <= rounds) or t == rounds:
                 accuracy = _evaluate(job, net, s, folder if t == rounds else None)
             evaluated = time.perf_counter()
@@ -161,7 +163,8 @@ def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result
                 checkpoints.save(t, s, net, dict(tables.lengths), counters)
             row = (trained - tick, evaluated - trained, checkpoints.seconds - spent)
             tables.add("timing.csv", [(t, *(f"{value:.4f}" for value in row))])
-            progress.round(t, accuracy, net.ledger)
+            if t <= rounds:
+                progress.round(t, accuracy, net.ledger)
         seconds["total"] = seconds["setup"] + seconds["train"] + seconds["evaluate"] + checkpoints.seconds
         summary = summarise(job, read_metrics(folder), net.ledger.total, _steps(net, server), dict(seconds))
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
@@ -175,17 +178,24 @@ def _steps(net: Net, server: Meter) -> dict[str, int]:
     return {"steps": net.steps, "server_steps": server.steps}
 
 
-def _round(job: Job, net: Net, s: Any, t: int, server: Meter) -> Any:
-    """One round; where nobody answers, the state stays as it was."""
+@contextlib.contextmanager
+def _serving(job: Job, net: Net, server: Meter) -> Iterator[None]:
+    """Where the algorithm's code runs at the server: its steps are counted, its layers draw from the round's key."""
     token = METER.set(server)
     try:
         with job.info.task.network.drawing(net.key("layers")):
-            return job.algorithm.round(s, net, t)
+            yield
+    finally:
+        METER.reset(token)
+
+
+def _round(job: Job, net: Net, s: Any, t: int) -> Any:
+    """One round; where nobody answers, the state stays as it was."""
+    try:
+        return job.algorithm.round(s, net, t)
     except Silence:
         net.note("silence", 1.0)
         return s
-    finally:
-        METER.reset(token)
 
 
 def _note(net: Net, judged: Mapping[int, Judgement], suffix: str = "") -> None:
@@ -203,6 +213,7 @@ def _letters(job: Job, s: Any, ids: Iterable[int]) -> dict[int, Any]:
 def _join(job: Job, net: Net, s: Any) -> Any:
     """Newcomers after the last round: what each is offered, what it has after its warm-up, and what it would have alone."""
     late = job.info.late
+    net.introduce(late)
     _note(net, net.evaluate(_letters(job, s, late), final=False), "-offered")
     _note(net, net.alone(late), "-alone")
     s = job.algorithm.join(s, net, late)
@@ -337,6 +348,8 @@ def run(
         chosen |= known
     experiment = config.experiment(chosen)
     job = prepare(experiment, federation or federation_of(experiment), pair)
+    for caution in job.cautions():
+        warnings.warn(caution, stacklevel=2)
     keep = tempfile.TemporaryDirectory(prefix="comity-") if out is None else None
     folder = Path(keep.name if keep else out or "")
     if resume and (folder / "config.toml").exists():

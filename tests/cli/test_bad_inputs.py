@@ -140,7 +140,7 @@ def test_optimizer_out_of_range(spec: str, here: Path) -> None:
         "mlp2(width=0)", "mlp2(width=-5)", "mlp2(width=1.5)", "mlp2(width=nan)", "mlp2(width=inf)", "mlp2(-5)",
         "mlp2(0)",
         "mlp2(width=true)", "lenet5(width=0)", "fedbn-cnn(scale=0)", "fedbn-cnn(scale=-1)",
-        "fedbn-cnn(scale=nan)", "fedbn-cnn(scale=inf)", "fedbn-cnn(-1)", "linear(width=3)", "mlp2(1,2)",
+        "fedbn-cnn(scale=nan)", "fedbn-cnn(scale=inf)", "fedbn-cnn(-1)", "linear(width=3)", "mlp2(1,2,3)",
     ],
 )  # fmt: skip
 def test_model_out_of_range(spec: str, here: Path) -> None:

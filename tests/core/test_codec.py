@@ -9,7 +9,6 @@ import pickle
 
 import pytest
 import torch
-from cryptography.exceptions import InvalidTag
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,7 +92,7 @@ def test_a_parcel_stays_a_parcel_on_its_way():
 
 
 def test_a_parcel_leaves_a_process_locked_or_not_at_all():
-    with pytest.raises(TypeError, match="locked"):
+    with pytest.raises(ComityError, match="locked"):
         encode(seal(Model({"w": torch.ones(5)})))
 
 
@@ -114,9 +113,9 @@ def test_what_is_locked_holds_no_plaintext_and_cannot_be_changed():
     seen = blob.numpy().tobytes()
     assert not any(plain[k : k + 16] in seen for k in range(0, len(plain) - 16, 8))
     blob[20] ^= 1
-    with pytest.raises(InvalidTag):
+    with pytest.raises(ComityError, match="changed on its way"):
         Lock(bytes(32)).open(Sealed(Cipher(blob), 256))
-    with pytest.raises(InvalidTag):
+    with pytest.raises(ComityError, match="changed on its way"):
         Lock(bytes([1] * 32)).open(Lock(bytes(32)).close(seal(Model(theta))))
 
 

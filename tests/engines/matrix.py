@@ -11,14 +11,22 @@ from comity import algorithms
 from comity.core import Params, Refusal, Wrapper
 
 GOSSIP = str(Path(__file__).with_name("gossip.py"))
-HOSTS = ("fedavg", "scaffold", "fedprox", "fedper")
+HOSTS = ("fedavg", "scaffold", "fedprox", "fedper", "fedgen(gen_steps=5)")
+BRIEF = {"fedgen": "fedgen(gen_steps=5)"}  # a generator's thousand steps show nothing that five do not
+ADVERSARIAL = ("feduad", "fedufo")
 BATCHNORM = "fedbn-cnn(scale=0.06)"
 TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv")
+VARIANTS: dict[str, dict[str, Any]] = {  # settings under which a method has other states or other calls
+    "adcol(slots=cohort,hidden=8)": {"participation": 0.5},
+    "adcol(past=3,hidden=8)": {},
+    "adcol(aggregate=predictor,hidden=8)": {},
+    "adcol(objective=simsiam,hidden=8)": {},
+}
 
 
 def methods() -> list[str]:
     """Every algorithm that stands alone."""
-    return [name for name in algorithms.names() if not issubclass(algorithms.find(name), Wrapper)]
+    return [BRIEF.get(name, name) for name in algorithms.names() if not issubclass(algorithms.find(name), Wrapper)]
 
 
 def wrappers() -> list[str]:
@@ -66,7 +74,8 @@ def ragged() -> comity.Federation:
 
 def run(text: str, out: Path, **settings: Any) -> comity.Result:
     """A small run in a folder."""
-    usual = {"model": BATCHNORM, "rounds": 2, "lr": 0.1, "engine": "loop"}
+    gentle = text.startswith(ADVERSARIAL)  # with steps of 0.1 on a dozen samples the game runs away
+    usual = {"model": BATCHNORM, "rounds": 2, "lr": 0.02 if gentle else 0.1, "engine": "loop"}
     return comity.run(text, ragged(), out=out, **(usual | settings))
 
 

@@ -61,9 +61,24 @@ def test_ledger_equals_the_closed_form(text: str, setting: str, tmp_path: Path) 
         ("adcol", {"hidden": 7, "sampling": 0.3}),
         ("adcol", {"cut": "fc1", "disc_epochs": 0}),
         ("adcol", {"cut": "conv2"}),
+        ("adcol", {"past": 3, "rounds": 4}),
+        ("adcol", {"slots": "cohort", "participation": 0.5, "rounds": 3}),
+        ("adcol", {"slots": "cohort", "hidden": 7, "sampling": 0.3}),
+        ("adcol", {"aggregate": "predictor"}),
+        ("adcol", {"aggregate": "predictor", "cut": "fc1", "bn": "none", "participation": 0.5}),
+        ("adcol", {"aggregate": "model"}),
+        ("adcol", {"aggregate": "model", "bn": "params_only"}),
+        ("adcol", {"rep_mode": "last_epoch"}),
+        ("adcol", {"disc": "conv"}),
+        ("adcol", {"disc": "deep", "hidden": 9}),
+        ("adcol", {"objective": "simsiam"}),
+        ("adcol", {"objective": "simsiam", "aggregate": "model"}),
+        ("adcol", {"model": "fedbn-cnn(scale=0.06,projection=12)", "aggregate": "predictor"}),
         ("fedper", {"cut": "fc1"}),
         ("fedavg+dbe", {"set": {"dbe.cut": "conv1"}}),
         ("fedavg+dbe", {"cut": "fc1"}),
+        ("fedavg+dbe", {"set": {"dbe.init_mean": "ema"}}),
+        ("fedavg+dbe", {"set": {"dbe.init_mean": "ema", "dbe.cut": "conv2", "dbe.init_epochs": 2}}),
         ("scaffold+dbe", {"set": {"dbe.cut": "fc1"}, "bn": "none"}),
         ("fedbn+dbe", {"participation": 0.5}),
         ("fedper+mr", {"cut": "fc1"}),
@@ -149,6 +164,24 @@ def tensors_in(tree: Any, sealed: bool = True) -> list[Tensor]:
     return [t for v in tree for t in tensors_in(v, sealed)] if isinstance(tree, list | tuple) else []
 
 
+def numbers_in(tree: Any, sealed: bool = True) -> int:
+    """How many plain numbers a message holds, not counting the keys of dicts."""
+    if isinstance(tree, Sealed):
+        return numbers_in(unseal(tree)) if sealed else 0
+    if is_dataclass(tree):
+        tree = [getattr(tree, f.name) for f in fields(tree)]
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    if isinstance(tree, list | tuple):
+        return sum(numbers_in(v, sealed) for v in tree)
+    return int(isinstance(tree, int | float))
+
+
+def weight(message: Any, sealed: bool = True) -> int:
+    """Bytes of a message by its own reckoning."""
+    return sum(t.nbytes for t in tensors_in(message, sealed)) + 4 * numbers_in(message, sealed)
+
+
 class Wire:
     """Everything that went in and out of parties, and their states afterwards."""
 
@@ -215,16 +248,16 @@ def test_offsets_exist_and_stay(wire: Wire, tmp_path: Path) -> None:
 
 
 def test_every_message_is_charged(text: str, wire: Wire, tmp_path: Path) -> None:
-    """Weigh the tensors as they pass: the ledger has neither more nor less."""
+    """Weigh tensors and numbers as they pass: the ledger has neither more nor less."""
     charged = by_round(run(text, tmp_path))
     passed = {t: Counter() for t in charged}
     for call, message in wire.letters:
         if call.work != "evaluate":
             kind = "peer" if isinstance(message, Sealed) else "down"
-            passed[call.round][kind] += sum(t.nbytes for t in tensors_in(message))
+            passed[call.round][kind] += weight(message)
     for call, reply, _ in wire.replies:
         if call.work != "evaluate":
-            passed[call.round]["up"] += sum(t.nbytes for t in tensors_in(reply, sealed=False))
+            passed[call.round]["up"] += weight(reply, sealed=False)
     for t in charged:
         for kind in ("up", "down", "peer"):
             assert charged[t][kind] == passed[t][kind], f"{kind} of round {t}"

@@ -14,7 +14,7 @@ SOURCE = Path(comity.__file__).parent
 ALGORITHMS = sorted((SOURCE / "algorithms").glob("*.py"))
 CORE = sorted((SOURCE / "core").glob("*.py"))
 EVERYTHING = sorted(SOURCE.rglob("*.py"))
-LINES = {"algorithms": 130, "core": 260}
+LINES = {"algorithms": 128, "core": 260}
 
 DRAWS = {
     "rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "binomial",
@@ -163,8 +163,10 @@ def engines(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def code_lines(text: str) -> int:
-    """Lines that are neither blank nor a comment."""
-    return sum(1 for line in text.splitlines() if line.strip() and not line.strip().startswith("#"))
+    """Lines that are neither blank, nor a comment, nor the module's docstring, which is about the paper."""
+    tree = ast.parse(text)
+    lines = text.splitlines()[tree.body[0].end_lineno if ast.get_docstring(tree) else 0 :]
+    return sum(1 for line in lines if line.strip() and not line.strip().startswith("#"))
 
 
 def check(path: Path, *rules: object) -> None:
@@ -274,4 +276,5 @@ def test_the_lint_leaves_the_rest_alone(rule: object, text: str) -> None:
 
 
 def test_code_lines_by_hand() -> None:
-    assert code_lines('"""Doc."""\n\n# a comment\nx = 1  # counts\n    # not\n') == 2
+    assert code_lines('"""Doc."""\n\n# a comment\nx = 1  # counts\n    # not\n') == 1
+    assert code_lines('"""Doc.\n\nMore.\n"""\n\nx = 1\n"""Not a docstring."""\n') == 2

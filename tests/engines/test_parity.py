@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from matrix import BATCHNORM, compositions, methods, ragged, run, tables, weights, wrappers
+from matrix import BATCHNORM, VARIANTS, compositions, methods, ragged, run, tables, weights, wrappers
 from torch import nn
 
 import comity
@@ -54,6 +54,12 @@ def test_process_equals_loop(text: str, workers: int, tmp_path: Path) -> None:
 def test_process_equals_loop_when_half_take_part(text: str, tmp_path: Path) -> None:
     half = {"participation": 0.5, "rounds": 3}
     assert_equal(run(text, tmp_path, engine="process", workers=3, **half), on_loop(text, tuple(half.items())))
+
+
+@pytest.mark.parametrize("text", VARIANTS)
+def test_process_equals_loop_under_a_methods_variants(text: str, tmp_path: Path) -> None:
+    settings = VARIANTS[text] | {"rounds": 3}
+    assert_equal(run(text, tmp_path, engine="process", workers=2, **settings), on_loop(text, tuple(settings.items())))
 
 
 @pytest.mark.parametrize("bn", ["params_only", "none"])

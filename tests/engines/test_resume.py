@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from matrix import GOSSIP, run, short, tables, weights
+from matrix import GOSSIP, VARIANTS, run, short, tables, weights
 from torch import nn
 
 import comity
@@ -133,6 +133,16 @@ def test_stopped_with_half_the_parties_a_round(text: str, tmp_path: Path) -> Non
     with pytest.raises(KeyboardInterrupt):
         run(text, tmp_path, rounds=ROUNDS, participation=0.5, progress=Interrupt(during=3))
     assert_resumes(text, tmp_path, expected_first=2, participation=0.5)
+
+
+@pytest.mark.usefixtures("every_round")
+@pytest.mark.parametrize("text", VARIANTS)
+def test_stopped_under_a_methods_variants(text: str, tmp_path: Path) -> None:
+    """Past discriminators, averaged parts and a D of another size are states, too; a cohort stops in its second phase."""
+    with pytest.raises(KeyboardInterrupt):
+        run(text, tmp_path, rounds=ROUNDS, progress=Interrupt(during=3, answers=3), **VARIANTS[text])
+    assert manifest(tmp_path) == 2
+    assert_resumes(text, tmp_path, expected_first=2, **VARIANTS[text])
 
 
 @pytest.mark.usefixtures("every_round")

@@ -65,5 +65,8 @@ class Centralized(Algorithm):
         sample = 4 * torch.Size(info.shape).numel() + 4
         return Traffic(up=sum(info.sizes) * sample)
 
+    def join_traffic(self, info: Info) -> Traffic:
+        return Traffic(down=len(info.late) * info.task.bytes())
+
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         return Traffic()

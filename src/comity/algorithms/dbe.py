@@ -1,25 +1,22 @@
 """DBE: Zhang et al., Eliminating Domain Bias for FL in Representation Space, NeurIPS 2023. A wrapper.
 
-Idea: the part of a representation that is peculiar to a party moves out of the shared weights into a private,
-trainable offset (PRBM), and a regulariser (MR) pulls each party's mean representation to a consensus mean that
-is fixed before training.
+Idea: the part of a representation that is peculiar to a party moves out of the shared weights into a private, trainable offset
+(PRBM), and a regulariser (MR) pulls each party's mean representation to a consensus mean that is fixed before training.
 
 PRBM, eq. 6: z = z^g + z̄^p_i, with z^g = f(x).
 MR, eqs. 8 and 9: κ · (1/K) Σ_k ½ (m_k − z̄^g_k)², with m ← (1 − μ) sg(m) + μ mean_batch f(x), from 0 in every local training.
-Algorithm 1, l.1-3: before round 1 each party trains one epoch without PRBM and MR and reports its mean z̄_i;
-z̄^g = Σ_i (n_i/n) z̄_i.
+Algorithm 1, l.1-3: before round 1 each party trains one epoch without PRBM and MR and reports z̄_i; z̄^g = Σ_i (n_i/n) z̄_i.
 
 Symbols: K = values in a representation; offset = z̄^p_i; consensus = z̄^g; m = running mean of z^g.
-Deviations: the ½ in MR is the authors' code's (κ = 50 was tuned with it); the paper prints plain MSE. z̄_i is the
-exact mean over the party's data, as the paper says (the code uploads its last running mean). The offset is
-trained by the experiment's optimizer. Defaults are those of the 4-layer CNN: κ = 50, μ = 1.
+Deviations: the ½ in MR is the authors' code's, with which κ = 50 was tuned (printed: half=false). z̄_i is the exact mean, as
+printed (the code: init_mean=ema). The offset is trained by the experiment's optimizer. κ and μ are the 4-layer CNN's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -38,20 +35,26 @@ class Mean:
     z: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Biased(Task):
     """A task with a private offset before its head and a mean regulariser in its objective."""
 
-    host_heads: frozenset[str] = frozenset()
+    host: Task
     offset: bool = True
     frozen: bool = False
     kappa: float = 0.0
     mu: float = 1.0
+    half: bool = True
+    debias: bool = False
     consensus: Tensor | None = None
 
     @property
     def head_names(self) -> frozenset[str]:
-        return self.host_heads  # what the host calls its head: a cut of the wrapper's own must not move it
+        return self.plain.head_names  # what the host calls its head: a cut of the wrapper's own must not move it
+
+    @property
+    def plain(self) -> Task:
+        return self.host
 
     @property
     def personal(self) -> Task:
@@ -66,8 +69,8 @@ class Biased(Task):
             z = z + (theta[OFFSET].detach() if self.frozen else theta[OFFSET])  # eq. 6
         return super().head(theta, z, train)
 
-    def objective(self, theta: Params, z: Tensor, batch: Batch) -> Tensor:
-        loss = super().objective(theta, z, batch)
+    def criterion(self, logits: Tensor, z: Tensor, batch: Batch) -> Tensor:
+        loss = super().criterion(logits, z, batch)
         return loss + self.kappa * self.regulariser(z, batch) if self.kappa else loss
 
     def regulariser(self, z: Tensor, batch: Batch) -> Tensor:
@@ -77,7 +80,9 @@ class Biased(Task):
             m = (1 - self.mu) * batch.scratch[MEAN] + m
         batch.scratch[MEAN] = m.detach()
         assert self.consensus is not None
-        return 0.5 * (m - self.consensus).square().mean()
+        if self.debias:
+            m = m / (1 - (1 - self.mu) ** (batch.number + 1))
+        return (0.5 if self.half else 1.0) * (m - self.consensus).square().mean()
 
 
 @algorithm
@@ -87,6 +92,10 @@ class Dbe(Wrapper):
     mu: float = option(1.0, "μ, momentum of the running mean (eq. 9); 1 takes the current batch alone", minimum=0, maximum=1)
     cut: str = option("", "the stage after which the offset sits; the model's own cut unless told")
     train_offset: bool = option(True, "false freezes the offset at 0")
+    half: bool = option(True, "the ½ in MR: as in the authors' code, or plain MSE as printed")
+    ema_debias: bool = option(False, "divide the running mean by 1 − (1 − μ)^b, as it starts from 0 in every local training")
+    init_mean: Literal["exact", "ema"] = option("exact", "the reported mean: over all data after training, or as it ran along")
+    init_epochs: int = option(1, "epochs before a party reports its mean (l.1)", minimum=0)
     noise_s: float = option(0.0, "s, standard deviation of the noise on an uploaded mean (Table 3)", minimum=0)
     noise_q: float = option(0.0, "q, share of an uploaded mean that is withheld (Table 3)", minimum=0, maximum=1)
 
@@ -97,13 +106,16 @@ class Dbe(Wrapper):
     def check_host(cls, host: Algorithm, name: str, wrapper: str) -> None:
         if isinstance(host, Wrapper):
             raise Refusal(f"{wrapper} cannot go around a method that is already wrapped.")
-        if not isinstance(host, FedAvg) or host.shares not in ("model", "body"):
+        if not isinstance(host, FedAvg) or host.shares not in ("model", "generic", "body"):
             raise Refusal(f"{name}+{wrapper} makes no sense: {name} {SHARES[host.shares]}; there is no averaged extractor.")
-        if cls.has_offset and (host.shares == "body" or host.self_contained):
+        if cls.has_offset and (host.shares != "model" or host.self_contained):
             raise Refusal(f"{name} is personalised already, so an offset would be redundant: use {name}+mr.")
 
     def check(self, info: Info) -> None:
-        super().check(replace(info, tasks=tuple(map(self.at_cut, info.tasks))))  # refuses a stage that is not there
+        list(map(self.at_cut, info.tasks))  # refuses a stage that is not there
+        if (self.init_mean == "ema" and not self.mu * self.init_epochs) or (self.ema_debias and not self.mu):
+            raise Refusal("A running mean needs mu > 0, and init_mean=ema an epoch to run along.")
+        super().check(info)
 
     def at_cut(self, task: Task) -> Task:
         return replace(task, cut=self.cut) if self.cut else task
@@ -113,9 +125,9 @@ class Dbe(Wrapper):
 
     def lift(self, party: Party, own: Mean) -> Party:
         task = self.at_cut(party.task).keeping(frozenset({OFFSET} if self.has_offset else ()))
-        ours = Biased(task.network, task.classes, task.cut, task.private, party.task.head_names, self.has_offset)
-        how: dict[str, Any] = {"frozen": not self.train_offset, "kappa": self.kappa, "mu": self.mu, "consensus": own.z}
-        return with_task(party, replace(ours, **how))
+        how: dict[str, Any] = {"host": party.task, "offset": self.has_offset, "frozen": not self.train_offset, "consensus": own.z}
+        how |= {"kappa": self.kappa, "mu": self.mu, "half": self.half, "debias": self.ema_debias}
+        return with_task(party, Biased(task.network, task.classes, task.cut, task.private, **how))
 
     def start(self, s: Any, net: Net) -> Any:
         s = super().start(s, net)
@@ -124,16 +136,25 @@ class Dbe(Wrapper):
         net.call(self.agree, dict.fromkeys(net.info.parties, Mean(z_bar)))
         return replace(s, own=Mean(z_bar))
 
-    def join(self, s: Any, net: Net, ids: Iterable[int]) -> Any:
+    def join(self, s: Any, net: Net, ids: Sequence[int]) -> Any:
         net.call(self.agree, dict.fromkeys(ids, s.own))
         return super().join(s, net, ids)
 
     def mean(self, mine: Any, m: Model, party: Party, key: Key) -> tuple[Any, Mean]:
         """One epoch without PRBM and MR; report the mean, throw the weights away."""
-        task = self.at_cut(party.task)
+        task, z = self.at_cut(party.task), torch.zeros_like(mine.own.z)
+
+        def loss(theta: Params, batch: Batch) -> Tensor:
+            nonlocal z
+            rep = task.features(theta, batch.x, train=True)
+            z = (1 - self.mu) * z + self.mu * rep.detach().mean(0)
+            return task.objective(theta, rep, batch)
+
         theta = drop(self.host.model(mine.host, m, party), frozenset({OFFSET}))
-        theta = fit(task.loss, theta, party.data.train, key, replace(party.training, epochs=1, steps=None)).theta
-        z = in_chunks(lambda x: task.features(theta, x), party.data.train.x).mean(0)
+        how = replace(party.training, epochs=self.init_epochs, steps=None)
+        theta = fit(loss, theta, party.data.train, key, how).theta
+        if self.init_mean == "exact":
+            z = in_chunks(lambda x: task.features(theta, x), party.data.train.x).mean(0)
         return mine, Mean(self.noised(z, key.fold("noise")))
 
     def noised(self, z: Tensor, key: Key) -> Tensor:
@@ -143,7 +164,9 @@ class Dbe(Wrapper):
     def agree(self, mine: Any, m: Mean, party: Party, key: Key) -> tuple[Any, None]:
         return replace(mine, own=m), None
 
+    def join_traffic(self, info: Info) -> Traffic:
+        return super().join_traffic(info) + Traffic(down=len(info.late) * 4 * self.at_cut(info.task).width)
+
     def start_traffic(self, info: Info) -> Traffic:
-        k, n = self.at_cut(info.task).width, len(info.names)
-        shared = info.task.bytes(without=self.host.kept(info.task))
-        return super().start_traffic(info) + Traffic(up=4 * k * n, down=(shared + 4 * k) * n)
+        k, n, kept = self.at_cut(info.task).width, len(info.names), self.host.kept(info.task)
+        return super().start_traffic(info) + Traffic(up=4 * k * n, down=(info.task.bytes(without=kept) + 4 * k) * n)

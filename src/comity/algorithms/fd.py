@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from comity.core import *
+from comity.parts.classwise import class_means
 
 
 @record
@@ -78,9 +79,7 @@ class Fd(Algorithm):
         task, train = party.task, party.data.train
         F_i = fit(self.eq1(task, on_device(m, train.x.device)), F_i, train, key, party.training).theta
         logits = in_chunks(lambda x: task.logits(F_i, x), train.x)
-        counts = torch.bincount(train.y, minlength=task.classes)
-        sums = torch.zeros(task.classes, task.classes, device=logits.device).index_add_(0, train.y, logits)
-        return F_i, Answers(sums / counts.clamp(min=1)[:, None], counts.int())
+        return F_i, Answers(*class_means(logits, train.y, task.classes))
 
     def eq1(self, task: Task, m: Teacher) -> Loss:
         def loss(F_i: Params, batch: Batch) -> Tensor:

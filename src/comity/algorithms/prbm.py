@@ -9,9 +9,9 @@ Deviations: none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import field, replace
-from typing import Any
+from typing import Any, Literal
 
 from comity.algorithms.dbe import Dbe
 from comity.core import *
@@ -21,6 +21,10 @@ from comity.core import *
 class Prbm(Dbe):
     kappa: float = field(default=0.0, init=False)
     mu: float = field(default=1.0, init=False)
+    half: bool = field(default=True, init=False)
+    ema_debias: bool = field(default=False, init=False)
+    init_mean: Literal["exact", "ema"] = field(default="exact", init=False)
+    init_epochs: int = field(default=1, init=False)
     noise_s: float = field(default=0.0, init=False)
     noise_q: float = field(default=0.0, init=False)
     bytes_formula = "the host's"
@@ -28,8 +32,11 @@ class Prbm(Dbe):
     def start(self, s: Any, net: Net) -> Any:
         return replace(s, host=self.host.start(s.host, net))
 
-    def join(self, s: Any, net: Net, ids: Iterable[int]) -> Any:
+    def join(self, s: Any, net: Net, ids: Sequence[int]) -> Any:
         return replace(s, host=self.host.join(s.host, net, ids))
+
+    def join_traffic(self, info: Info) -> Traffic:
+        return self.host.join_traffic(info)
 
     def start_traffic(self, info: Info) -> Traffic:
         return self.host.start_traffic(info)

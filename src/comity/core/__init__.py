@@ -7,9 +7,10 @@ from comity.core.algorithm import (
     Wrapper,
     algorithm,
     average,
+    mixin,
     option,
 )
-from comity.core.fit import Fit, Loss, Moments, Training, batches, fit, gradient, run
+from comity.core.fit import Fit, Loss, Moments, Stepper, Training, batches, fit, gradient, run
 from comity.core.key import Key
 from comity.core.net import Net
 from comity.core.party import Info, Party, Traffic, with_task
@@ -49,6 +50,7 @@ __all__ = [
     "Refusal",
     "Samples",
     "Sealed",
+    "Stepper",
     "Task",
     "Traffic",
     "Training",
@@ -63,6 +65,7 @@ __all__ = [
     "in_chunks",
     "is_buffer",
     "keep",
+    "mixin",
     "on_device",
     "option",
     "payload",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
@@ -42,12 +42,21 @@ def algorithm(cls: C) -> C:
     return made
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(option, field))
+def mixin(cls: C) -> C:
+    """Mark options that several methods share, with what they mean."""
+    made: C = dataclass(frozen=True)(cls)  # type: ignore[assignment]
+    return made
+
+
 SHARES = {
     "nothing": "shares nothing",
     "body": "shares the extractor and keeps the head at the party",
     "head": "shares the head and keeps the extractor at the party",
     "model": "shares the whole model",
+    "generic": "shares a generic model and keeps a head of its own at the party",
     "representations": "shares representations and keeps all weights at the party",
+    "gradients": "shares gradients and keeps all weights at the party",
     "data": "pools the data",
 }
 
@@ -59,10 +68,19 @@ class Algorithm(ABC):
     """What crosses the wire, one of SHARES: wrappers look here to know whether they make sense."""
     self_contained: ClassVar[bool] = False
     """Whether `model` needs nothing from the server, so that evaluation sends nothing down."""
-    finishes: ClassVar[bool] = False
-    """Whether `finish` does anything: then models are judged before it, too."""
+    feature_skew_only: ClassVar[bool] = False
+    """Whether the method is not meant for parties whose labels differ: then a run on such parties says so."""
     bytes_formula: ClassVar[str] = ""
     """The closed form that `traffic` computes, as `comity show` prints it."""
+
+    @property
+    def finishes(self) -> bool:
+        """Whether `finish` does anything: then models are judged before it, too."""
+        return False
+
+    def cautions(self, info: Info) -> list[str]:
+        """What a user should know before running the method as it is set."""
+        return []
 
     @property
     def one_model(self) -> bool:
@@ -99,7 +117,7 @@ class Algorithm(ABC):
         """Exchanges after the last round: fine-tuning, for instance."""
         return s
 
-    def join(self, s: Any, net: Net, ids: Iterable[int]) -> Any:
+    def join(self, s: Any, net: Net, ids: Sequence[int]) -> Any:
         """Newcomers after training: each gets what the server would send it now, and warms up."""
         net.call(self.welcome, {i: self.view(s, i) for i in ids})
         return s
@@ -127,6 +145,10 @@ class Algorithm(ABC):
     def finish_traffic(self, info: Info) -> Traffic:
         """Bytes of `finish` in closed form."""
         return Traffic()
+
+    def join_traffic(self, info: Info) -> Traffic:
+        """Bytes of `join` in closed form: to each newcomer what a party gets in a round, unless told."""
+        return Traffic(down=len(info.late) * self.traffic(info, [0]).down)
 
     @abstractmethod
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
@@ -189,7 +211,7 @@ class Wrapper(Algorithm):
     def finish(self, s: Wrapped, net: Net) -> Wrapped:
         return replace(s, host=self.host.finish(s.host, net))
 
-    def join(self, s: Wrapped, net: Net, ids: Iterable[int]) -> Wrapped:
+    def join(self, s: Wrapped, net: Net, ids: Sequence[int]) -> Wrapped:
         return replace(s, host=self.host.join(s.host, net, ids))
 
     def view(self, s: Wrapped, i: int) -> Any:
@@ -206,6 +228,9 @@ class Wrapper(Algorithm):
 
     def finish_traffic(self, info: Info) -> Traffic:
         return self.host.finish_traffic(info)
+
+    def join_traffic(self, info: Info) -> Traffic:
+        return self.host.join_traffic(info)
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         return self.host.traffic(info, cohort)
@@ -235,6 +260,8 @@ def average(models: Mapping[int, Params], weights: Mapping[int, float]) -> Param
     total = sum(weights[i] for i in ids)
     first = models[ids[0]]
     floating = [k for k, v in first.items() if v.is_floating_point()]
+    if not floating:
+        return first
     sums: list[Tensor] = [torch.zeros_like(first[k]) for k in floating]
     for i in ids:
         torch._foreach_add_(sums, [models[i][k] for k in floating], alpha=weights[i])

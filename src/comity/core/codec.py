@@ -21,8 +21,11 @@ Skeleton = Any
 PLAIN = (bool, int, float, str)
 
 
-def flatten(tree: Any) -> tuple[Skeleton, list[Tensor]]:
-    """A JSON-able skeleton and the tensors it refers to; an object that occurs twice is written once."""
+def flatten(tree: Any, parcels: bool = False) -> tuple[Skeleton, list[Tensor]]:
+    """A JSON-able skeleton and the tensors it refers to; an object that occurs twice is written once.
+
+    With `parcels` there may be sealed ones in it, if they are locked: on their way between processes, never on a disk.
+    """
     tensors: list[Tensor] = []
     index: dict[int, int] = {}
     seen: dict[int, int] = {}
@@ -42,8 +45,8 @@ def flatten(tree: Any) -> tuple[Skeleton, list[Tensor]]:
         if id(node) in seen:
             return {"s": seen[id(node)]}
         if isinstance(node, Sealed):
-            if not isinstance(unseal(node), Cipher):
-                raise TypeError("A sealed parcel must be locked before it leaves its process, and is never saved")
+            if not (parcels and isinstance(unseal(node), Cipher)):
+                raise ComityError("A sealed parcel lives for one call: it is never saved, and leaves a process locked only.")
             made: dict[str, Any] = {"x": walk(unseal(node)), "n": node.size}
         elif isinstance(node, dict):
             made = {"d": [[key, walk(item)] for key, item in node.items()]}

@@ -84,12 +84,13 @@ class Memory:
     work: str
     uses: int = 0
 
-    def recall(self, names: list[str]) -> tuple[str, Moments | None]:
-        """The place of the next `fit` of this work, and what was kept there if it trains the same names."""
+    def recall(self, params: Params) -> tuple[str, Moments | None]:
+        """The place of the next `fit` of this work, and what was kept there if it trains the same tensors."""
         place = f"{self.work}.{self.uses}"
         self.uses += 1
         kept = self.moments.get(place)
-        return place, kept if kept and set(kept.first) == set(names) else None
+        known = kept and {k: v.shape for k, v in kept.first.items()} == {k: v.shape for k, v in params.items()}
+        return place, kept if known else None
 
 
 MEMORY: ContextVar[Memory] = ContextVar("memory")
@@ -194,6 +195,23 @@ class Descent:
         torch._foreach_addcdiv_(self.params, first, scale, value=-how.lr / (1 - beta1**count))
 
 
+class Stepper(Descent):
+    """Steps one at a time, for a model that learns between another's batches; they count as all others do."""
+
+    @staticmethod
+    def on(loss: Loss, theta: Params, training: Training) -> Stepper:
+        """Ready at `theta`, which is not changed."""
+        theta = {k: v.detach().clone() for k, v in theta.items()}
+        return Stepper(loss, training, theta, [k for k in theta if not is_buffer(k)], None, None)
+
+    def after(self, batch: Batch) -> Params:
+        """What is learned after one more step."""
+        self.step(batch)
+        if meter := METER.get(None):
+            meter.steps += 1
+        return {k: v.detach().clone() for k, v in self.theta.items()}
+
+
 def fit(
     loss: Loss,
     theta: Params,
@@ -214,7 +232,7 @@ def fit(
     names = [k for k in theta if not is_buffer(k) and (only is None or k in only)]
     shift = None if add is None else [add[k] if k in add else torch.zeros_like(theta[k]) for k in names]
     memory = MEMORY.get(None) if training.keep else None
-    place, before = memory.recall(names) if memory else ("", None)
+    place, before = memory.recall({k: theta[k] for k in names}) if memory else ("", None)
     moments = moments or before
     # In-place moments must not touch the caller's record.
     kept: Any = moments and Moments(

@@ -9,10 +9,12 @@ import os
 from typing import Any
 
 import torch
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from comity.core.codec import decode, encode
 from comity.core.record import Cipher, Sealed, tree_map, unseal
+from comity.errors import ComityError
 
 SECRET, NONCE = 32, 12  # bytes
 
@@ -38,7 +40,10 @@ class Lock:
 
     def _open(self, content: Cipher) -> Any:
         blob = content.blob.numpy().tobytes()
-        return decode(self._cipher.decrypt(blob[:NONCE], blob[NONCE:], None))
+        try:
+            return decode(self._cipher.decrypt(blob[:NONCE], blob[NONCE:], None))
+        except InvalidTag as why:
+            raise ComityError("A sealed parcel was changed on its way, or is not for this run.") from why
 
 
 def _on_parcels(function: Any, tree: Any) -> Any:

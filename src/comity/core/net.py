@@ -146,10 +146,11 @@ class Net(ABC):
         """Let parties judge what they would have without anybody: trained on their own data only; nothing crosses but figures."""
         return self._exchange(Call("alone", -1, self.round, 0), dict.fromkeys(ids), {}, up="eval", down="eval")
 
-    def introduce(self) -> None:
-        """Charge what makes up `info`: names and sizes go up; classes and width come down."""
-        for name in self.info.names:
-            self._charge("introduce", name, SERVER, "setup", payload([name, 0]))
+    def introduce(self, ids: Iterable[int]) -> None:
+        """Charge what makes up `info`: names, sizes and wishes go up; classes and width come down."""
+        for i in ids:
+            name, wish = self.info.name(i), self.info.peers[i] if i < len(self.info.peers) else None
+            self._charge("introduce", name, SERVER, "setup", payload([name, 0, list(wish or ())]))
             self._charge("introduce", SERVER, name, "setup", payload([self.info.task.classes, self.info.width]))
 
     def _exchange(self, call: Call, mail: Mapping[int, Any], post: Mapping[Edge, Sealed], up: str, down: str) -> dict[int, Any]:

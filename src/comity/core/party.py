@@ -39,6 +39,14 @@ class Info:
     """The shape of one sample."""
     newcomers: tuple[str, ...] = ()
     """Parties that join after the last round; until then nobody knows of them."""
+    rounds: int = 0
+    """How many rounds there will be."""
+    cohort: int = 0
+    """How many parties take part in one."""
+    round: int = 0
+    """The round that a closed form of the traffic is asked for."""
+    peers: tuple[tuple[int, ...] | None, ...] = ()
+    """Whom each party chose to learn from; None for everybody."""
 
     @property
     def parties(self) -> range:
@@ -49,6 +57,11 @@ class Info:
     def late(self) -> range:
         """The newcomers' numbers, which follow the parties'."""
         return range(len(self.names), len(self.names) + len(self.newcomers))
+
+    def listens(self, i: int, j: int) -> bool:
+        """Whether party i learns from party j: unless it chose others, from everybody but itself."""
+        wish = self.peers[i] if i < len(self.peers) else None
+        return i != j and (wish is None or j in wish)
 
     def name(self, i: int) -> str:
         """A party's or a newcomer's name."""

@@ -68,7 +68,7 @@ class Site:
     def work(self, call: Call, letter: Any, inbox: dict[int, Sealed]) -> tuple[Any, int]:
         """Do what is asked; the reply, and how many gradient steps it took."""
         if call.depth < 0:
-            return (self._alone(call) if call.work == "alone" else self._evaluate(letter, bool(call.use))), 0
+            return self._judge(call, letter), 0
         party = self.party
         if inbox:
             opened = {sender: unseal(parcel) for sender, parcel in inbox.items()}
@@ -87,13 +87,21 @@ class Site:
             self.home = Home(mine, memory.moments)
         return reply, meter.steps
 
+    def _judge(self, call: Call, letter: Any) -> Judgement:
+        """Judge what the party would deploy, or what it would have alone; no steps of the run are made."""
+        token = METER.set(Meter())
+        try:
+            return self._alone(call) if call.work == "alone" else self._evaluate(letter, bool(call.use))
+        finally:
+            METER.reset(token)
+
     def _evaluate(self, letter: Any, final: bool) -> Judgement:
         theta = self.algorithm.model(self.mine, letter, self.party)
         return self._judged(self.algorithm.at(self.party, self.mine).task, theta, final)
 
     def _alone(self, call: Call) -> Judgement:
-        """What the party's own data would have given it: its own training from the same first weights."""
-        task, key = self.party.task, self._root.fold("party", self.party.id, call.round, call.work)
+        """What the party's own data would have given it: the warm-up of a method without exchange, batch by batch."""
+        task, key = self.party.task, self._root.fold("party", self.party.id, call.round, "welcome", 0)
         with task.network.drawing(key.fold("layers")):
             first = self._moved(task.init(self._root.fold("init")))
             theta = fit(task.loss, first, self.party.data.train, key, self.party.training).theta

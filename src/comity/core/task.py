@@ -104,6 +104,11 @@ class Task:
         """The task without what a wrapper asks of shared parameters only: for models that never leave the party."""
         return self
 
+    @property
+    def plain(self) -> Task:
+        """The task without anything of a wrapper's, cut where the model is: for representations that no data made."""
+        return self
+
     def keeping(self, names: frozenset[str]) -> Task:
         """The same task with these names private too."""
         return replace(self, private=self.private | names)
@@ -125,8 +130,12 @@ class Task:
         return self.head(theta, self.features(theta, x))
 
     def objective(self, theta: Params, z: Tensor, batch: Batch) -> Tensor:
-        """The loss of a batch whose representation is known: wrappers add their terms here."""
-        return F.cross_entropy(self.head(theta, z, train=True), batch.y)
+        """The loss of a batch whose representation is known."""
+        return self.criterion(self.head(theta, z, train=True), z, batch)
+
+    def criterion(self, logits: Tensor, z: Tensor, batch: Batch) -> Tensor:
+        """The loss of answers and of the representation they came from: wrappers add their terms here."""
+        return F.cross_entropy(logits, batch.y)
 
     def loss(self, theta: Params, batch: Batch) -> Tensor:
         """The training loss of a batch."""

@@ -114,7 +114,7 @@ class Channel:
 
     def send(self, tree: Any) -> None:
         """Send any tree of records, tensors and plain values."""
-        skeleton, tensors = flatten(tree)
+        skeleton, tensors = flatten(tree, parcels=True)
         places, pieces, size = _pieces(tensors)
         number, descriptors = -1, []
         if size:

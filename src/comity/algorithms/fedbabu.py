@@ -1,0 +1,59 @@
+"""FedBABU: Oh, Kim, Yun, Toward Enhanced Representation for Federated Image Classification, ICLR 2022.
+
+Idea: body aggregation and body update. All parties have the same random head, which nobody trains; only the body is trained
+and averaged. Personal models come afterwards, by fine-tuning.
+
+Algorithm 1: θ_i ← SGD on the body from θ^t under the common head θ_cls^0; θ^{t+1} ← Σ_i (n_i / n_S) θ_i.
+Afterwards: (θ_i, θ_cls,i) ← τ_f epochs from (θ^T, θ_cls^0) on the party's own data, of the whole model, its head or its body.
+
+Symbols: θ = the stages up to the cut, shared; θ_cls^0 = the head, the same for all since it is drawn from one key and never sent.
+Deviations: τ_f = 10, as in PFLlib, at the experiment's learning rate. Newcomers fine-tune for the epochs that the experiment
+grants them. Wrappers' terms for shared parameters are not asked of fine-tuned models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from comity.algorithms.fedper import FedPer
+from comity.core import *
+
+
+@algorithm
+class FedBabu(FedPer):
+    bytes_formula = "2 · Σ_t |S_t| · S_body, and N · S_body once after the last round"
+
+    finetune: Literal["all", "head", "body"] = option("all", "what is fine-tuned after the last round")
+    finetune_epochs: int = option(10, "τ_f, epochs of fine-tuning", minimum=0)
+
+    @property
+    def finishes(self) -> bool:
+        return True
+
+    def local(self, mine: Any, m: Any, party: Party, key: Key) -> tuple[Any, Any]:
+        theta = m.theta | mine
+        body = frozenset(theta.keys() - party.task.head_names)
+        theta = fit(self.loss(party.task, m), theta, party.data.train, key, party.training, only=body).theta
+        kept = self.kept(party.task)
+        return keep(theta, kept), Model(drop(theta, kept))
+
+    def finish(self, theta: Any, net: Net) -> Any:
+        net.call(self.tune, {i: self.view(theta, i) for i in net.info.parties})
+        return theta
+
+    def tune(self, mine: Any, m: Any, party: Party, key: Key) -> tuple[Any, None]:
+        return self.tuned(mine, m, party, key, replace(party.training, epochs=self.finetune_epochs, steps=None)), None
+
+    def welcome(self, mine: Any, m: Any, party: Party, key: Key) -> tuple[Any, None]:
+        return self.tuned(mine, m, party, key, party.training), None
+
+    def tuned(self, mine: Any, m: Any, party: Party, key: Key, how: Training) -> Params:
+        """A model of the party's own, which comes before whatever it is sent."""
+        theta = m.theta | mine
+        heads = party.task.head_names
+        only = {"all": None, "head": heads, "body": frozenset(theta.keys() - heads)}[self.finetune]
+        return fit(party.task.personal.loss, theta, party.data.train, key, how, only=only).theta
+
+    def finish_traffic(self, info: Info) -> Traffic:
+        return Traffic(down=len(info.names) * info.task.bytes(without=self.kept(info.task)))

@@ -1,0 +1,167 @@
+"""FedGen: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021.
+
+Idea: from the parties' heads alone the server learns a generator of representations for each class; parties train on what it
+makes beside their own data, so that their heads do not forget the classes they lack.
+
+Generator: min_G E_{y∼p̂, ε} CE(Σ_k (n_k / n_S) h_k(G(y, ε)), y) + η_d · sameness, over the logits h_k of this round's heads.
+Party: min_θ CE(h(f(x)), y) + λ · E_{ŷ∼p̂, ε} CE(h(G(ŷ, ε)), ŷ), with as many ŷ as the batch has samples.
+Sameness: exp(−mean_{i,j} ‖ε_i − ε_j‖² · |z_i − z_j|), both distances being means over values.
+
+Symbols: G = (y, ε) → FC, BatchNorm, ReLU, FC → z, a representation at the model's cut; ε ∼ N(0, I); p̂ = all parties' labels,
+counted together; f, h = the stages up to the cut and the head.
+Deviations: as in PFLlib, heads are weighted by sample counts (paper: alike), the counts behind p̂ are exchanged once before round
+1 (paper: in every round), Adam keeps its moments from round to round, λ = 1 and η_d = 0 (authors' code: λ = 10, decaying, η_d =
+1, and a pull of a sample's answer to that for its class). ε is normal as in the paper (both codes: uniform). Generated z pass
+heads in evaluation mode, so that BatchNorm statistics come from data only, and without a wrapper's offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from comity.algorithms.fedavg import FedAvg
+from comity.core import *
+from comity.models.stack import Builder, batchnorm, linear, relu
+
+P_HAT = "fedgen.~labels"  # with a party's private parameters: never trained, never sent
+
+
+@record
+class Source:
+    """What the server keeps: w, the generator and its optimizer's moments, and p̂."""
+
+    theta: Params
+    G: Params
+    moments: Moments | None
+    labels: Tensor
+
+
+@record
+class Taught:
+    """What the server sends: w and the generator."""
+
+    theta: Params
+    G: Params
+
+
+@record
+class Labels:
+    """Samples of each class: a party's on their way up, everybody's on their way down."""
+
+    counts: Tensor
+
+
+def drawn(labels: Tensor, count: int, key: Key) -> Tensor:
+    """y ∼ p̂."""
+    return torch.multinomial(labels.cpu().float(), count, replacement=True, generator=key.generator()).to(labels.device)
+
+
+def sameness(eps: Tensor, z: Tensor) -> Tensor:
+    """1 where different noise makes equal representations, less where it does not."""
+    z = z.flatten(1)
+    return (-((eps[:, None] - eps).square().mean(2) * (z[:, None] - z).abs().mean(2)).mean()).exp()
+
+
+@algorithm
+class FedGen(FedAvg):
+    bytes_formula = "Σ_t |S_t| · (2·S + S_G), and N · 8·C once before round 1"
+
+    weight: float = option(1.0, "λ, weight of the generated representations at a party", minimum=0)
+    diversity: float = option(0.0, "η_d, weight of what keeps the generator from making one z a class", minimum=0)
+    gen_steps: int = option(1000, "steps of Adam on the generator in a round", minimum=1)
+    gen_lr: float = option(0.005, "the generator's learning rate", minimum=0)
+    gen_batch: int = option(10, "labels in a batch of the generator's", minimum=2)
+    noise: int = option(512, "values in ε", minimum=1)
+    hidden: int = option(512, "width of the generator's hidden layer", minimum=1)
+
+    def check(self, info: Info) -> None:
+        super().check(info)
+        if kept := sorted(self.kept(info.task) & info.task.head_names):
+            raise Refusal(f"fedgen's server needs whole heads, but {kept[0]} stays at the party: use --bn all or another --cut.")
+
+    def generator(self, task: Task) -> Task:
+        build = Builder("generator", (self.noise + task.classes,)).stage("gen1", linear(self.hidden), batchnorm(), relu)
+        network = build.stage("gen2", linear(task.width)).build()
+        return Task(network, classes=task.width, cut=network.cut)
+
+    def made(self, task: Task, G: Params, y: Tensor, key: Key, train: bool = False) -> tuple[Tensor, Tensor]:
+        """ε, and G(y, ε) in the shape of the task's representations."""
+        eps = torch.randn((len(y), self.noise), generator=key.fold("noise").generator()).to(y.device)
+        gen, given = self.generator(task), torch.cat([eps, F.one_hot(y, task.classes).float()], dim=1)
+        return eps, gen.head(G, gen.features(G, given, train), train).unflatten(1, task.z_shape)
+
+    def server(self, key: Key, info: Info) -> Source:
+        G = self.generator(info.task).init(key.fold("generator"))
+        return Source(super().server(key, info), G, None, torch.ones(info.task.classes, dtype=torch.int32))
+
+    def kept(self, task: Task) -> frozenset[str]:
+        return task.private | {P_HAT}
+
+    def client(self, key: Key, party: Party) -> Any:
+        return super().client(key, party) | {P_HAT: torch.ones(party.task.classes, dtype=torch.int32)}
+
+    def view(self, s: Source, i: int) -> Taught:
+        return Taught(s.theta, s.G)
+
+    def start(self, s: Source, net: Net) -> Source:
+        replies = net.call(self.count, dict.fromkeys(net.info.parties, Empty()))
+        labels = torch.stack([reply.counts for reply in replies.values()]).sum(0).int()
+        net.call(self.agree, dict.fromkeys(net.info.parties, Labels(labels)))
+        return replace(s, labels=labels)
+
+    def join(self, s: Source, net: Net, ids: Sequence[int]) -> Any:
+        net.call(self.agree, dict.fromkeys(ids, Labels(s.labels)))
+        return super().join(s, net, ids)
+
+    def count(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Labels]:
+        return mine, Labels(torch.bincount(party.data.train.y, minlength=party.task.classes).int())
+
+    def agree(self, mine: Params, m: Labels, party: Party, key: Key) -> tuple[Params, None]:
+        return mine | {P_HAT: m.counts}, None
+
+    def round(self, s: Source, net: Net, t: int) -> Source:
+        replies = net.call(self.local, {i: self.view(s, i) for i in net.sample(t)})
+        sizes = {i: net.info.sizes[i] for i in replies}
+        heads = [(size / sum(sizes.values()), replies[i].theta) for i, size in sizes.items()]
+        y = drawn(s.labels, self.gen_steps * self.gen_batch, net.key("labels"))
+        how = Training("adam", self.gen_lr, batch=self.gen_batch, steps=self.gen_steps)
+        done = fit(self.ensemble(net.info.task, heads), s.G, Samples(y, y), net.key("generator"), how, moments=s.moments)
+        net.note("generator/loss", float(done.loss or 0.0))
+        return Source(average({i: r.theta for i, r in replies.items()}, sizes), done.theta, done.moments, s.labels)
+
+    def ensemble(self, task: Task, heads: list[tuple[float, Params]]) -> Loss:
+        def j_g(G: Params, batch: Batch) -> Tensor:
+            eps, z = self.made(task, G, batch.y, batch.key.fold("made", batch.number), train=True)
+            logits = torch.stack([share * task.head(theta, z) for share, theta in heads]).sum(0)
+            value = F.cross_entropy(logits, batch.y)
+            return value + self.diversity * sameness(eps, z) if self.diversity else value
+
+        return j_g
+
+    def loss(self, task: Task, m: Taught) -> Loss:
+        def j_k(theta: Params, batch: Batch) -> Tensor:
+            key = batch.key.fold("made", batch.number)
+            y = drawn(theta[P_HAT], len(batch.y), key)
+            _, z = self.made(task.plain, m.G, y, key)
+            return task.loss(theta, batch) + self.weight * F.cross_entropy(task.plain.head(theta, z), y)
+
+        return j_k
+
+    def model(self, mine: Params, m: Any, party: Party) -> Params:
+        return drop(m.theta | mine, frozenset({P_HAT}))
+
+    def start_traffic(self, info: Info) -> Traffic:
+        each = 4 * info.task.classes * len(info.names)
+        return Traffic(up=each, down=each)
+
+    def join_traffic(self, info: Info) -> Traffic:
+        return super().join_traffic(info) + Traffic(down=len(info.late) * 4 * info.task.classes)
+
+    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
+        return super().traffic(info, cohort) + Traffic(down=len(cohort) * self.generator(info.task).bytes())

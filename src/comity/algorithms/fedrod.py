@@ -1,0 +1,85 @@
+"""FedRoD: Chen, Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022.
+
+Idea: two tasks, two heads on one body. The body and a generic head are averaged as in FedAvg, but trained by a loss that asks
+every party for a class-balanced predictor; a personal head on top of their constant features and logits learns what is left,
+the party's own distribution of classes.
+
+Generic, balanced softmax: min over (f, h^G) of −log( n_{i,y} e^{g_y} / Σ_c n_{i,c} e^{g_c} ), with g = h^G(f(x)).
+Personal, empirical risk: min over h^P_i of CE(sg(g) + h^P_i(sg(f(x))), y).
+Prediction: argmax of g + h^P_i(f(x)).
+
+Symbols: f = the stages up to the cut, shared; h^G = the head, shared; h^P_i = a head of its kind, at the party; n_{i,c} =
+training samples of class c at party i; sg = a constant.
+Deviations: both are minimised at once, step by step. A class that a party lacks drops out of its balanced softmax (log 0 = −∞),
+so its row of h^G stays as received. h^P_i starts equal to h^G. The variant whose h^P_i comes from a hypernetwork is left
+out. Wrappers' terms go to the generic loss. If mr has a cut of its own behind the model's, the personal head begins there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from comity.algorithms.fedavg import FedAvg
+from comity.core import *
+
+OWN = "fedrod."
+
+
+def personal_head(theta: Params) -> Params:
+    """h^P under the names of h^G."""
+    return {k.removeprefix(OWN): v for k, v in theta.items() if k.startswith(OWN)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoHeads(Task):
+    """A task whose answer is the sum of a shared head's and a private one's."""
+
+    inner: Task
+    log_n: Tensor
+
+    @property
+    def head_names(self) -> frozenset[str]:
+        return self.inner.head_names
+
+    def init(self, key: Key) -> Params:
+        theta = self.inner.init(key)
+        return theta | {OWN + k: theta[k].clone() for k in theta if k in self.head_names}
+
+    def features(self, theta: Params, x: Tensor, train: bool = False) -> Tensor:
+        return self.inner.features(theta, x, train)
+
+    def head(self, theta: Params, z: Tensor, train: bool = False) -> Tensor:
+        return self.inner.head(theta, z, train) + self.inner.head(theta | personal_head(theta), z, train)
+
+    def objective(self, theta: Params, z: Tensor, batch: Batch) -> Tensor:
+        g = self.inner.head(theta, z, train=True)
+        generic = self.inner.criterion(g + self.log_n, z, batch)
+        constant = {k: v.clone() if is_buffer(k) else v.detach() for k, v in theta.items()}
+        h_p = self.inner.head(constant | personal_head(theta), z.detach(), train=True)
+        return generic + F.cross_entropy(g.detach() + h_p, batch.y)
+
+
+@algorithm
+class FedRod(FedAvg):
+    shares = "generic"
+
+    @property
+    def one_model(self) -> bool:
+        return False
+
+    def at(self, party: Party, mine: Any) -> Party:
+        task = party.task
+        private = task.private | {OWN + k for k in task.head_names}
+        log_n = torch.bincount(party.data.train.y, minlength=task.classes).log()
+        return with_task(party, TwoHeads(task.network, task.classes, task.cut, private, inner=task, log_n=log_n))
+
+    def client(self, key: Key, party: Party) -> Any:
+        return super().client(key, self.at(party, None))
+
+    def local(self, mine: Any, m: Any, party: Party, key: Key) -> tuple[Any, Any]:
+        return super().local(mine, m, self.at(party, mine), key)

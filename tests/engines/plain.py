@@ -1,0 +1,80 @@
+"""Training without Comity: torch's own layers and optimizers on the very batches that a party sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import comity
+from comity.core import Batch, Key, Params, batches
+
+Optimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
+
+
+def features(theta: Params, x: Tensor) -> Tensor:
+    """The representation of an mlp2, written out."""
+    for layer in ("fc1", "fc2"):
+        x = F.relu(F.linear(x.flatten(1), theta[f"{layer}.weight"], theta[f"{layer}.bias"]))
+    return x
+
+
+def head(theta: Params, z: Tensor) -> Tensor:
+    """The logits of an mlp2 from its representation."""
+    return F.linear(z, theta["fc3.weight"], theta["fc3.bias"])
+
+
+def cross_entropy(theta: Params, batch: Batch) -> Tensor:
+    """What everybody minimises, unless told."""
+    return F.cross_entropy(head(theta, features(theta, batch.x)), batch.y)
+
+
+class Trainer:
+    """Weights, and an optimizer that remembers."""
+
+    def __init__(self, theta: Params, make: Optimizer, only: Callable[[str], bool] = lambda name: True) -> None:
+        self.theta = {name: value.clone() for name, value in theta.items()}
+        self.names = [name for name in theta if only(name)]
+        for name in self.names:
+            self.theta[name].requires_grad_()
+        self.optimizer = make([self.theta[name] for name in self.names])
+
+    def set(self, theta: Params) -> None:
+        """Go on from other weights; the optimizer knows nothing of it."""
+        with torch.no_grad():
+            for name, value in theta.items():
+                self.theta[name].copy_(value)
+
+    def train(self, stream: Iterator[Batch], loss: Callable[[Params, Batch], Tensor] = cross_entropy) -> Params:
+        """A step on each batch; the weights afterwards."""
+        for batch in stream:
+            self.optimizer.zero_grad()
+            loss(self.theta, batch).backward()
+            self.optimizer.step()
+        return self.weights()
+
+    def weights(self) -> Params:
+        """The weights as they are now."""
+        return {name: value.detach().clone() for name, value in self.theta.items()}
+
+
+def stream(result: comity.Result, i: int, t: int, work: str, part: str = "", **how: Any) -> Iterator[Batch]:
+    """The batches of party i in a work of round t, in the experiment's way of training or in another."""
+    party = result.job.parties[i]
+    key = Key.root(result.job.experiment.seed).fold("party", i, t, work, 0)
+    return batches(party.data.train, key.fold(part) if part else key, type(party.training)(**vars(party.training) | how))
+
+
+def first(result: comity.Result) -> Params:
+    """The weights that everybody starts with."""
+    return result.job.info.task.init(Key.root(result.job.experiment.seed).fold("init"))
+
+
+def assert_equal(ours: Params, theirs: Params) -> None:
+    """Bit for bit."""
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert torch.equal(ours[name], value), f"{name} differs by up to {(ours[name] - value).abs().max():.1e}"

@@ -1,0 +1,556 @@
+"""Parties that come when training is over: until then nobody knows of them, then they are judged by what joining gives."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from matrix import GOSSIP, ragged, run, short, tables
+from plain import Trainer, assert_equal, cross_entropy, features, first, head, stream
+from torch import Tensor
+
+import comity
+from comity import checkpoint, cli, plan
+from comity.algorithms.dbe import OFFSET
+from comity.checkpoint import Checkpoints
+from comity.core import Algorithm, Batch, Key, Params, trainable
+from comity.core.algorithm import chain
+from comity.core.codec import flatten
+from comity.core.record import is_record
+from comity.core.site import Site
+from comity.job import Quiet
+from comity.nets.loop import LoopNet
+
+T = 2
+THERE, LATE = ("north", "east"), ("south", "west")
+JOINING: dict[str, Any] = {"rounds": T, "newcomers": 2, "join_epochs": 2}
+PLAIN: dict[str, Any] = {"model": "mlp2(width=12)", "rounds": T, "lr": 0.1, "engine": "loop"}
+STAGES = ("offered", "alone", "joined")
+
+
+def plain_sgd(params: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1)
+
+
+class Witness:
+    """Who was asked what, and the newcomers' states when they are asked for the first time."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, str, tuple[int, ...]]] = []
+        self.untouched: dict[int, Any] = {}
+
+    def listening(self) -> Callable[..., Any]:
+        """`deliver`, watched."""
+        deliver = LoopNet.deliver
+
+        def watched(net: LoopNet, call: Any, mail: Any, post: Any) -> Any:
+            self.calls.append((call.round, call.work, tuple(mail)))
+            for i in set(mail) - {0, 1} - self.untouched.keys():
+                self.untouched[i] = net.state(i)
+            return deliver(net, call, mail, post)
+
+        return watched
+
+
+Joined = tuple[comity.Result, Witness]
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Joined]:
+    """A method's run in a loop with two newcomers."""
+
+    @cache
+    def made(text: str, **more: Any) -> Joined:
+        witness = Witness()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LoopNet, "deliver", witness.listening())
+            return run(text, tmp_path_factory.mktemp("joined") / "run", **JOINING | more), witness
+
+    return made
+
+
+def plainly(tree: Any) -> tuple[str, list[tuple[str, bytes]]]:
+    """A state as something that can be compared."""
+    skeleton, tensors = flatten(tree)
+    return json.dumps(skeleton), [(str(t.dtype), t.numpy().tobytes()) for t in tensors]
+
+
+def before_joining(folder: Path, table: str) -> list[str]:
+    """A table's lines up to round T."""
+    return [line for line in (folder / table).read_text().splitlines() if line.partition(",")[0] != str(T + 1)]
+
+
+def accuracies(folder: Path) -> dict[str, dict[str, float]]:
+    """Test accuracies of newcomers by stage, read from metrics.csv by hand."""
+    found: dict[str, dict[str, float]] = {}
+    with (folder / "metrics.csv").open() as file:
+        for row in csv.DictReader(file):
+            if row["metric"] == "accuracy" and row["split"] in [f"test-{stage}" for stage in STAGES]:
+                assert row["round"] == str(T + 1)
+                found.setdefault(row["party"], {})[row["split"].removeprefix("test-")] = float(row["value"])
+    return found
+
+
+def server_state(result: comity.Result) -> Any:
+    checkpoints = Checkpoints(result.folder / "checkpoints")
+    checkpoints.load()
+    return checkpoints.server_state()
+
+
+# --- every method there is
+
+
+def test_newcomers_are_not_asked_before_they_join(text: str, joined: Callable[..., Joined]) -> None:
+    """No call, no row of any table, and a state that nothing has touched."""
+    result, witness = joined(text)
+    job = result.job
+    assert job.info.names == THERE
+    assert job.info.newcomers == LATE
+    assert job.info.sizes == tuple(ragged().sizes[:2])
+    assert len(job.info.tasks) == 2
+    assert {p.parties for p in job.parties} == {2}
+    assert all(set(job.cohort(t)) <= {0, 1} for t in range(1, 50))
+    for t, work, ids in witness.calls:
+        assert t > T or set(ids) <= {0, 1}, f"{work} of round {t}"
+    for table in ("metrics.csv", "ledger.csv"):
+        lines = before_joining(result.folder, table)
+        assert len(lines) > 1
+        assert not [line for line in lines if set(line.split(",")) & set(LATE)]
+    assert witness.untouched.keys() == {2, 3}
+    for i, state in witness.untouched.items():
+        assert plainly(state) == plainly(job.algorithm.client(Key.root(0).fold("init"), job.parties[i]))
+
+
+def test_rounds_are_those_of_a_federation_without_them(text: str, joined: Callable[..., Joined], tmp_path: Path) -> None:
+    """Byte for byte, and the summary too: nothing of a newcomer gets into what the others do."""
+    result, whole = joined(text)[0], ragged()
+    smaller = replace(whole, parties={name: whole.parties[name] for name in THERE})
+    same = {name: getattr(result.job.experiment, name) for name in ("model", "rounds", "lr", "engine")}
+    alone = comity.run(text, smaller, out=tmp_path, **same)
+    for table in ("metrics.csv", "ledger.csv"):
+        assert before_joining(result.folder, table) == before_joining(tmp_path, table)
+    assert (result.folder / "outcomes.csv").read_bytes() == (tmp_path / "outcomes.csv").read_bytes()
+    for key in ("accuracy", "parties", "server_steps"):
+        assert result.summary[key] == alone.summary[key]
+    assert alone.summary["newcomers"] == {}
+
+
+def test_joining_is_the_same_on_processes(text: str, joined: Callable[..., Joined], tmp_path: Path) -> None:
+    alone = joined(text)[0]
+    together = run(text, tmp_path, engine="process", workers=2, **JOINING)
+    assert tables(together.folder) == tables(alone.folder)
+    for name in (*THERE, *LATE):
+        assert_equal(together.model(name).theta, alone.model(name).theta)
+    same = {k: v for k, v in together.summary.items() if k != "seconds"}
+    assert same == {k: v for k, v in alone.summary.items() if k != "seconds"}
+
+
+def test_newcomers_are_judged_by_the_model_they_end_with(text: str, joined: Callable[..., Joined]) -> None:
+    """`result.model` of a newcomer, on its test samples, is as right as the summary says."""
+    result = joined(text)[0]
+    assert result.summary["newcomers"].keys() == set(LATE)
+    for name in LATE:
+        model, test = result.model(name), ragged().parties[name].test
+        right = (model.predict(test.x) == test.y).sum().item()
+        assert result.summary["newcomers"][name]["joined"] == right / len(test)
+
+
+def test_what_a_warm_up_trains_is_deployed(text: str, joined: Callable[..., Joined]) -> None:
+    """A method that welcomes newcomers changes what they would deploy; another gives them what they are offered."""
+    result, witness = joined(text)
+    outer, core = chain(result.job.algorithm)[0], chain(result.job.algorithm)[-1]
+    welcomes = type(core).welcome is not Algorithm.welcome or type(core).join is not Algorithm.join
+    for i, name in enumerate(LATE, start=2):
+        offered = outer.model(witness.untouched[i], outer.view(server_state(result), i), result.job.parties[i])
+        got = result.model(name).theta
+        assert any(not torch.equal(got[k], v) for k, v in trainable(offered).items()) == welcomes
+
+
+def test_the_summary_is_what_the_metrics_say(text: str, joined: Callable[..., Joined]) -> None:
+    result = joined(text)[0]
+    by_hand = accuracies(result.folder)
+    assert result.summary["newcomers"].keys() == by_hand.keys()
+    for name, got in by_hand.items():
+        assert got.keys() == set(STAGES)
+        assert result.summary["newcomers"][name] == got | {"gain": got["joined"] - got["alone"]}
+    assert json.loads((result.folder / "summary.json").read_text())["newcomers"] == result.summary["newcomers"]
+
+
+def test_what_a_newcomer_would_have_alone_is_no_matter_of_the_method(text: str, joined: Callable[..., Joined]) -> None:
+    def alone(result: comity.Result) -> list[str]:
+        rows = (result.folder / "metrics.csv").read_text().splitlines()
+        return [row for row in rows if "-alone," in row]
+
+    ours = joined(text)[0]
+    solo = joined("solo", lr=ours.job.experiment.lr)[0]
+    assert len(alone(solo)) >= 4
+    assert alone(ours) == alone(solo)
+
+
+def test_joining_is_charged_to_newcomers_in_the_round_after_the_last(text: str, joined: Callable[..., Joined]) -> None:
+    """Figures come from them alone: nobody else is judged again or sends anything to the server."""
+    result = joined(text)[0]
+    rows = [row for row in result.ledger if row.round > T]
+    assert {row.round for row in rows} == {T + 1}
+    assert all(row.src in LATE for row in rows if row.dst == "server")
+    judged = Counter(row.src for row in rows if row.kind == "eval" and row.dst == "server")
+    assert judged == dict.fromkeys(LATE, 3)  # offered, alone, joined
+    total = Counter()
+    for row in result.ledger:
+        total[row.kind] += row.bytes
+    assert {kind: result.summary["bytes"][kind] for kind in total} == total
+
+
+# --- bytes by hand
+
+
+FLOATS = 4
+MODEL = FLOATS * (64 * 12 + 12 + 12 * 12 + 12 + 12 * 10 + 10)
+
+
+@pytest.mark.parametrize(
+    ("text", "letters"),
+    [
+        ("solo", {}),
+        ("fedavg", {"welcome": MODEL}),
+        ("fedper", {"welcome": MODEL - FLOATS * (12 * 10 + 10)}),
+        ("scaffold", {"welcome": 2 * MODEL}),
+        ("fd", {"welcome": FLOATS * 10 * 10 + 10}),
+        ("fedavg+dbe", {"agree": FLOATS * 12, "welcome": MODEL}),
+        ("fedavg+prbm", {"welcome": MODEL}),
+        ("scaffold+mr", {"agree": FLOATS * 12, "welcome": 2 * MODEL}),
+    ],
+)
+def test_letters_to_newcomers_by_hand(text: str, letters: dict[str, int], tmp_path: Path) -> None:
+    result = run(text, tmp_path, **PLAIN | JOINING)
+    for name in LATE:
+        got = {row.work: row.bytes for row in result.ledger if row.round == T + 1 and row.dst == name and row.kind == "down"}
+        assert got == letters
+
+
+@pytest.mark.parametrize(("text", "down"), [("solo", 0), ("fedavg", MODEL)])
+def test_judging_newcomers_by_hand(text: str, down: int, tmp_path: Path) -> None:
+    """Three times two scores of three numbers go up; the model comes down before and after the warm-up."""
+    result = run(text, tmp_path, **PLAIN | JOINING)
+    for name in LATE:
+        rows = [row for row in result.ledger if row.round == T + 1 and row.kind == "eval"]
+        assert [row.bytes for row in rows if row.src == name] == [2 * 3 * 4] * 3
+        assert [row.bytes for row in rows if row.dst == name] == ([down] * 2 if down else [])
+
+
+@pytest.mark.parametrize("text", ["fedavg", "solo"])
+def test_steps_of_a_warm_up_count(text: str, tmp_path: Path) -> None:
+    """Batches of 10: 2 rounds of an epoch, then 3 epochs of the newcomers'; what they would do alone is not theirs to pay."""
+    result = run(text, tmp_path, **PLAIN | JOINING | {"join_epochs": 3})
+    each = [-(-size // 10) for size in ragged().sizes]
+    assert result.summary["steps"] == 2 * (each[0] + each[1]) + 3 * (each[2] + each[3])
+
+
+# --- what they learn, without Comity
+
+
+def held(tree: Any, name: str) -> Params:
+    """The weights in a state that have a parameter of that name."""
+    if isinstance(tree, dict) and name in tree:
+        return tree
+    inner = vars(tree).values() if is_record(tree) else tree.values() if isinstance(tree, dict) else []
+    return next((found for part in inner if (found := held(part, name))), {})
+
+
+def warmed_up(result: comity.Result, theta: Params, loss: Callable[[Params, Batch], Tensor] = cross_entropy) -> Params:
+    """West's weights after its warm-up from `theta`, by torch."""
+    batches = list(stream(result, 3, T + 1, "welcome"))
+    assert len(batches) == 10 * 2  # 11 samples, ten epochs unless told
+    return Trainer(theta, plain_sgd).train(iter(batches), loss)
+
+
+def test_fedavgs_newcomer_trains_the_received_model(tmp_path: Path) -> None:
+    result = run("fedavg", tmp_path, newcomers=1, **PLAIN)
+    received = result.model("north").theta
+    assert_equal(received, result.model("south").theta)
+    assert_equal(result.model("west").theta, warmed_up(result, received))
+
+
+def test_what_is_offered_is_the_received_model(tmp_path: Path) -> None:
+    result = run("fedavg", tmp_path, newcomers=1, **PLAIN | {"rounds": 6})
+    test = ragged().parties["west"].test
+    right = (result.model("north").predict(test.x) == test.y).float().mean().item()
+    got = next(n.value for n in result.metrics if (n.party, n.split, n.metric) == ("west", "test-offered", "accuracy"))
+    assert got == pytest.approx(right)
+
+
+def test_solos_newcomer_trains_the_first_weights(tmp_path: Path) -> None:
+    result = run("solo", tmp_path, newcomers=1, **PLAIN)
+    assert_equal(result.model("west").theta, warmed_up(result, first(result)))
+
+
+def loss_of(result: comity.Result, name: str, stage: str) -> float:
+    """A newcomer's loss on its test samples."""
+    return next(n.value for n in result.metrics if (n.party, n.split, n.metric) == (name, f"test-{stage}", "loss"))
+
+
+@pytest.mark.parametrize("text", ["solo", "fedavg", "adcol", "fedavg+dbe"])
+def test_alone_is_a_training_of_its_own(text: str, tmp_path: Path) -> None:
+    """Ten epochs on its own data from the first weights; all samples in one batch, so that their order does not matter."""
+    result = run(text, tmp_path, newcomers=1, batch=50, **PLAIN)
+    data = ragged().parties["west"]
+    whole = Batch(data.train.x, data.train.y, torch.arange(len(data.train)), Key(0), 0, {})
+    theta = Trainer(first(result), plain_sgd).train(iter([whole] * 10))
+    expected = F.cross_entropy(head(theta, features(theta, data.test.x)), data.test.y).item()
+    assert loss_of(result, "west", "alone") == pytest.approx(expected, rel=1e-5)
+    assert (loss_of(result, "west", "joined") == pytest.approx(expected, rel=1e-5)) == (text == "solo")
+
+
+def test_solo_gains_exactly_nothing_by_joining(tmp_path: Path) -> None:
+    """It is what it would be alone: the yardstick of `gain` has no error of its own."""
+    result = run("solo", tmp_path, newcomers=2, **PLAIN)
+    for name in LATE:
+        assert loss_of(result, name, "joined") == loss_of(result, name, "alone")
+
+
+def test_dbes_newcomer_gets_the_consensus_and_a_zero_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As parties do before round 1; then eqs. 6, 8 and 9 with μ = 1, the offset trained with the rest."""
+    seen: list[Any] = []
+    work = Site.work
+
+    def noting(site: Site, call: Any, *args: Any) -> Any:
+        if call.work == "welcome":
+            seen.append(site.mine)
+        return work(site, call, *args)
+
+    monkeypatch.setattr(Site, "work", noting)
+    result = run("fedavg+dbe", tmp_path, newcomers=1, kappa=3, **PLAIN)
+    consensus = server_state(result).own.z
+    (mine,) = seen
+    assert consensus.abs().max() > 0
+    assert torch.equal(mine.own.z, consensus)
+    assert torch.equal(mine.host[OFFSET], torch.zeros(12))
+
+    def biased(theta: Params, batch: Batch) -> Tensor:
+        z = features(theta, batch.x)
+        loss = F.cross_entropy(head(theta, z + theta[OFFSET]), batch.y)
+        return loss + 3 * 0.5 * (z.mean(0) - consensus).square().mean()
+
+    received = {k: v for k, v in result.model("north").theta.items() if k != OFFSET}
+    expected = warmed_up(result, received | {OFFSET: torch.zeros(12)}, biased)
+    got = result.model("west").theta
+    assert got[OFFSET].abs().max() > 0
+    assert got.keys() == expected.keys()
+    assert all(torch.allclose(got[k], expected[k], atol=1e-6) for k in expected)
+
+
+def test_adcols_newcomer_trains_against_the_discriminator(tmp_path: Path) -> None:
+    """Eq. 2 with D as it is after the last round, which tells three parties apart and not four."""
+    result = run("adcol", tmp_path, newcomers=1, hidden=16, mu=2, **PLAIN)
+    D = held(server_state(result), "out.weight")
+    assert len(D["out.weight"]) == 3
+
+    def eq2(theta: Params, batch: Batch) -> Tensor:
+        z = features(theta, batch.x)
+        logits = F.linear(F.relu(F.linear(F.relu(F.linear(z, *pair("fc1"))), *pair("fc2"))), *pair("out"))
+        uniform = torch.full_like(logits, 1 / 3)
+        return F.cross_entropy(head(theta, z), batch.y) + 2 * F.kl_div(logits.log_softmax(1), uniform, reduction="batchmean")
+
+    def pair(layer: str) -> tuple[Tensor, Tensor]:
+        return D[f"{layer}.weight"], D[f"{layer}.bias"]
+
+    got, expected = result.model("west").theta, warmed_up(result, first(result), eq2)
+    assert all(torch.allclose(got[k], expected[k], atol=1e-5) for k in expected)
+    without = warmed_up(result, first(result))
+    assert not torch.allclose(got["fc2.weight"], without["fc2.weight"], atol=1e-3)
+
+
+def test_fedpers_newcomer_gets_the_body_and_starts_with_the_first_head(tmp_path: Path) -> None:
+    result = run("fedper", tmp_path, newcomers=1, **PLAIN)
+    body = {k: v for k, v in result.model("north").theta.items() if not k.startswith("fc3")}
+    assert_equal(result.model("west").theta, warmed_up(result, first(result) | body))
+
+
+def test_scaffolds_newcomer_is_corrected_by_the_servers_control(tmp_path: Path) -> None:
+    """Algorithm 1, l.10 with c_i = 0: what it adds to each gradient is c, the gradient of Σ c·θ."""
+    result = run("scaffold", tmp_path, newcomers=1, **PLAIN)
+    s = server_state(result)
+    assert s.c["fc3.bias"].abs().max() > 0
+
+    def corrected(theta: Params, batch: Batch) -> Tensor:
+        return cross_entropy(theta, batch) + sum((c * theta[k]).sum() for k, c in s.c.items())
+
+    got, expected = result.model("west").theta, warmed_up(result, s.theta, corrected)
+    assert all(torch.allclose(got[k], expected[k], atol=1e-6) for k in expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "parent", "switched_off"),
+    [("fedprox", "fedavg", {"mu": 0}), ("moon", "fedavg", {"mu": 0}), ("fedbn", "fedavg", {}), ("ditto", "solo", {"lam": 0}),
+     ("adcol", "solo", {"mu": 0}), ("fd", "solo", {"gamma": 0})],
+)  # fmt: skip
+def test_newcomers_of_a_method_without_its_extra_are_its_parents(
+    method: str, parent: str, switched_off: dict[str, float], tmp_path: Path
+) -> None:
+    ours = run(method, tmp_path / "ours", **PLAIN | JOINING | switched_off)
+    theirs = run(parent, tmp_path / "theirs", **PLAIN | JOINING)
+    for name in LATE:
+        assert_equal(ours.model(name).theta, theirs.model(name).theta)
+
+
+def test_a_newcomers_own_batch_and_rate_count_and_its_epochs_are_the_warm_ups(tmp_path: Path) -> None:
+    """West has 11 samples: three batches of 4 an epoch."""
+    own = {"west": {"batch": 4, "lr": 0.02, "epochs": 7}}
+    result = run("fedavg", tmp_path, newcomers=1, party=own, **PLAIN)
+    received = result.model("north").theta
+    batches = list(stream(result, 3, T + 1, "welcome"))
+    assert [len(batch.y) for batch in batches] == [4, 4, 3] * 10
+    expected = Trainer(received, lambda params: torch.optim.SGD(params, lr=0.02)).train(iter(batches))
+    assert_equal(result.model("west").theta, expected)
+
+
+# --- stopped and resumed
+
+
+class Stop(Quiet):
+    """Stops a run after round T, or when the first newcomers have answered."""
+
+    def __init__(self, when: str) -> None:
+        self.when, self.over = when, False
+
+    def parties(self, count: int) -> None:
+        if self.over and self.when == "while joining":
+            raise KeyboardInterrupt
+
+    def round(self, t: int, accuracy: float | None, ledger: Any) -> None:
+        self.over = t == T
+        if self.over and self.when == "before joining":
+            raise KeyboardInterrupt
+
+
+class Watch(Quiet):
+    first = -1
+
+    def begin(self, job: Any, first_round: int) -> None:
+        self.first = first_round
+
+
+@pytest.mark.parametrize("when", ["before joining", "while joining"])
+@pytest.mark.parametrize("text", ["fedavg", "scaffold+dbe", "adcol", "ditto", "moon", "centralized", "solo", GOSSIP], ids=short)
+def test_stopped_and_resumed(
+    text: str, when: str, joined: Callable[..., Joined], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        run(text, tmp_path, progress=Stop(when), **JOINING)
+    assert json.loads((tmp_path / "checkpoints" / "manifest.json").read_text())["round"] == T
+    watch = Watch()
+    result, straight = run(text, tmp_path, resume=True, progress=watch, **JOINING), joined(text)[0]
+    assert watch.first == T
+    assert tables(tmp_path) == tables(straight.folder)
+    for name in (*THERE, *LATE):
+        assert_equal(result.model(name).theta, straight.model(name).theta)
+    same = {k: v for k, v in result.summary.items() if k != "seconds"}
+    assert same == {k: v for k, v in straight.summary.items() if k != "seconds"}
+
+
+def test_a_finished_run_is_not_joined_twice(joined: Callable[..., Joined], tmp_path: Path) -> None:
+    run("fedavg+dbe", tmp_path, **JOINING)
+    again = run("fedavg+dbe", tmp_path, resume=True, **JOINING)
+    assert tables(tmp_path) == tables(joined("fedavg+dbe")[0].folder)
+    assert again.summary["steps"] == joined("fedavg+dbe")[0].summary["steps"]
+
+
+# --- what people type and see
+
+
+def command(*args: object) -> None:
+    """`comity ARGS` inside this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["comity", *map(str, args)])
+        cli.main()
+
+
+SMALL = ("--parties", 4, "--rounds", 2, "--model", "linear", "--partition", "iid", "--engine", "loop")
+
+
+def test_the_screen_says_what_each_newcomer_gained(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    command("run", "fedavg", *SMALL, "--newcomers", 2, "--join-epochs", 3, "--out", tmp_path / "out")
+    said = capsys.readouterr().out.splitlines()
+    got = json.loads((tmp_path / "out" / "summary.json").read_text())["newcomers"]
+    assert list(got) == ["p2", "p3"]
+    for name, new in got.items():
+        points = 100 * (new["joined"] - new["alone"])
+        line = (
+            f"newcomer {name}: offered {100 * new['offered']:.1f}%, after its warm-up {100 * new['joined']:.1f}%, "
+            f"alone {100 * new['alone']:.1f}%: {'+' if points >= 0 else '-'}{abs(points):.1f} points by joining"
+        )
+        assert line in said
+    assert "mean of 2 parties" in said[0]
+
+
+def test_nobody_speaks_of_newcomers_where_there_are_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    command("run", "fedavg", *SMALL, "--out", tmp_path / "out")
+    said = capsys.readouterr().out
+    assert "newcomer p" not in said
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["newcomers"] == {}
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--newcomers=4", "--newcomers=5", "--newcomers=-1", "--newcomers=1.5", "--newcomers=some", "--newcomers=", "--join-epochs=0",
+     "--join-epochs=-3", "--join-epochs=2.5", "--opt-state=some", "--last-batch=lose", "--opt-state="],
+)  # fmt: skip
+def test_wrong_settings_are_one_sentence(option: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command("run", "fedavg", *SMALL, "--newcomers=1", option, "--out", tmp_path / "out")
+    assert ended.value.code == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("comity: ")
+    if option.rpartition("=")[2] in ("4", "5"):
+        assert "All 4 parties would be newcomers" in said
+    else:
+        assert option.removeprefix("--").partition("=")[0].replace("-", "_") in said.replace("-", "_")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_newcomers_model_is_asked_for_by_name(joined: Callable[..., Joined]) -> None:
+    with pytest.raises(comity.Refusal, match="Did you mean 'west'"):
+        joined("fedavg")[0].model("wets")
+
+
+def test_progress_counts_no_rounds_that_there_are_not(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    command("run", "fedavg", *SMALL, "--newcomers", 2, "--out", tmp_path / "out")
+    said = capsys.readouterr().err
+    assert "round 2/2" in said
+    assert "round 3/2" not in said
+    assert " -" not in said
+
+
+@pytest.mark.parametrize("method", ["fedavg", "adcol", "centralized", "fedavg+dbe"])
+def test_a_newcomer_that_does_not_fit_is_refused_before_round_1(method: str, tmp_path: Path) -> None:
+    with pytest.raises(comity.Refusal, match="west"):
+        run(method, tmp_path, newcomers=1, party={"west": {"model": "mlp2(width=9)"}}, **PLAIN)
+
+
+@pytest.mark.parametrize("text", ["fedavg", "fedavg+dbe"])
+def test_a_plan_counts_joining(text: str, tmp_path: Path) -> None:
+    result = run(text, tmp_path, **PLAIN | JOINING)
+    made = plan.plan(result.job)
+    assert (made.total.up, made.total.down) == (result.summary["bytes"]["up"], result.summary["bytes"]["down"])
+    if text == "fedavg":  # steps are counted as if each work trained once
+        assert made.steps == result.summary["steps"]
+
+
+def test_bytes_of_joining_equal_the_closed_form(text: str, joined: Callable[[str], Joined]) -> None:
+    result = joined(text)[0]
+    charged = Counter()
+    for row in result.ledger:
+        charged[row.kind] += row.bytes if row.round > T else 0
+    formula = result.job.algorithm.join_traffic(result.job.info)
+    assert {kind: charged[kind] for kind in ("up", "down", "peer")} == vars(formula)

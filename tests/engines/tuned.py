@@ -1,0 +1,33 @@
+"""A user's own file, and the only method here that does something after the last round: each party fine-tunes the global model.
+
+Idea: FedAvg, then an epoch at each party, whose result it keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from comity.algorithms.fedavg import FedAvg
+from comity.core import Empty, Info, Key, Net, Params, Party, Traffic, algorithm, fit, option
+
+
+@algorithm
+class Tuned(FedAvg):
+    finishes: ClassVar[bool] = True
+    tune_epochs: int = option(1, "epochs of fine-tuning", minimum=1)
+
+    @property
+    def one_model(self) -> bool:
+        return False
+
+    def finish(self, s: Params, net: Net) -> Params:
+        net.call(self.tune, {i: self.view(s, i) for i in net.info.parties})
+        return s
+
+    def tune(self, mine: Params, m: Any, party: Party, key: Key) -> tuple[Params, Empty]:
+        how = replace(party.training, epochs=self.tune_epochs, steps=None)
+        return fit(party.task.loss, m.theta | mine, party.data.train, key, how).theta, Empty()
+
+    def finish_traffic(self, info: Info) -> Traffic:
+        return Traffic(down=len(info.names) * info.task.bytes(without=self.kept(info.task)))

@@ -1,0 +1,338 @@
+"""DBE's variants (Zhang et al. 2023): where paper and authors' code differ (spec B1-B5), Table 3's noise, Table 7's ResNet-18.
+
+Expected values come from loops written out here; only the order of the batches and the party's keys are the library's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from toys import federation, net_of, noise, party_of, rounds, samples, task_of
+
+import comity
+from comity.algorithms import compose
+from comity.algorithms.dbe import OFFSET, Biased, Dbe, Mean
+from comity.algorithms.fedavg import FedAvg
+from comity.core import Batch, Key, Params, Samples, Task, Training, batches
+from comity.models import build
+
+SHAPE, CLASSES, K, B = (6,), 3, 5, 4
+IMAGE, BATCHNORM = (1, 8, 8), "fedbn-cnn(scale=0.03)"
+ROOT = Key.root(0)
+
+
+def biased(consensus: Tensor, **options: Any) -> Biased:
+    """A linear head behind a representation of 5 values, with DBE's offset and regulariser."""
+    task = task_of(f"mlp2(width={K})", SHAPE, CLASSES)
+    dbe = Dbe(host=FedAvg(), **({"kappa": 1.0} | options))
+    lifted = dbe.lift(party_of(task, samples(4, SHAPE, CLASSES), Training()), Mean(consensus)).task
+    assert isinstance(lifted, Biased)
+    return lifted
+
+
+def batch_number(b: int, scratch: dict[str, Tensor]) -> Batch:
+    return Batch(torch.zeros(B, *SHAPE), torch.zeros(B, dtype=torch.int64), torch.arange(B), Key(0), b, scratch)
+
+
+def descended(loss: Callable[[Params, Batch], Tensor], theta: Params, data: Samples, key: Key, how: Training) -> Params:
+    """torch.optim.SGD over the batches that this key gives."""
+    theta = {k: v.clone() for k, v in theta.items()}
+    optimizer = torch.optim.SGD([v.requires_grad_() for k, v in theta.items() if "~" not in k], lr=how.lr)
+    for batch in batches(data, key, how):
+        optimizer.zero_grad()
+        loss(theta, batch).backward()
+        optimizer.step()
+    return {k: v.detach() for k, v in theta.items()}
+
+
+# --- spec B2: the half
+
+
+def test_eq8_without_the_half_the_regulariser_is_exactly_twice_as_large() -> None:
+    """Value and gradient, to the last bit."""
+    consensus = noise(K, seed=1)
+    values, grads = [], []
+    for half in (True, False):
+        z = noise(B, K, seed=2).requires_grad_()
+        value = biased(consensus, half=half).regulariser(z, batch_number(0, {}))
+        values.append(value.detach())
+        grads.append(torch.autograd.grad(value, z)[0])
+    assert torch.equal(values[1], 2 * values[0])
+    assert torch.equal(grads[1], 2 * grads[0])
+    assert values[0] > 0
+
+
+def test_eq8_as_printed_is_the_mean_squared_error() -> None:
+    """m = (1, 2, 3, 4, 5), consensus 0: kappa * (1 + 4 + 9 + 16 + 25) / 5 = 11 kappa."""
+    z = torch.tensor([[0.0, 1, 2, 3, 4], [2.0, 3, 4, 5, 6]])
+    task = biased(torch.zeros(K), half=False, kappa=3.0)
+    theta, batch = task.init(Key(1)), batch_number(0, {})
+    extra = task.objective(theta, z, replace(batch, y=batch.y[:2])) - F.cross_entropy(task.head(theta, z), batch.y[:2])
+    assert extra.item() == pytest.approx(33.0, rel=1e-5)
+
+
+@cache
+def ran(text: str, model: str = f"mlp2(width={K})", **settings: Any) -> comity.Result:
+    shape = IMAGE if model == BATCHNORM else SHAPE
+    usual: dict[str, Any] = {"rounds": 2, "batch": 4, "lr": 0.05, "engine": "loop"}
+    return comity.run(text, federation((11, 7, 9, 6), shape=shape), model=model, **(usual | settings))
+
+
+def same(one: comity.Result, other: comity.Result) -> bool:
+    """Whether all parties would deploy the same weights, bit for bit."""
+    pairs = [(one.model(name).theta, other.model(name).theta) for name in one.job.info.names]
+    return all(a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a) for a, b in pairs)
+
+
+@pytest.mark.parametrize("wrapper", ["dbe", "mr"])
+def test_eq8_half_of_kappa_8_is_whole_of_kappa_4(wrapper: str) -> None:
+    """A power of two is exact: two whole runs agree in every bit; with kappa 8 both times they do not."""
+    halved, printed = ran(f"fedavg+{wrapper}(kappa=8)"), ran(f"fedavg+{wrapper}(kappa=4,half=false)")
+    assert same(halved, printed)
+    assert not same(halved, ran(f"fedavg+{wrapper}(kappa=8,half=false)"))
+
+
+# --- spec B4: the running mean's bias
+
+
+def test_eq9_debiased_running_mean_by_hand() -> None:
+    """mu = 0.3: m_b = sum_j 0.3 * 0.7^(b - j) mean_j, divided by 1 - 0.7^b; the gradient gets the same factor."""
+    mu, consensus, scratch = 0.3, noise(K, seed=9), {}
+    task = biased(consensus, mu=mu, ema_debias=True)
+    means = []
+    for b in range(1, 6):
+        z = (noise(B, K, seed=b) + b).requires_grad_()
+        means.append(z.detach().mean(0))
+        value = task.regulariser(z, batch_number(b - 1, scratch))
+        m = sum(mu * (1 - mu) ** (b - j) * mean for j, mean in enumerate(means, start=1)) / (1 - (1 - mu) ** b)
+        assert value.item() == pytest.approx((m - consensus).square().mean().item() / 2, rel=1e-5), b
+        (grad,) = torch.autograd.grad(value, z)
+        expected = mu / (1 - (1 - mu) ** b) * (m - consensus) / (B * K)
+        torch.testing.assert_close(grad, expected.expand(B, K), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("debias", [True, False])
+def test_eq9_batches_with_one_mean(debias: bool) -> None:
+    """If every batch has the mean c, the debiased m is c from the first batch on, and the plain one is (1 - 0.7^b) c."""
+    c, scratch = noise(K, seed=3), {}
+    task = biased(torch.zeros(K), mu=0.3, ema_debias=debias)
+    for b in range(1, 5):
+        value = task.regulariser(c.expand(B, K), batch_number(b - 1, scratch)).item()
+        factor = 1.0 if debias else 1 - 0.7**b
+        assert value == pytest.approx(factor**2 * c.square().mean().item() / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("debias", [True, False])
+@pytest.mark.parametrize("half", [True, False])
+def test_alg1_l10_a_local_training_by_hand(debias: bool, half: bool) -> None:
+    """Two epochs of five batches on CE(h(f(x) + p)) + kappa MR: weights, offset and running mean as a loop makes them."""
+    kappa, mu, how = 4.0, 0.3, Training(lr=0.1, batch=4, epochs=2)
+    task, data = task_of(f"mlp2(width={K})", SHAPE, CLASSES), samples(18, SHAPE, CLASSES)
+    dbe = Dbe(host=FedAvg(), kappa=kappa, mu=mu, half=half, ema_debias=debias)
+    net, s = net_of(dbe, task, [data], how)
+    consensus = s.own.z
+    m, b = torch.zeros(K), 0
+
+    def loss(theta: Params, batch: Batch) -> Tensor:
+        nonlocal m, b
+        z = F.relu(batch.x @ theta["fc1.weight"].T + theta["fc1.bias"])
+        z = F.relu(z @ theta["fc2.weight"].T + theta["fc2.bias"])
+        logits = (z + theta[OFFSET]) @ theta["fc3.weight"].T + theta["fc3.bias"]
+        now, b = (1 - mu) * m + mu * z.mean(0), b + 1
+        m = now.detach()
+        used = now / (1 - (1 - mu) ** b) if debias else now
+        mse = (used - consensus).square().mean()
+        return F.cross_entropy(logits, batch.y) + kappa * (mse / 2 if half else mse)
+
+    expected = descended(loss, s.host | {OFFSET: torch.zeros(K)}, data, ROOT.fold("party", 0, 1, "local", 0), how)
+    s = rounds(dbe, net, s, 1)
+    assert b == 10
+    for name, value in expected.items():
+        ours = net.state(0).host[OFFSET] if name == OFFSET else s.host[name]
+        torch.testing.assert_close(ours, value, rtol=0, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+    assert expected[OFFSET].abs().max() > 1e-3
+
+
+def test_eq9_with_mu_1_there_is_no_bias() -> None:
+    assert same(ran("fedavg+dbe(mu=1)"), ran("fedavg+dbe(mu=1,ema_debias=true)"))
+    assert not same(ran("fedavg+dbe(mu=0.3)"), ran("fedavg+dbe(mu=0.3,ema_debias=true)"))
+
+
+def test_eq9_debiasing_with_mu_0_is_refused_or_finite() -> None:
+    """The paper's grid has mu = 0: the running mean stays at 0 then, and there is nothing to divide it by."""
+    try:
+        result = ran("fedavg+dbe(mu=0,ema_debias=true)")
+    except comity.Refusal:
+        return
+    assert all(v.isfinite().all() for v in result.model("p0").theta.values())
+
+
+# --- spec B1 and B5: the first mean
+
+
+def reported(model: str, data: Samples, how: Training, shape: tuple[int, ...] = SHAPE, **options: Any) -> Tensor:
+    """The consensus of a single party is what it reported."""
+    dbe = Dbe(host=FedAvg(), **options)
+    net, _ = net_of(dbe, task_of(model, shape, CLASSES), [data], how)
+    return net.state(0).own.z
+
+
+def watched(task: Task, data: Samples, how: Training) -> tuple[list[Tensor], Params]:
+    """Means of the training-mode representations, batch by batch at the weights of the moment, and the weights afterwards."""
+    means: list[Tensor] = []
+
+    def loss(theta: Params, batch: Batch) -> Tensor:
+        z = task.features(theta, batch.x, train=True)
+        means.append(z.detach().mean(0))
+        return F.cross_entropy(task.head(theta, z, train=True), batch.y)
+
+    return means, descended(loss, task.init(ROOT.fold("init")), data, ROOT.fold("party", 0, 0, "mean", 0), how)
+
+
+@pytest.mark.parametrize("mu", [1.0, 0.3])
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize(("model", "shape"), [(f"mlp2(width={K})", SHAPE), (BATCHNORM, IMAGE)])
+def test_alg1_l2_mean_as_it_ran_along(model: str, shape: tuple[int, ...], epochs: int, mu: float) -> None:
+    """z <- (1 - mu) z + mu mean_batch f(x), from 0, over the training before round 1; with mu = 1 the last batch's mean."""
+    task, data = task_of(model, shape, CLASSES), samples(18, shape, CLASSES)
+    how = Training(lr=0.02, batch=5, epochs=9, min_batch=2)
+    means, theta = watched(task, data, replace(how, epochs=epochs))
+    z = torch.zeros_like(means[0])
+    for mean in means:
+        z = (1 - mu) * z + mu * mean
+    assert len(means) == 4 * epochs
+    ours = reported(model, data, how, shape, init_mean="ema", init_epochs=epochs, mu=mu)
+    torch.testing.assert_close(ours, z, rtol=0, atol=1e-4)
+    if mu == 1:
+        torch.testing.assert_close(ours, means[-1], rtol=0, atol=1e-4)
+    exact = reported(model, data, how, shape, init_epochs=epochs, mu=mu)
+    torch.testing.assert_close(exact, task.features(theta, data.x).mean(0), rtol=0, atol=1e-4)
+    assert (ours - exact).abs().max() > 0.005, "the two are not the same"
+
+
+@pytest.mark.parametrize("how", [Training(lr=0.1, batch=4, epochs=5), Training(lr=0.1, batch=4, steps=1)])
+@pytest.mark.parametrize("epochs", [0, 1, 3])
+def test_alg1_l2_epochs_before_the_first_mean(epochs: int, how: Training) -> None:
+    """However long parties train in a round; none at all gives the mean at theta_0."""
+    model = f"mlp2(width={K})"
+    task, data = task_of(model, SHAPE, CLASSES), samples(18, SHAPE, CLASSES)
+    means, theta = watched(task, data, Training(lr=0.1, batch=4, epochs=epochs))
+    assert len(means) == 5 * epochs
+    torch.testing.assert_close(
+        reported(model, data, how, init_epochs=epochs), task.features(theta, data.x).mean(0), rtol=0, atol=1e-5
+    )
+    if epochs == 0:
+        assert all(torch.equal(theta[k], v) for k, v in task.init(ROOT.fold("init")).items())
+
+
+def test_alg1_l2_one_epoch_is_the_default() -> None:
+    assert same(ran("fedavg+dbe"), ran("fedavg+dbe(init_epochs=1,init_mean=exact,half=true,ema_debias=false)"))
+    for other in ("init_epochs=0", "init_epochs=2", "init_mean=ema"):
+        assert not same(ran("fedavg+dbe"), ran(f"fedavg+dbe({other})")), other
+
+
+@pytest.mark.parametrize(
+    "options", ["init_mean=ema", "init_epochs=0", "init_epochs=3", "half=false", "ema_debias=true", "noise_s=1,noise_q=0.5"]
+)
+def test_alg1_no_option_changes_a_byte(options: str) -> None:
+    """And each of them changes the weights, but for the running mean's bias, which mu = 1 does not have."""
+    assert same(ran("fedavg+dbe"), ran(f"fedavg+dbe({options})")) == (options == "ema_debias=true")
+    rows = [[r for r in ran(text).ledger if r.kind != "eval"] for text in ("fedavg+dbe", f"fedavg+dbe({options})")]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("model", [f"mlp2(width={K})", BATCHNORM])
+@pytest.mark.parametrize("options", ["", "init_mean=ema", "init_mean=ema,mu=0.3,init_epochs=2", "init_epochs=0", "half=false"])
+def test_dbe_switched_off_is_fedavg_bit_for_bit(options: str, model: str) -> None:
+    """kappa = 0 and the offset frozen at 0: the exchange before round 1 disturbs neither weights nor running statistics."""
+    ours = ran(f"fedavg+dbe(kappa=0,train_offset=false{',' if options else ''}{options})", model)
+    theirs = ran("fedavg", model)
+    for name in theirs.job.info.names:
+        theta = dict(ours.model(name).theta)
+        assert not theta.pop(OFFSET).any()
+        assert all(torch.equal(theta[k], v) for k, v in theirs.model(name).theta.items())
+
+
+# --- Table 3
+
+
+@pytest.mark.parametrize("init_mean", ["exact", "ema"])
+def test_table3_noise_is_on_what_is_reported(init_mean: str) -> None:
+    """q = 1 and s = 0 withhold all; q = 0.75 leaves a quarter; s alone adds N(0, s^2), the same draw for the same key."""
+    model, data, how = f"mlp2(width={K})", samples(18, SHAPE, CLASSES), Training(lr=0.1, batch=4)
+    clean = reported(model, data, how, init_mean=init_mean)
+    assert clean.abs().max() > 0.05
+    assert not reported(model, data, how, init_mean=init_mean, noise_q=1.0).any()
+    quarter = reported(model, data, how, init_mean=init_mean, noise_q=0.75)
+    torch.testing.assert_close(quarter, clean / 4, rtol=0, atol=1e-7)
+    draws = [(reported(model, data, how, init_mean=init_mean, noise_s=s) - clean) / s for s in (0.5, 2.0)]
+    torch.testing.assert_close(draws[0], draws[1], rtol=0, atol=1e-5)
+    assert draws[0].abs().max() > 0.1
+
+
+# --- Table 7
+
+
+class Block(nn.Module):
+    """ResNet-18's basic block."""
+
+    def __init__(self, into: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(
+            nn.Conv2d(into, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU(),
+            nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out),
+        )  # fmt: skip
+        skip = nn.Sequential(nn.Conv2d(into, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+        self.skip = skip if stride > 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.inner(x) + self.skip(x))
+
+
+def resnet18() -> list[nn.Module]:
+    """CONV, B1, B2, B3, B4, POOL, with the 7x7 stem."""
+    stem = nn.Sequential(
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+    )
+    widths = ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2))
+    stages = [nn.Sequential(Block(into, out, stride), Block(out, out, 1)) for into, out, stride in widths]
+    return [stem, *stages, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())]
+
+
+TABLE7 = {"CONV": 16_384, "B1": 16_384, "B2": 8_192, "B3": 4_096, "B4": 2_048, "POOL": 512}
+
+
+@pytest.mark.parametrize("cut", TABLE7)
+def test_table7_offset_element_counts_of_resnet18(cut: str) -> None:
+    """64 x 64 x 3 inputs; the offset has the shape of one representation wherever the network is cut."""
+    depth, values = list(TABLE7).index(cut) + 1, TABLE7[cut]
+    with torch.random.fork_rng(devices=[]):
+        pair = nn.Sequential(*resnet18()[:depth]), nn.Sequential(nn.Flatten(), nn.Linear(values, 2))
+    task = Task(build(pair, (3, 64, 64), 2), 2, "encoder")
+    party = party_of(task, samples(1, (3, 64, 64), 1), Training())
+    dbe = Dbe(host=FedAvg())
+    lifted = dbe.lift(party, dbe.own(Key(0), party)).task
+    assert lifted.width == values
+    assert lifted.init(Key(0))[OFFSET].numel() == values
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize("option", ["half", "ema_debias", "init_mean", "init_epochs", "noise_s", "noise_q", "kappa", "mu"])
+def test_prbm_alone_has_no_options_of_the_regulariser(option: str) -> None:
+    with pytest.raises(comity.Refusal, match=option):
+        compose(f"fedavg+prbm({option}=1)")
+
+
+@pytest.mark.parametrize("option", ["init_mean=last", "init_epochs=-1", "init_epochs=0.5", "noise_q=1.1", "noise_s=-1", "mu=2"])
+def test_options_out_of_range_are_refused(option: str) -> None:
+    with pytest.raises(comity.Refusal, match=option.partition("=")[0]):
+        compose(f"fedavg+dbe({option})")
