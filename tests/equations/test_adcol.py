@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from toys import batch_of, federation, net_of, noise, party_of, rounds, samples, task_of
 
 import comity
-from comity.algorithms.adcol import Adcol, Disc, kl_from_uniform
+from comity.algorithms.adcol import Adcol, Game, Own
 from comity.algorithms.fedavg import FedAvg
 from comity.core import Info, Key, Samples, Task, Training, fit, in_chunks
 from comity.models.stack import Builder, flat, linear, relu
+from comity.parts.divergence import kl_from_uniform
 
 FULL = Training(lr=2.0, momentum=0.9, batch=10**6, epochs=150)
 
@@ -85,7 +86,7 @@ def test_eq2_is_cross_entropy_plus_mu_kl() -> None:
     D = {"out.weight": torch.zeros(2, 5), "out.bias": torch.tensor([math.log(3), 0.0])}
     theta = task.init(Key(1))
     ce = F.cross_entropy(task.logits(theta, data.x), data.y).item()
-    loss = adcol.eq2(party_of(task, data, Training(), parties=2), D)(theta, batch_of(data)).item()
+    loss = adcol.eq2(task, [D], [])(theta, batch_of(data)).item()
     assert loss == pytest.approx(ce + 2.5 * 0.143841, abs=1e-5)
 
 
@@ -93,12 +94,11 @@ def _gradients(D_scale: float) -> dict[str, torch.Tensor]:
     """The gradient of the KL term alone, by name."""
     task = task_of("mlp2(width=5)", (6,), 3)
     data = samples(8, (6,), 3)
-    party = party_of(task, data, Training(), parties=3)
     D = Adcol(hidden=7).discriminator(5, 3).init(Key(2))
     D = D | {"out.weight": D_scale * D["out.weight"], "out.bias": D_scale * D["out.bias"]}
     theta = {k: v.requires_grad_() for k, v in task.init(Key(1)).items()}
-    with_term = Adcol(mu=1.0, hidden=7).eq2(party, D)(theta, batch_of(data))
-    without = Adcol(mu=0.0, hidden=7).eq2(party, D)(theta, batch_of(data))
+    with_term = Adcol(mu=1.0, hidden=7).eq2(task, [D], [])(theta, batch_of(data))
+    without = Adcol(mu=0.0, hidden=7).eq2(task, [D], [])(theta, batch_of(data))
     grads = torch.autograd.grad(with_term - without, list(theta.values()))
     return dict(zip(theta, grads, strict=True))
 
@@ -125,10 +125,11 @@ def test_alg1_l11_local_training_leaves_the_discriminator_alone() -> None:
     adcol = Adcol(mu=10.0, hidden=7)
     D = adcol.discriminator(5, 3).init(Key(2))
     before, F_0 = _hash(D), task.init(Key(1))
-    F_1, _ = adcol.local(F_0, Disc(D), party_of(task, data, Training(lr=0.1, epochs=3), parties=3), Key(3))
+    party = party_of(task, data, Training(lr=0.1, epochs=3), parties=3)
+    mine, _ = adcol.local(Own(F_0, []), Game(D, {}), party, Key(3))
     assert _hash(D) == before
     assert not any(v.requires_grad for v in D.values())
-    assert _hash(F_0) != _hash(F_1)
+    assert _hash(F_0) != _hash(mine.F)
 
 
 # --- Algorithm 1
@@ -144,9 +145,10 @@ def test_b11_representation_sampling_sends_exactly_ceil_rn_rows(r: float, n: int
     task, data = task_of("mlp2(width=5)", (6,), 3), samples(n, (6,), 3)
     adcol = Adcol(sampling=r, hidden=7)
     D = adcol.discriminator(5, 3).init(Key(2))
-    F_i, reply = adcol.local(task.init(Key(1)), Disc(D), party_of(task, data, Training(lr=0.1), parties=3), Key(3))
+    party = party_of(task, data, Training(lr=0.1), parties=3)
+    mine, reply = adcol.local(Own(task.init(Key(1)), []), Game(D, {}), party, Key(3))
     assert reply.z.shape == (_fraction(r, n), 5)
-    z = in_chunks(lambda x: task.features(F_i, x), data.x)  # l.18: after training, in evaluation mode
+    z = in_chunks(lambda x: task.features(mine.F, x), data.x)  # l.18: after training, in evaluation mode
     nearest = torch.cdist(reply.z, z, compute_mode="donot_use_mm_for_euclid_dist").min(1)
     assert nearest.values.max() < 1e-6
     assert len(set(nearest.indices.tolist())) == len(reply.z), "drawn without replacement"
@@ -157,9 +159,9 @@ def test_b11_representation_sampling_is_fresh_each_round() -> None:
     task, data = task_of("mlp2(width=5)", (6,), 3), samples(40, (6,), 3)
     adcol = Adcol(sampling=0.5, hidden=7, mu=0.0)
     still = party_of(task, data, Training(lr=0.0), parties=3)
-    D, theta = Disc(adcol.discriminator(5, 3).init(Key(2))), task.init(Key(1))
+    letter, mine = Game(adcol.discriminator(5, 3).init(Key(2)), {}), Own(task.init(Key(1)), [])
     root = Key.root(0)
-    drawn = [adcol.local(theta, D, still, root.fold("party", 0, t, "local", 0))[1].z for t in (1, 2)]
+    drawn = [adcol.local(mine, letter, still, root.fold("party", 0, t, "local", 0))[1].z for t in (1, 2)]
     assert not torch.equal(*drawn)
 
 
@@ -168,9 +170,9 @@ def test_alg1_l6_one_pass_of_sgd_on_the_discriminator() -> None:
     task = task_of("mlp2(width=5)", (6,), 3)
     data = [samples(9, (6,), 3, seed=1), samples(4, (6,), 3, seed=2)]
     adcol = Adcol(disc="linear")
-    net, D = net_of(adcol, task, data, Training(lr=1e-30, batch=100))
+    net, s = net_of(adcol, task, data, Training(lr=1e-30, batch=100))
     net.info = Info(net.info.names, net.info.sizes, net.info.tasks, Training(lr=0.5, batch=100), net.info.shape)
-    after = rounds(adcol, net, D, 1)
+    D, after = s.D, rounds(adcol, net, s, 1).D
     theta = task.init(Key.root(0).fold("init"))
     z = torch.cat([task.features(theta, d.x) for d in data])
     label = torch.tensor([0] * 9 + [1] * 4)
@@ -182,14 +184,14 @@ def test_alg1_l6_one_pass_of_sgd_on_the_discriminator() -> None:
 def test_b5_party_sampling_keeps_all_outputs_and_the_absent_keep_their_models() -> None:
     task = task_of("mlp2(width=5)", (6,), 3)
     adcol = Adcol(hidden=7)
-    net, D = net_of(adcol, task, [samples(8, (6,), 3, seed=i) for i in range(4)], Training(lr=0.1), participation=0.5)
-    before = [net.state(i) for i in range(4)]
-    D = rounds(adcol, net, D, 1)
+    net, s = net_of(adcol, task, [samples(8, (6,), 3, seed=i) for i in range(4)], Training(lr=0.1), participation=0.5)
+    before = [net.state(i).F for i in range(4)]
+    D = rounds(adcol, net, s, 1).D
     took_part = net.sample(1)
     assert len(took_part) == 2
     assert D["out.weight"].shape == (4, 7)
     for i in range(4):
-        assert (_hash(net.state(i)) != _hash(before[i])) == (i in took_part)
+        assert (_hash(net.state(i).F) != _hash(before[i])) == (i in took_part)
 
 
 # --- bytes

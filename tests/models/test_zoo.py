@@ -22,6 +22,7 @@ def parameters(name: str, shape: tuple[int, ...], classes: int = 10) -> int:
         ("mlp2", (1, 28, 28), 199_210),  # McMahan et al.: 2NN
         ("cnn4", (1, 28, 28), 582_026),  # 832 + 51,264 + 524,800 + 5,130
         ("linear", (1, 28, 28), 7_850),
+        ("resnet9", (1, 28, 28), 2_470_730),  # thesis, Table of models, d' = 128
     ],
 )
 def test_parameter_counts_as_printed(name, shape, count):

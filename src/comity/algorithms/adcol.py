@@ -20,105 +20,158 @@ import math
 from dataclasses import replace
 from typing import Literal
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from comity.core import *
-from comity.models.stack import Builder, flat, linear, relu
+from comity.parts.classwise import features_of
+from comity.parts.discriminator import carried, discriminator, labelled
+from comity.parts.divergence import kl_from_uniform
+from comity.parts.server import shared_names
+from comity.parts.views import SelfSupervised, probe
+from comity.privacy.mechanisms import bounded
+from comity.privacy.options import PrivateRows
 
 
 @record
-class Disc:
-    """The discriminator on its way to a party."""
+class Game:
+    """What the server keeps and sends: D, the averaged part of the models if any, and whether D has never been trained."""
 
-    theta: Params
+    D: Params
+    shared: Params
+    untrained: Empty | None = None
+
+
+@record
+class Own:
+    """What a party keeps: its model, and discriminators of earlier rounds, the newest first."""
+
+    F: Params
+    past: list[Params]
 
 
 @record
 class Reps:
-    """A party's representations on their way to the server; the sender is their label."""
+    """A party's representations on their way to the server, whose label is the sender; and what is averaged."""
 
     z: Tensor
-
-
-def kl_from_uniform(logits: Tensor) -> Tensor:
-    """KL(u ‖ softmax(logits)) = −log N − (1/N) Σ_j log p_j, batch mean."""
-    return -math.log(logits.shape[1]) - F.log_softmax(logits, dim=1).mean()
+    shared: Params
 
 
 @algorithm
-class Adcol(Algorithm):
+class Adcol(PrivateRows, Algorithm):
     shares = "representations"
     self_contained = True
-    bytes_formula = "Σ_t (4 · d · Σ_{i∈S_t} ⌈r·n_i⌉ + |S_t| · S_D)"
+    feature_skew_only = True
+    bytes_formula = "Σ_t (4 · d · Σ_{i∈S_t} ⌈r·n_i⌉ + |S_t| · S_D), and 2 · |S_t| · S_shared with aggregate"
 
     mu: float = option(1.0, "weight of the adversarial term, eq. 2", minimum=0)
-    disc: Literal["mlp", "linear"] = option("mlp", "D: three FC layers with ReLU (5.1), or one FC layer (B.15)")
+    disc: Literal["mlp", "linear", "deep", "conv"] = option("mlp", "D: three FC layers (5.1), one (B.15), five (B.12), two conv")
     hidden: int = option(512, "width of D's hidden layers (5.1)", minimum=1)
     disc_epochs: int = option(1, "passes over the representations per round (Algorithm 1)", minimum=0)
     sampling: float = option(1.0, "r, share of its representations a party sends, drawn each round (B.11)", above=0, maximum=1)
+    past: int = option(1, "N_d, discriminators of so many rounds in the penalty, by their mean (B.6)", minimum=1)
+    slots: Literal["party", "cohort"] = option("party", "D's outputs: all N parties, or the round's m, who train twice (B.14)")
+    disc_carry: Literal["trunk", "keep", "reinit"] = option("trunk", "slots=cohort: what of D lives on: all but its output layer")
+    aggregate: Literal["none", "predictor", "model"] = option("none", "average the predictors too (B.10), or whole models")
+    rep_mode: Literal["after", "last_epoch"] = option("after", "representations: after training, or as the last epoch made them")
+    objective: Literal["ce", "simsiam", "ntxent"] = option("ce", "labels, or self-supervision with a linear probe (future work)")
 
     def check(self, info: Info) -> None:
         info.same_width("adcol")
+        if self.aggregate != "none":
+            info.same_architecture(f"adcol with aggregate={self.aggregate}")
+        if self.slots == "cohort" and (self.past > 1 or self.aggregate != "none"):
+            raise Refusal("slots=cohort goes with neither past discriminators nor aggregate: slots and senders change.")
+
+    def cautions(self, info: Info) -> list[str]:
+        return self.privacy_cautions(info, sum(map(self.rows, info.sizes)), self.disc_epochs)
 
     def discriminator(self, d: int, n: int) -> Task:
-        build = Builder("discriminator", (d,)).stage("input", flat)
-        if self.disc == "mlp":
-            build = build.stage("fc1", linear(self.hidden), relu).stage("fc2", linear(self.hidden), relu)
-        network = build.stage("out", linear(n)).build()
-        return Task(network, classes=n, cut=network.cut)
+        return discriminator(self.disc, d, self.hidden, n)
 
-    def server(self, key: Key, info: Info) -> Params:
-        return self.discriminator(info.width, len(info.names)).init(key.fold("discriminator"))
+    def server(self, key: Key, info: Info) -> Game:
+        D = self.discriminator(info.width, len(info.names)).init(key.fold("discriminator"))
+        return Game(D, keep(info.task.init(key), shared_names(info.task, self.aggregate)), Empty())
 
-    def client(self, key: Key, party: Party) -> Params:
-        return party.task.init(key)
+    def client(self, key: Key, party: Party) -> Own:
+        return Own(self.task(party).init(key), [])
 
-    def view(self, D: Params, i: int) -> Disc:
-        return Disc(D)
+    def task(self, party: Party) -> Task:
+        task = party.task
+        return task if self.objective == "ce" else SelfSupervised(task.network, task.classes, task.cut, kind=self.objective)
 
-    def round(self, D: Params, net: Net, t: int) -> Params:
-        R = net.call(self.local, {i: self.view(D, i) for i in net.sample(t)})  # l.3-5
-        task = self.discriminator(net.info.width, len(net.info.names))
-        labels = torch.cat([torch.full((len(reps.z),), i) for i, reps in R.items()])
-        labelled = Samples(torch.cat([reps.z for reps in R.values()]), labels.to(D["out.bias"].device))
+    def view(self, s: Game, i: int) -> Game:
+        return s
+
+    def round(self, s: Game, net: Net, t: int) -> Game:
+        cohort, changing = net.sample(t), self.slots == "cohort"
+        slot = {i: j for j, i in enumerate(cohort if changing else net.info.parties)}
+        task = self.discriminator(net.info.width, len(slot))
+        D = carried(s.D, task.init(net.key("slots")), self.disc_carry) if changing else s.D
+        R = net.call(self.local, dict.fromkeys(cohort, replace(s, D={} if changing else D)))  # l.3-5; B.14, i and ii
+        data = labelled({slot[i]: reps.z for i, reps in R.items()})
         how = replace(net.info.training, epochs=self.disc_epochs, steps=None)
-        D = fit(task.loss, D, labelled, net.key("discriminator"), how).theta  # l.6-9
-        answers = in_chunks(lambda z: task.logits(D, z), labelled.x)
-        net.note("discriminator/accuracy", (answers.argmax(1) == labelled.y).float().mean().item())
+        D = self.fitted(task, D, data, net.key("discriminator"), how)  # l.6-9
+        for name, value in self.spent(t, net.info.width, len(data), how).items():
+            net.note(f"privacy/{name}", value)
+        answers = in_chunks(lambda z: task.logits(D, z), data.x)
+        net.note("discriminator/accuracy", (answers.argmax(1) == data.y).float().mean().item())
         for i in R:
-            net.note("discriminator/kl", kl_from_uniform(answers[labelled.y == i]).item(), party=i)
-        return D
+            net.note("discriminator/kl", kl_from_uniform(answers[data.y == slot[i]]).item(), party=i)
+        if changing:
+            net.call(self.align, dict.fromkeys(R, Game(D, {})))  # B.14, iv and v
+        return Game(D, average({i: reps.shared for i, reps in R.items()}, {i: net.info.sizes[i] for i in R}) if s.shared else {})
 
-    def local(self, F_i: Params, m: Disc, party: Party, key: Key) -> tuple[Params, Reps]:
-        train = party.data.train
-        F_i = fit(self.eq2(party, m.theta), F_i, train, key, party.training).theta  # l.11-17
-        x = train.x
+    def local(self, mine: Own, m: Game, party: Party, key: Key) -> tuple[Own, Reps]:
+        earlier = mine.past or [m.D] * (self.past - 1)  # the first trained D stands for those before it
+        F_i, z = self.trained(mine.F | m.shared, [m.D, *earlier], party, key)  # l.11-17
         if self.sampling < 1:
-            x = x[key.fold("representations").choose(self.rows(len(train)), len(train))]
-        return F_i, Reps(in_chunks(lambda part: party.task.features(F_i, part).flatten(1), x))  # l.18
+            z = z[key.fold("representations").choose(self.rows(len(z)), len(z))]
+        z = self.released(z, key.fold("noise"))
+        past = [] if m.untrained else [m.D, *earlier][: self.past - 1]
+        return Own(F_i, past), Reps(z, keep(F_i, shared_names(party.task, self.aggregate)))  # l.18
 
-    def rows(self, n: int) -> int:
-        """⌈r·n⌉, not misled by what floating point makes of r·n."""
-        return math.ceil(round(self.sampling * n, 9))
+    def align(self, mine: Own, m: Game, party: Party, key: Key) -> tuple[Own, None]:
+        return replace(mine, F=self.trained(mine.F, [m.D], party, key)[0]), None
 
-    def eq2(self, party: Party, D: Params) -> Loss:
-        task, disc = party.task, self.discriminator(party.task.width, party.parties)
+    def trained(self, F_i: Params, past: list[Params], party: Party, key: Key) -> tuple[Params, Tensor]:
+        train, task, tape = party.data.train, self.task(party), list[tuple[Tensor, Tensor]]()
+        F_i = fit(self.eq2(task, past, tape), F_i, train, key, party.training).theta
+        if self.objective != "ce":  # a linear probe: the loss had no use for the head
+            F_i = fit(probe(party.task), F_i, train, key.fold("probe"), party.training, only=task.head_names).theta
+        z = features_of(task, F_i, train).clone() if tape else features_of(task, F_i, train)
+        for indices, seen in tape:  # later batches overwrite: the last epoch remains
+            z[indices] = seen
+        return F_i, z
+
+    def eq2(self, task: Task, past: list[Params], tape: list[tuple[Tensor, Tensor]]) -> Loss:
+        judges = [(self.discriminator(task.width, len(D["out.bias"])), D) for D in past if D]
 
         def loss(F_i: Params, batch: Batch) -> Tensor:
             z = task.features(F_i, batch.x, train=True)
-            return task.objective(F_i, z, batch) + self.mu * kl_from_uniform(disc.logits(D, z))
+            if self.rep_mode == "last_epoch":
+                tape.append((batch.indices, z.detach().flatten(1)))
+            value = task.objective(F_i, z, batch)
+            for disc, D in judges:
+                value = value + self.mu / len(judges) * kl_from_uniform(disc.logits(D, bounded(z, self.noise)))
+            return value
 
         return loss
 
-    def welcome(self, F_i: Params, m: Disc, party: Party, key: Key) -> tuple[Params, None]:
-        return self.local(F_i, m, party, key)[0], None
+    def rows(self, n: int) -> int:
+        return math.ceil(round(self.sampling * n, 9))  # ⌈r·n⌉, not misled by what floating point makes of r·n
 
-    def model(self, F_i: Params, m: Disc, party: Party) -> Params:
-        return F_i
+    def welcome(self, mine: Own, m: Game, party: Party, key: Key) -> tuple[Own, None]:
+        return self.local(mine, m, party, key)[0], None
+
+    def model(self, mine: Own, m: Game, party: Party) -> Params:
+        return mine.F
+
+    def join_traffic(self, info: Info) -> Traffic:
+        return Traffic(down=len(info.late) * self.traffic(info, list(range(info.cohort))).down // info.cohort)
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        sent = sum(self.rows(info.sizes[i]) for i in cohort)
-        disc = self.discriminator(info.width, len(info.names)).bytes()
-        return Traffic(up=4 * info.width * sent, down=len(cohort) * disc)
+        disc = len(cohort) * self.discriminator(info.width, len(cohort if self.slots == "cohort" else info.names)).bytes()
+        averaged = shared_names(info.task, self.aggregate)
+        shared = len(cohort) * info.task.bytes(without=frozenset(info.task.shapes) - averaged)
+        return Traffic(up=4 * info.width * sum(self.rows(info.sizes[i]) for i in cohort) + shared, down=disc + shared)

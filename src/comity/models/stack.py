@@ -31,7 +31,8 @@ class Layer:
     apply: Apply
     shape: Shape
     weights: Callable[[torch.Generator], Params] = lambda generator: {}
-    norm: bool = False
+    norms: frozenset[str] = frozenset()
+    """The names that belong to BatchNorm."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Stack:
 
     name: str
     all_stages: tuple[Stage, ...]
+    ends: str = ""
+    """The stage that makes the representation; the last but one unless told."""
 
     @cached_property
     def stages(self) -> tuple[str, ...]:
@@ -56,14 +59,13 @@ class Stack:
 
     @cached_property
     def cut(self) -> str:
-        """Where the representation is, unless told otherwise: before the last stage."""
-        return self.stages[-2]
+        """Where the representation is, unless the experiment says otherwise."""
+        return self.ends or self.stages[-2]
 
     @cached_property
     def norms(self) -> frozenset[str]:
         """The names that belong to BatchNorm layers."""
-        generator = Key(0).generator()
-        return frozenset(n for s in self.all_stages for layer in s.layers if layer.norm for n in layer.weights(generator))
+        return frozenset(n for s in self.all_stages for layer in s.layers for n in layer.norms)
 
     @cached_property
     def _flat(self) -> tuple[tuple[Apply, ...], tuple[int, ...]]:
@@ -124,9 +126,9 @@ class Builder:
         self._stages.append(Stage(name, tuple(made)))
         return self
 
-    def build(self) -> Stack:
-        """The finished stack."""
-        return Stack(self.name, tuple(self._stages))
+    def build(self, cut: str = "") -> Stack:
+        """The finished stack, with its representation after the stage `cut`: the last but one unless told."""
+        return Stack(self.name, tuple(self._stages), cut)
 
 
 Make = Callable[[str, Shape], Layer]
@@ -147,18 +149,41 @@ def linear(out: int) -> Make:
     return make
 
 
-def conv(out: int, kernel: int, padding: int = 0) -> Make:
-    """A 2-d convolution with bias, stride 1."""
+def conv(out: int, kernel: int, padding: int = 0, bias: bool = True) -> Make:
+    """A 2-d convolution, stride 1."""
 
     def make(name: str, shape: Shape) -> Layer:
         channels, height, width = shape
-        weight, bias, fan = f"{name}.weight", f"{name}.bias", channels * kernel * kernel
+        kernels, offsets, fan = f"{name}.weight", f"{name}.bias", channels * kernel * kernel
         grow = 2 * padding - kernel + 1
+
+        def weights(g: torch.Generator) -> Params:
+            made = {kernels: _uniform((out, channels, kernel, kernel), fan, g)}
+            return made | {offsets: _uniform((out,), fan, g)} if bias else made
+
         return Layer(
-            lambda p, x, train: F.conv2d(x, p[weight], p[bias], padding=padding),
+            lambda p, x, train: F.conv2d(x, p[kernels], p[offsets] if bias else None, padding=padding),
             (out, height + grow, width + grow),
-            lambda g: {weight: _uniform((out, channels, kernel, kernel), fan, g), bias: _uniform((out,), fan, g)},
+            weights,
         )
+
+    return make
+
+
+def residual(*layers: Make) -> Make:
+    """x + layers(x), whose shape must be x's; the layers' parameters are called `name.0.weight`, `name.1.bn.weight`, ..."""
+
+    def make(name: str, shape: Shape) -> Layer:
+        made = [layer(f"{name}.{k}", shape) for k, layer in enumerate(layers)]
+
+        def apply(p: Params, x: Tensor, train: bool) -> Tensor:
+            inner = x
+            for layer in made:
+                inner = layer.apply(p, inner, train)
+            return x + inner
+
+        norms = frozenset(n for layer in made for n in layer.norms)
+        return Layer(apply, shape, lambda g: {k: v for layer in made for k, v in layer.weights(g).items()}, norms)
 
     return make
 
@@ -173,7 +198,7 @@ def batchnorm() -> Make:
             lambda p, x, train: F.batch_norm(x, p[mean], p[var], p[weight], p[bias], train, 0.1, 1e-5),
             shape,
             lambda g: {weight: torch.ones(n), bias: torch.zeros(n), mean: torch.zeros(n), var: torch.ones(n)},
-            norm=True,
+            frozenset({weight, bias, mean, var}),
         )
 
     return make
@@ -198,6 +223,17 @@ def pool(name: str, shape: Shape) -> Layer:
 def mean_over_image(name: str, shape: Shape) -> Layer:
     """Global average pooling."""
     return Layer(lambda p, x, train: x.mean((2, 3)), shape[:1])
+
+
+def image(name: str, shape: Shape) -> Layer:
+    """A row of values as a square image: in whole channels if that leaves at least 4x4, else padded with zeros."""
+    (values,) = shape
+    side = max(s for s in range(1, math.isqrt(values) + 1) if values % (s * s) == 0)
+    if side < 4:
+        side = max(4, math.isqrt(values - 1) + 1)
+    channels = -(-values // (side * side))
+    missing = channels * side * side - values
+    return Layer(lambda p, x, train: F.pad(x, (0, missing)).unflatten(1, (channels, side, side)), (channels, side, side))
 
 
 def flat(name: str, shape: Shape) -> Layer:

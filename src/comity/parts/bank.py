@@ -1,0 +1,70 @@
+"""What a relay keeps and forwards: class means and observations of the parties' representations, with their age."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from comity.core import Key, Params, record
+from comity.parts.classwise import drawn, pooled
+
+
+@record
+class Upload:
+    """A party's class means and how many samples they are of, observations and of which classes, and averaged weights."""
+
+    means: Tensor
+    counts: Tensor
+    obs: Tensor
+    seen: Tensor
+    shared: Params
+
+
+@record
+class Bank:
+    """What the relay keeps: last uploads and their rounds; this round and its draw; whom parties listen to; averaged weights."""
+
+    last: dict[int, Upload]
+    since: dict[int, int]
+    round: int
+    draw: int
+    peers: list[list[int] | None]
+    shared: Params
+
+    def stored(self, new: dict[int, Upload], t: int) -> Bank:
+        """With the uploads of round t, each in place of its sender's last; noise from before round 1 goes."""
+        last = {u: upload for u, upload in self.last.items() if u >= 0} | new
+        return replace(self, last=last, since={u: t if u in new else self.since[u] for u in last}, round=t)
+
+    def heard_by(self, u: int, max_age: int) -> list[int]:
+        """Whose uploads party u may learn from: all, or those it chose and its own; none older than `max_age` rounds."""
+        wish = self.peers[u] if u < len(self.peers) else None
+        young = [v for v, t in sorted(self.since.items()) if not max_age or self.round - t <= max_age]
+        return [v for v in young if wish is None or v in (-1, u, *wish)]
+
+    def teacher(self, u: int, heard: list[int], sets: int, age_decay: float, exclude_self: bool) -> Teacher:
+        """Global class means over these uploads, and observations drawn from them for party u."""
+        classes, width = next(iter(self.last.values())).means.shape
+        weights = [self.last[v].counts * age_decay ** (self.round - self.since[v]) for v in heard]
+        means, known = pooled([self.last[v].means for v in heard], weights, classes, width)
+        found = [(obs, self.last[v].seen) for v in heard if v != u or not exclude_self for obs in self.last[v].obs]
+        return Teacher(means, known, *drawn(found, sets, (classes, width), Key(self.draw).fold(u)), self.shared)
+
+
+@record
+class Teacher:
+    """What a party learns from: t̄ and which classes it knows, M↓ sets of observations and which classes they show."""
+
+    means: Tensor
+    known: Tensor
+    obs: Tensor
+    seen: Tensor
+    shared: Params
+
+
+def noise(sets: int, classes: int, width: int, key: Key) -> Upload:
+    """What a relay can offer before anybody has shown anything."""
+    made, ones = torch.randn(1 + sets, classes, width, generator=key.generator()), torch.ones(classes)
+    return Upload(made[0], ones.int(), made[1:], ones.bool(), {})

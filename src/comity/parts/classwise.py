@@ -1,0 +1,92 @@
+"""Averages by class: what a party can say of its representations without showing one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from comity.core import Key, Params, Samples, Task, in_chunks
+
+
+def features_of(task: Task, theta: Params, data: Samples) -> Tensor:
+    """All samples' representations in a row each, in evaluation mode."""
+    return in_chunks(lambda x: task.features(theta, x).flatten(1), data.x)
+
+
+def class_means(z: Tensor, y: Tensor, classes: int, least: int = 1) -> tuple[Tensor, Tensor]:
+    """The mean of the rows of each class, and their number; classes with fewer than `least` rows count as absent."""
+    counts = torch.bincount(y, minlength=classes).int()
+    sums = torch.zeros(classes, z.shape[1], device=z.device).index_add_(0, y, z)
+    counts = torch.where(counts >= least, counts, 0).int()
+    means = sums / counts.clamp(min=1)[:, None]
+    return means * (counts > 0)[:, None], counts
+
+
+def observations(z: Tensor, y: Tensor, classes: int, sets: int, size: int, least: int, key: Key) -> tuple[Tensor, Tensor]:
+    """`sets` times for each class the mean of `size` of its rows (0: all of them) drawn anew, and which classes have any.
+
+    A class with fewer than `least` rows is absent; one with fewer than `size` gives the mean of all it has.
+    """
+    made, seen = torch.zeros(sets, classes, z.shape[1], device=z.device), torch.zeros(classes, dtype=torch.bool, device=z.device)
+    for c in range(classes):
+        rows = z[y == c]
+        if len(rows) < max(1, least):
+            continue
+        seen[c] = True
+        for m in range(sets):
+            some = key.fold(c, m).choose(min(size or len(rows), len(rows)), len(rows))
+            made[m, c] = rows[some].mean(0)
+    return made, seen
+
+
+def levels(n: int, guarded: float, secret: float, key: Key) -> Tensor:
+    """Privacy levels drawn for n samples: 2 (never shared) for a share, 1 (in means of all only) for another, else 0."""
+    order, level = key.permutation(n), torch.zeros(n, dtype=torch.int64)
+    first, second = round(secret * n), round((secret + guarded) * n)
+    level[order[:first]], level[order[first:second]] = 2, 1
+    return level
+
+
+def pooled(means: Sequence[Tensor], weights: Sequence[Tensor], classes: int, width: int) -> tuple[Tensor, Tensor]:
+    """Class means of several parties as one, weighted class by class, and which classes anybody showed."""
+    sums, total = torch.zeros(classes, width), torch.zeros(classes)
+    for mean, weight in zip(means, weights, strict=True):
+        sums, total = sums.to(mean.device) + mean * weight[:, None], total.to(mean.device) + weight
+    return sums / total.clamp(min=1e-12)[:, None], total > 0
+
+
+def contrast(h: Tensor, seen: Tensor, y: Tensor, negatives: str, key: Key) -> Tensor:
+    """−log ĥ(s, t^y) − Σ_{c≠y} log(1 − ĥ(s, t^c)) of each sample, without classes that were not seen; h is ĥ of all classes.
+
+    With `marginal` negatives the sum runs over as many classes drawn at random, one's own possibly among them.
+    """
+    h, own = h.clamp(1e-7, 1 - 1e-7), F.one_hot(y, h.shape[1]).bool()
+    if negatives == "class":
+        return (torch.where(own, -h.log(), -(1 - h).log()) * seen).sum(1)
+    drawn = torch.randint(h.shape[1], (len(h), h.shape[1] - 1), generator=key.generator()).to(h.device)
+    wrong = (-(1 - h).log() * seen).gather(1, drawn).sum(1)
+    return (-h.log() * seen)[own] + wrong
+
+
+def one_class(s: Tensor, t: Tensor) -> Tensor:
+    """ĥ(s, t^c) = ⟨p(s), p(t^c)⟩ of each sample and class, from rows of probabilities s (B×K) and t (B×C×K)."""
+    return torch.einsum("bk,bck->bc", s, t)
+
+
+def one_class_external(s: Tensor, t: Tensor, V: Tensor, temperature: float) -> Tensor:
+    """ĥ = e^{a/T} / (e^{a/T} + (C−1)/C), a = ⟨V s, V t^c⟩, from representations s (B×d) and t (B×C×d)."""
+    classes = t.shape[1]
+    return (one_class(s @ V.T, t @ V.T) / temperature - math.log((classes - 1) / classes)).sigmoid()
+
+
+def drawn(sets: Sequence[tuple[Tensor, Tensor]], count: int, shape: tuple[int, int], key: Key) -> tuple[Tensor, Tensor]:
+    """`count` of these sets of observations at random, as different as there are; zeros that show no class if there are none."""
+    if not sets:
+        return torch.zeros(count, *shape), torch.zeros(count, shape[0], dtype=torch.bool)
+    order = key.permutation(len(sets)).tolist()
+    chosen = [sets[order[m % len(order)]] for m in range(count)]
+    return torch.stack([obs for obs, _ in chosen]), torch.stack([seen for _, seen in chosen])

@@ -1,0 +1,55 @@
+"""Networks that name whose representation it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from comity.core import Batch, Loss, Params, Refusal, Samples, Task
+from comity.models.stack import Builder, conv, flat, image, linear, mean_over_image, relu
+
+HIDDEN = {"linear": 0, "shallow": 1, "mlp": 2, "deep": 4}
+
+
+def discriminator(kind: str, width: int, hidden: int, outputs: int) -> Task:
+    """linear, shallow, mlp or deep: 1, 2, 3 or 5 FC layers with ReLU between; conv: the values as an image, two convolutions."""
+    build = Builder("discriminator", (width,)).stage("input", flat)
+    if kind == "conv":
+        build = build.stage("conv1", image, conv(32, 3, 1), relu).stage("conv2", conv(64, 3, 1), relu, mean_over_image)
+    elif kind in HIDDEN:
+        for k in range(HIDDEN[kind]):
+            build = build.stage(f"fc{k + 1}", linear(hidden), relu)
+    else:
+        raise Refusal(f"There is no discriminator called {kind!r}.")
+    network = build.stage("out", linear(outputs)).build()
+    return Task(network, classes=outputs, cut=network.cut)
+
+
+def labelled(representations: Mapping[int, Tensor]) -> Samples:
+    """Representations with the numbers of their owners as labels: what a discriminator learns from."""
+    z = torch.cat(list(representations.values()))
+    owners = [torch.full((len(rows),), i) for i, rows in representations.items()]
+    return Samples(z, torch.cat(owners).to(z.device))
+
+
+def carried(old: Params, fresh: Params, how: str) -> Params:
+    """A discriminator whose outputs change their meaning: its `trunk` lives on, all that fits (`keep`), or nothing (`reinit`)."""
+    kept = {"trunk": {k for k in old if not k.startswith("out.")}, "keep": set(old), "reinit": set[str]()}[how]
+    return {k: old[k] if k in kept and old[k].shape == v.shape else v for k, v in fresh.items()}
+
+
+def tell_apart(disc: Task, me: int, others: Mapping[int, Tensor]) -> Loss:
+    """FedUFO's eq. 5: a batch of my features is mine, and what other extractors made of the same samples is theirs."""
+
+    def eq5(D: Params, batch: Batch) -> Tensor:
+        def named(z: Tensor, owner: int) -> Tensor:
+            return F.cross_entropy(disc.logits(D, z), torch.full((len(z),), owner, device=z.device))
+
+        value = named(batch.x, me)
+        theirs = [named(z[batch.indices], j) for j, z in others.items()]
+        return value + torch.stack(theirs).mean() if theirs else value
+
+    return eq5

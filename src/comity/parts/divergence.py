@@ -1,0 +1,23 @@
+"""Kullback-Leibler divergences, their direction visible at the call."""
+
+from __future__ import annotations
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """KL(p ‖ q) = Σ_c p_c (log p_c − log q_c), batch mean; both sides are given as log-probabilities."""
+    return (log_p.exp() * (log_p - log_q)).sum(1).mean()
+
+
+def uniform_cross_entropy(logits: Tensor) -> Tensor:
+    """−(1/N) Σ_j log softmax(logits)_j, batch mean: log N where all are equal, more elsewhere."""
+    return -F.log_softmax(logits, dim=1).mean()
+
+
+def kl_from_uniform(logits: Tensor) -> Tensor:
+    """KL(u ‖ softmax(logits)) = −log N − (1/N) Σ_j log p_j, batch mean."""
+    return uniform_cross_entropy(logits) - math.log(logits.shape[1])

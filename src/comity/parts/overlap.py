@@ -1,0 +1,87 @@
+"""Where two parties' data overlap: samples that one party perturbed against its own model and that fool another's, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from comity.core import Params, Samples, Task, drop, gradient, in_chunks, record, trainable
+
+
+@record
+class Help:
+    """What j tells i of their overlap: a gradient, or the samples themselves; their mean loss, number, and share."""
+
+    grads: Params
+    x: Tensor | None
+    y: Tensor | None
+    loss: float
+    count: int
+    overlap: float
+
+
+def losses(task: Task, h: Params, x: Tensor, y: Tensor) -> Tensor:
+    """The loss of each sample."""
+    return F.cross_entropy(in_chunks(lambda part: task.logits(h, part), x), y, reduction="none")
+
+
+def overlap(
+    task: Task, h: Params, clean: Samples, bad: Tensor, select: str, use_clean: bool
+) -> tuple[Samples, float, float]:
+    """Eq. 12: the perturbed samples whose loss under h rose (or did not fall: `geq`; or `all`), their mean loss and share.
+
+    `use_clean` takes the selected samples as they were, as the public code does.
+    """
+    before, after = losses(task, h, clean.x, clean.y), losses(task, h, bad, clean.y)
+    rules = {"strict": after > before, "geq": after >= before, "all": torch.ones_like(before, dtype=torch.bool)}
+    chosen = rules[select]
+    x, loss = (clean.x, before) if use_clean else (bad, after)
+    mean = loss[chosen].mean().item() if chosen.any() else 0.0
+    return Samples(x[chosen], clean.y[chosen]), mean, chosen.float().mean().item()
+
+
+def slope(task: Task, h: Params, data: Samples) -> Params:
+    """The gradient of the mean loss on these samples, in evaluation mode; zeros if there are none."""
+    if not len(data):
+        return {k: torch.zeros_like(v) for k, v in trainable(h).items()}
+    return gradient(lambda free: F.cross_entropy(task.logits(free, data.x), data.y), h)[1]
+
+
+def help_for(task: Task, h: Params, clean: Samples, bad: Tensor, select: str, use_clean: bool, samples: bool) -> Help:
+    """What a party with these samples, clean and perturbed, can give to the owner of h: a gradient, or samples."""
+    found, loss, share = overlap(task, h, clean, bad, select, use_clean)
+    if samples:
+        return Help({}, found.x, found.y.int(), loss, len(found), share)
+    return Help(drop(slope(task, h, found), task.private), None, None, loss, len(found), share)
+
+
+def gradients(task: Task, h: Params, helps: Mapping[int, Help]) -> dict[int, Params]:
+    """The gradients that came, or those of the samples that came."""
+    found = {}
+    for j, given in helps.items():
+        if given.x is None or given.y is None:
+            found[j] = given.grads
+        else:
+            found[j] = drop(slope(task, h, Samples(given.x, given.y.long())), task.private)
+    return found
+
+
+def combined(grads: Mapping[int, Params], counts: Mapping[int, int], how: str) -> Params:
+    """Peers' gradients as one: their `mean`, their `sum`, or the gradient of one mean over all samples (`pool`)."""
+    weights = dict(counts) if how == "pool" else dict.fromkeys(grads, 1)
+    total = 1 if how == "sum" else max(1, sum(weights.values()))
+    names = next(iter(grads.values())) if grads else {}
+    return {k: torch.stack([weights[j] * g[k] for j, g in grads.items()]).sum(0) / total for k in names}
+
+
+def gains(task: Task, h: Params, grads: Mapping[int, Params], held: Samples, lr: float) -> dict[int, float]:
+    """By how much each peer's gradient alone, as one step, lowers the loss on held-out samples."""
+
+    def loss(theta: Params) -> float:
+        return losses(task, theta, held.x, held.y).mean().item()
+
+    before = loss(h)
+    return {j: before - loss(h | {k: h[k] - lr * v for k, v in g.items()}) for j, g in grads.items()}

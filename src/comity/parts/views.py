@@ -1,0 +1,77 @@
+"""Self-supervised learning: two views of a sample should have one representation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from comity.core import Batch, Key, Loss, Params, Task
+
+PREDICTOR = ("simsiam.down", "simsiam.up")
+
+
+def augmented(x: Tensor, key: Key) -> Tensor:
+    """Another view: images rolled by up to an eighth each way, then noise of a tenth of the batch's spread on every value."""
+    generator = key.generator()
+    if x.dim() == 4:
+        for axis in (2, 3):
+            size, reach = x.shape[axis], max(1, x.shape[axis] // 8)
+            roll = torch.randint(-reach, reach + 1, (len(x), 1), generator=generator)
+            index = (torch.arange(size) + roll) % size
+            shape = (len(x), 1, size, 1) if axis == 2 else (len(x), 1, 1, size)
+            x = x.gather(axis, index.view(shape).expand(x.shape).to(x.device))
+    return x + 0.1 * x.std(correction=0) * torch.randn(x.shape, generator=generator).to(x.device)
+
+
+def ntxent(a: Tensor, b: Tensor, temperature: float) -> Tensor:
+    """NT-Xent: each view finds its partner among all other views of the batch by cosine similarity."""
+    z = F.normalize(torch.cat([a, b]), dim=1)
+    similar = (z @ z.T / temperature).fill_diagonal_(-torch.inf)
+    partner = torch.arange(len(z), device=z.device).roll(len(a))
+    return F.cross_entropy(similar, partner)
+
+
+def simsiam(a: Tensor, b: Tensor, theta: Params) -> Tensor:
+    """SimSiam: minus the cosine between one view's prediction and the other's constant representation, both ways."""
+    down, up = (theta[name] for name in PREDICTOR)
+
+    def half(from_: Tensor, to: Tensor) -> Tensor:
+        return -F.cosine_similarity(F.linear(F.relu(F.linear(from_, down)), up), to.detach()).mean()
+
+    return (half(a, b) + half(b, a)) / 2
+
+
+@dataclass(frozen=True)
+class SelfSupervised(Task):
+    """A task without labels: view 1 is the sample, view 2 is augmented. The head is left to a probe."""
+
+    kind: str = "simsiam"
+    temperature: float = 0.5
+
+    def init(self, key: Key) -> Params:
+        theta, d = super().init(key), self.width
+        if self.kind != "simsiam":
+            return theta
+        hidden = max(8, d // 4)
+        shapes = ((hidden, d), (d, hidden))
+        both = zip(PREDICTOR, shapes, strict=True)
+        return theta | {n: torch.randn(s, generator=key.fold(n).generator()) / s[1] ** 0.5 for n, s in both}
+
+    def objective(self, theta: Params, z: Tensor, batch: Batch) -> Tensor:
+        view = augmented(batch.x, batch.key.fold("view", batch.number))
+        other = self.features(theta, view, train=True).flatten(1)
+        if self.kind == "simsiam":
+            return simsiam(z.flatten(1), other, theta)
+        return ntxent(z.flatten(1), other, self.temperature)
+
+
+def probe(task: Task) -> Loss:
+    """The loss of a head on frozen representations: the body answers in evaluation mode, so that nothing in it moves."""
+
+    def loss(theta: Params, batch: Batch) -> Tensor:
+        return task.objective(theta, task.features(theta, batch.x), batch)
+
+    return loss

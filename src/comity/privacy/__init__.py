@@ -1,0 +1,1 @@
+"""Mechanisms that make messages private, and the accounts of what was given away."""
