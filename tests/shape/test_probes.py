@@ -1,7 +1,6 @@
 """Methods that stretch the core, each in its simplest form, so that the shape cannot rot.
 
-Two calls a round with sealed priors (FedUFO), no server (Fed-SPS), two architectures and kept Adam moments (relay), a step
-of its own (pFedMe), N models mixed at each party (APPLE).
+A step of its own (pFedMe), N models mixed at each party (APPLE). Those that became methods have gone: FedUFO, Fed-SPS, relay.
 """
 
 from __future__ import annotations
@@ -84,14 +83,13 @@ class TestProbe:
 
 
 def test_relay_trains_different_architectures_together(federation, tmp_path):
-    method = str(next(path for path in METHODS if path.stem == "relay_simple"))
     party = {"p1": {"model": "mlp2(width=84)"}, "p2": {"model": "mlp2(width=84)"}}
-    settings = SETTINGS | {"model": "lenet5", "party": party, "rounds": 6}
-    result = comity.run(method, federation, out=tmp_path / "run", engine="loop", **settings)
+    settings = SETTINGS | {"model": "lenet5", "party": party, "rounds": 6, "optimizer": "adam", "lr": 0.003}
+    result = comity.run("relay", federation, out=tmp_path / "run", engine="loop", **settings)
     assert result.model("p0").task.network.name == "lenet5"
     assert result.model("p1").task.network.name == "mlp2"
     assert result.model("p1").theta.keys() == result.model("p2").theta.keys()
-    result2 = comity.run(method, federation, out=tmp_path / "two", engine="process", workers=2, **settings)
+    result2 = comity.run("relay", federation, out=tmp_path / "two", engine="process", workers=2, **settings)
     assert tables(tmp_path / "run") == tables(tmp_path / "two")
     assert result2.summary["accuracy"]["mean"] > 0.4
 

@@ -1,0 +1,150 @@
+"""Representation sharing: Berdoz, Scalable Collaborative Learning via Representation Sharing, EPFL/MIT thesis, 2022 ("CFKD").
+
+Idea: only averages of last-layer representations by class cross a relay that stores and forwards them. Each party pulls its own
+representations to the global class means (feature distillation), and its classifier learns to tell whether one of its own
+and a foreign averaged representation are of one class (contrast). Any mix of architectures that agree on the width d'.
+
+Loss: CE + λ_KD · ‖s − t̄^y‖² + λ_disc · ( −log ĥ(s, t^y) − Σ_{c≠y} log(1 − ĥ(s, t^c)) ), ĥ(s, t) = ⟨softmax τ(s), softmax τ(t)⟩.
+Algorithm 1: the relay sends t̄ and M↓ sets of observations; E epochs; the party sends its class means and M↑ sets, each the
+mean of n_avg samples a class. Everybody uses what was shared in the round before.
+
+Symbols: s = features of x; τ = the party's head; t̄^c = global class means; t_m^c = observations; M↑, M↓ = sets sent, received.
+Deviations: reductions as in the authors' code, which λ was tuned with. Observations are always somebody else's. Classes that
+nobody showed are masked. Before round 1 parties show what their untrained models make. A mean of one sample is not sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from comity.core import *
+from comity.parts.bank import Bank, Teacher, Upload, noise
+from comity.parts.classwise import class_means, contrast, features_of, levels, observations, one_class, one_class_external
+from comity.parts.server import shared_names
+
+V = "relay.V"
+
+
+@algorithm
+class Relay(Algorithm):
+    shares = "representations"
+    self_contained = True
+    bytes_formula = "Σ_t |S_t| · C · (4·(M↑ + 1)·d' + 5 up, 4·(M↓ + 1)·d' + M↓ + 1 down), and what goes up once before round 1"
+
+    lambda_kd: float = option(10.0, "λ_KD, weight of the pull to the global class means", minimum=0)
+    lambda_disc: float = option(1.0, "λ_disc, weight of the contrast", minimum=0)
+    n_avg: int = option(10, "samples in an observation; 0: all of the class", minimum=0)
+    m_up: int = option(1, "M↑, sets of observations a party sends", minimum=1)
+    m_down: int = option(1, "M↓, sets of observations it receives", minimum=1)
+    kd_reduction: Literal["code", "paper"] = option("code", "‖·‖² divided by d' as in the code, or as printed")
+    disc_reduction: Literal["code", "paper"] = option("code", "the contrast's terms divided by C as in the code, or as printed")
+    disc: Literal["prob_product", "external"] = option("prob_product", "ĥ: by the classifier, or by a linear layer V of its own")
+    disc_temperature: float = option(1.0, "T of the external ĥ = e^{a/T} / (e^{a/T} + (C−1)/C), a = ⟨Vs, Vt⟩", above=0)
+    negatives: Literal["class", "marginal"] = option("class", "one of each other class, or C − 1 at random (for the bound)")
+    exclude_self: bool = option(True, "observations come from others only; the code draws oneself, too")
+    weights: Literal["samples", "uniform"] = option("samples", "global means by sample counts (code), or parties alike (thesis)")
+    begin: Literal["features", "random"] = option("features", "what round 1 uses: untrained models' representations, or noise")
+    aggregate: Literal["none", "predictor", "model"] = option("none", "average classifiers too, or whole models")
+    max_age: int = option(0, "forget uploads that are older, in rounds; 0: never", minimum=0)
+    age_decay: float = option(1.0, "weight of an upload by its age, a round", above=0, maximum=1)
+    min_count: int = option(2, "a mean of fewer samples is not sent", minimum=1)
+    guarded: float = option(0.0, "share of a party's samples that enter means of all only (level 1)", minimum=0, maximum=1)
+    secret: float = option(0.0, "share of a party's samples that are never shared (level 2)", minimum=0, maximum=1)
+
+    def check(self, info: Info) -> None:
+        info.same_width("relay")
+        if self.aggregate != "none":
+            info.same_architecture(f"relay with aggregate={self.aggregate}")
+        if 0 < self.n_avg < self.min_count:
+            raise Refusal(f"n_avg must be at least min_count ({self.min_count}): smaller means are not sent.")
+
+    def server(self, key: Key, info: Info) -> Bank:
+        shared = keep(info.task.init(key), shared_names(info.task, self.aggregate))
+        first = {-1: noise(self.m_up, info.task.classes, info.width, key.fold("begin"))} if self.begin == "random" else {}
+        return Bank(first, dict.fromkeys(first, 0), 0, 0, [None if p is None else list(p) for p in info.peers], shared)
+
+    def client(self, key: Key, party: Party) -> Params:
+        d = party.task.width
+        external = {V: torch.randn(d, d, generator=key.fold(V).generator()) / d**0.5} if self.disc == "external" else {}
+        return party.task.init(key) | external
+
+    def start(self, s: Bank, net: Net) -> Bank:
+        if self.begin == "random":
+            return s
+        return s.stored(net.call(self.show, dict.fromkeys(net.info.parties, Empty())), 0)
+
+    def round(self, s: Bank, net: Net, t: int) -> Bank:
+        s = replace(s, round=t, draw=net.key("observations").bits)
+        new = net.call(self.local, {u: self.view(s, u) for u in net.sample(t)})
+        shared = average({u: up.shared for u, up in new.items()}, {u: net.info.sizes[u] for u in new})
+        return replace(s.stored(new, t), shared=shared)
+
+    def view(self, s: Bank, u: int) -> Teacher:
+        heard = s.heard_by(u, self.max_age)
+        return s.teacher(u, heard, self.m_down, self.age_decay, self.exclude_self)
+
+    def show(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Upload]:
+        return mine, self.upload(mine, party, key)
+
+    def local(self, mine: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, Upload]:
+        data = party.data.train
+        theta = fit(self.loss(party.task, on_device(m, data.x.device)), mine | m.shared, data, key, party.training).theta
+        return theta, self.upload(theta, party, key)
+
+    def upload(self, theta: Params, party: Party, key: Key) -> Upload:
+        task, data = party.task, party.data.train
+        z, level = features_of(task, theta, data), levels(len(data), self.guarded, self.secret, Key(0).fold("levels", party.id))
+        level = level.to(z.device)
+        means, counts = class_means(z[level < 2], data.y[level < 2], task.classes, self.min_count)
+        free, draw = level == 0, key.fold("observations")
+        obs, seen = observations(z[free], data.y[free], task.classes, self.m_up, self.n_avg, self.min_count, draw)
+        counts = counts if self.weights == "samples" else (counts > 0).int()
+        return Upload(means, counts, obs, seen, keep(theta, shared_names(task, self.aggregate)))
+
+    def loss(self, task: Task, m: Teacher) -> Loss:
+        if not (self.lambda_kd or self.lambda_disc):
+            return task.loss
+
+        def value(theta: Params, batch: Batch) -> Tensor:
+            s = task.features(theta, batch.x, train=True)
+            logits, y = task.head(theta, s, train=True), batch.y
+            gap = (m.known[y][:, None] * (s.flatten(1) - m.means[y])).square()
+            kd = gap.sum(1).mean() / (task.width if self.kd_reduction == "code" else 1)
+            key = batch.key.fold("observation", batch.number)
+            pick = torch.randint(len(m.obs), (len(y),), generator=key.generator()).to(y.device)
+            if self.disc == "external":
+                h = one_class_external(s.flatten(1), m.obs[pick], theta[V], self.disc_temperature)
+            else:
+                theirs = task.head(theta, m.obs.view(-1, *task.z_shape)).softmax(1)
+                h = one_class(logits.softmax(1), theirs.view(*m.obs.shape[:2], -1)[pick])
+            terms = contrast(h, m.seen[pick], y, self.negatives, key.fold("negatives")).mean()
+            disc = terms / (task.classes if self.disc_reduction == "code" else 1)
+            return F.cross_entropy(logits, y) + self.lambda_kd * kd + self.lambda_disc * disc
+
+        return value
+
+    def welcome(self, mine: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, None]:
+        return self.local(mine, m, party, key)[0], None
+
+    def model(self, mine: Params, m: Teacher, party: Party) -> Params:
+        return mine
+
+    def sent(self, info: Info) -> int:
+        """Bytes of one upload."""
+        return info.task.classes * (4 * (self.m_up + 1) * info.width + 5)
+
+    def start_traffic(self, info: Info) -> Traffic:
+        names = len(info.names) if self.begin == "features" else 0
+        return Traffic(up=names * (self.sent(info) + self.weight(info)))
+
+    def weight(self, info: Info) -> int:
+        return info.task.bytes(without=frozenset(info.task.shapes) - shared_names(info.task, self.aggregate))
+
+    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
+        down = info.task.classes * (4 * (self.m_down + 1) * info.width + self.m_down + 1) + self.weight(info)
+        return Traffic(up=len(cohort) * (self.sent(info) + self.weight(info)), down=len(cohort) * down)

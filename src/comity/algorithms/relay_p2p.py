@@ -1,0 +1,102 @@
+"""Representation sharing without a relay: the thesis' peer-to-peer form (Berdoz, 2022, section on relaxing the server).
+
+Idea: each round a party tells a few neighbours its observations. Nobody can compute global class means, so a party pulls its
+representations to the mean of all observations it has heard so far, by class. The losses are relay's.
+
+Heard: t̄^c ← t̄^c + (t^c − t̄^c) / k^c with the k^c-th observation of class c, or t̄^c ← (1 − r) t̄^c + r · t^c with running = r.
+
+Symbols: as in relay.
+Deviations: none; neighbours are drawn anew each round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from comity.algorithms.relay import Relay
+from comity.core import *
+from comity.parts.bank import Teacher
+from comity.parts.peer import Group, PeerToPeer
+
+
+@record
+class Own:
+    """What a party keeps: its model, the mean of what it heard of each class, and how often it did."""
+
+    theta: Params
+    mean: Tensor
+    heard: Tensor
+
+
+@record
+class Told:
+    """Sets of observations, and which classes they show."""
+
+    obs: Tensor
+    seen: Tensor
+
+
+@algorithm
+class RelayP2p(PeerToPeer, Relay):
+    bytes_formula = "Σ_t Σ_{u tells v} C · (4·M↑·d' + 1) between peers"
+
+    neighbours: int = option(1, "parties that a party tells a round", minimum=1)
+    running: float = option(0.0, "r, weight of the newest observations in the mean; 0: all alike", minimum=0, maximum=1)
+    m_down: int = field(default=1, init=False)
+    exclude_self: bool = field(default=True, init=False)
+    weights: Literal["samples", "uniform"] = field(default="samples", init=False)
+    begin: Literal["features", "random"] = field(default="features", init=False)
+    aggregate: Literal["none", "predictor", "model"] = field(default="none", init=False)
+    max_age: int = field(default=0, init=False)
+    age_decay: float = field(default=1.0, init=False)
+
+    def client(self, key: Key, party: Party) -> Any:
+        c, d = party.task.classes, party.task.width
+        return Own(super().client(key, party), torch.zeros(c, d), torch.zeros(c, dtype=torch.int32))
+
+    def exchange(self, net: Net, learners: list[int], others: list[int]) -> None:
+        told = net.call(self.tell, {u: Group(self.listeners(net.info, u, learners)) for u in others})
+        post = {(u, v): parcel for u, to in told.items() for v, parcel in to.items()}
+        net.call(self.local, dict.fromkeys(learners, Empty()), post)
+
+    def listeners(self, info: Info, u: int, learners: list[int]) -> list[int]:
+        return [v for v in learners if info.listens(v, u)]
+
+    def tell(self, mine: Own, m: Group, party: Party, key: Key) -> tuple[Own, dict[int, Sealed]]:
+        chosen = key.fold("neighbours").choose(min(self.neighbours, len(m.ids)), len(m.ids))
+        made = self.upload(mine.theta, party, key)
+        return mine, dict.fromkeys([m.ids[k] for k in chosen], seal(Told(made.obs, made.seen)))
+
+    def local(self, mine: Any, m: Any, party: Party, key: Key) -> tuple[Any, Any]:
+        mean, heard, c = mine.mean, mine.heard, party.task.classes
+        told = [(obs, given.seen) for _, given in sorted(party.inbox.items()) for obs in given.obs]
+        for obs, seen in told:
+            heard = heard + seen.int()
+            rate = torch.where(heard == 1, 1.0, self.running or 1 / heard.clamp(min=1)) * seen
+            mean = mean + rate[:, None] * (obs - mean)
+        nothing = [(torch.zeros_like(mean), torch.zeros(c, dtype=torch.bool, device=mean.device))]
+        obs, seen = (torch.stack(part) for part in zip(*(told or nothing), strict=True))
+        teacher = Teacher(mean, heard > 0, obs, seen, {})
+        theta = fit(self.loss(party.task, teacher), mine.theta, party.data.train, key, party.training).theta
+        return Own(theta, mean, heard), None
+
+    def model(self, mine: Any, m: Any, party: Party) -> Params:
+        return dict(mine.theta)
+
+    def start_traffic(self, info: Info) -> Traffic:
+        return Traffic()
+
+    def join_traffic(self, info: Info) -> Traffic:
+        return self.telling(info, list(info.parties), list(info.late))
+
+    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
+        return self.telling(info, cohort, cohort)
+
+    def telling(self, info: Info, tellers: list[int], learners: list[int]) -> Traffic:
+        heard = [len(self.listeners(info, u, learners)) for u in tellers]
+        edges = sum(min(self.neighbours, n) for n in heard)
+        return Traffic(down=4 * sum(heard), peer=edges * info.task.classes * (4 * self.m_up * info.width + 1))

@@ -1,0 +1,57 @@
+"""One page a paper: it names every option and shows commands that work; what it points to exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from comity import algorithms, cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    "adcol": ["adcol"],
+    "fedufo": ["fedufo", "feduad"],
+    "dbe": ["dbe", "prbm", "mr"],
+    "fed-sps": ["fed-sps"],
+    "relay": ["relay", "relay-p2p"],
+}
+
+
+def text(page: str) -> str:
+    return (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_option_is_on_the_page(page: str) -> None:
+    named = set(re.findall(r"`(\w+)`", text(page)))
+    wanted = {name for method in PAGES[page] for name in algorithms.options(algorithms.find(method))}
+    assert wanted
+    assert not wanted - named
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_a_page_names_exist(page: str) -> None:
+    found = text(page)
+    for name in re.findall(r"`((?:algorithms|parts)/[\w/]+\.py)`", found):
+        assert (ROOT / "src" / "comity" / name).is_file(), name
+    for name in re.findall(r"`((?:tests/equations/)?test_\w+\.py)`", found):
+        assert (ROOT / "tests" / "equations" / Path(name).name).is_file(), name
+    for module, name in re.findall(r"`parts/(\w+)\.([A-Za-z_]+)`", found):
+        if name != "py":
+            assert hasattr(__import__(f"comity.parts.{module}", fromlist=[name]), name), f"{module}.{name}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_on_a_page_work(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [line for block in re.findall(r"```\n(.*?)```", text(page), flags=re.DOTALL) for line in block.splitlines()]
+    assert lines
+    for k, line in enumerate(lines):
+        program, *words = shlex.split(line, comments=True)
+        assert program == "comity"
+        monkeypatch.setattr("sys.argv", [program, *words, "--rounds", "1", "--out", str(tmp_path / str(k))])
+        cli.main()  # what is wrong ends in SystemExit
+        assert any((tmp_path / str(k)).rglob("summary.json")), line
