@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test check bench clean
+.PHONY: demo five test check bench clean
 
 # torch first and pinned: any other request for it pulls gigabytes of GPU packages.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -16,6 +16,10 @@ $(VENV)/ready: pyproject.toml constraints.txt
 
 demo: $(VENV)/ready
 	@sh examples/demo.sh $(BIN)/comity
+
+# The five methods beside SOLO and FedAvg, three seeds: about twenty minutes.
+five: $(VENV)/ready
+	@sh examples/five.sh $(BIN)/comity
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -62,6 +62,9 @@ def with_experiment(command: Callable[..., None]) -> Callable[..., None]:
     flag = typer.Option("--set", help="a method's own option: mu=1, or dbe.mu=1", metavar="NAME=VALUE")
     pairs = Annotated[list[str] | None, flag]
     added.append(inspect.Parameter("set", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=pairs))
+    flag = typer.Option("--party", help="what one party does its own way: p1.model=lenet5", metavar="NAME.SETTING=VALUE")
+    own_ways = Annotated[list[str] | None, flag]
+    added.append(inspect.Parameter("party", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=own_ways))
     names = [p.name for p in added]
 
     def wrapped(**given: Any) -> None:
@@ -69,6 +72,8 @@ def with_experiment(command: Callable[..., None]) -> Callable[..., None]:
         settings = {n: v for n, v in typed.items() if v is not None}
         if "set" in settings:
             settings["set"] = dict(_pair(text) for text in settings["set"])
+        if "party" in settings:
+            settings["party"] = _parties(settings["party"])
         command(**given, settings=settings)
 
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + added
@@ -85,11 +90,28 @@ def _pair(text: str) -> tuple[str, Any]:
     return name.strip(), value(right)
 
 
+def _parties(texts: list[str]) -> dict[str, dict[str, Any]]:
+    """`p1.model=lenet5`, one or more, as tables by party."""
+    tables: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        left, equals, right = text.partition("=")
+        name, dot, setting = left.strip().rpartition(".")
+        if not (equals and dot and name and setting):
+            raise Refusal(f"--party takes name.setting=value, as in p1.model=lenet5, not {text!r}.")
+        tables.setdefault(name, {})[setting] = right.split(",") if setting == "peers" else right.strip()
+    return tables
+
+
 def _experiment(algo: str, settings: Settings) -> Experiment:
     """What was asked for: a file's settings, or a method's name, with the typed options on top."""
     if algo.endswith(".toml"):
         base = read(algo)
-        return base.but(**settings | ({"set": base.set | settings["set"]} if "set" in settings else {}))
+        if "set" in settings:
+            settings["set"] = base.set | settings["set"]
+        if "party" in settings:
+            before = {name: own.model_dump(exclude_none=True) for name, own in base.party.items()}
+            settings["party"] = before | {name: before.get(name, {}) | own for name, own in settings["party"].items()}
+        return base.but(**settings)
     return experiment({"algorithm": algo, **settings})
 
 

@@ -155,7 +155,9 @@ def prepare(experiment: Experiment, federation: Federation, model: models.Pair |
     names, tasks_there = tuple(federation.names), tuple(p.task for p in parties[:there])
     sizes = tuple(federation.sizes[:there])
     many = len(Net.cohort(Key.root(experiment.seed), experiment.participation, there, 1))
-    peers = tuple(_peers(experiment, name, names[:there]) for name in names[:there])
+    peers = tuple(_peers(experiment, name, names[:there]) for name in names)
+    if any(wish is not None for wish in peers) and not any(a.hears_peers for a in chain(algorithm)):
+        raise Refusal(f"In {experiment.algorithm} a party cannot choose its peers: it learns from everybody or nobody.")
     info = Info(names[:there], sizes, tasks_there, shared, federation.shape, names[there:], experiment.rounds, many, peers=peers)
     algorithm.check(info)
     if info.newcomers:  # they must fit, too

@@ -487,6 +487,37 @@ def test_batchnorm_with_batches_of_one(more: tuple[str, ...], nursery: Nursery, 
     one_sentence(ended, 2)
 
 
+@pytest.mark.parametrize(
+    ("way", "word"),
+    [
+        ("p1", "name.setting=value"),
+        ("p1=3", "name.setting=value"),
+        (".lr=3", "name.setting=value"),
+        ("p1.colour=red", "colour"),
+        ("p1.lr=fast", "number"),
+        ("p1.batch=0", "at least 1"),
+        ("p9.lr=0.1", "p9"),
+        ("p1.peers=p7", "p7"),
+        ("p1.model=mlp3", "mlp3"),
+        ("p1.model=mlp2(width=7)", "width"),
+    ],
+)
+def test_a_partys_own_way_that_makes_no_sense(way: str, word: str, here: Path) -> None:
+    ended = comity("run", "relay", "--parties", "2", "--rounds", "1", "--party", way, "--out", "out")
+    assert word in one_sentence(ended, 2)
+    assert not Path("out").exists()
+
+
+def test_peers_are_refused_where_a_party_cannot_choose(here: Path) -> None:
+    ended = comity("run", "fedavg", "--parties", "2", "--rounds", "1", "--party", "p1.peers=p0", "--out", "out")
+    assert "choose its peers" in one_sentence(ended, 2)
+
+
+@pytest.mark.parametrize("count", ["3", "9"])
+def test_somebody_must_be_there_from_the_start(count: str, here: Path) -> None:
+    assert "newcomers" in one_sentence(comity("run", "fedavg", "--parties", "3", "--newcomers", count, "--out", "out"), 2)
+
+
 def test_a_party_cannot_have_epochs_and_steps_of_the_experiment_mixed_up(here: Path) -> None:
     """A party's own epochs must count although the experiment has steps."""
     text = "rounds = 1\nparties = 2\nmodel = 'linear'\npartition = 'iid'\nsteps = 3\n[party.p0]\nepochs = 1\n"

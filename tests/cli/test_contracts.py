@@ -271,6 +271,35 @@ def test_typed_options_go_over_a_file(made: dict[str, Path], tmp_path: Path) -> 
     assert (config["rounds"], config["set"]) == (1, {"hidden": 16, "mu": 0.25})
 
 
+def test_parties_do_things_their_own_way(tmp_path: Path) -> None:
+    """Typed, or in the saved file with one more typed over it: the same tables."""
+    args = ("run", "relay", "--model", "lenet5", "--parties", "3", "--rounds", "1", "--partition", "iid")
+    ways = ("--party", "p1.model=mlp2(width=84)", "--party", "p1.lr=0.01", "--party", "p0.peers=p1,p2")
+    works(*args, *ways, "--out", tmp_path / "typed")
+    config = tomllib.loads((tmp_path / "typed" / "config.toml").read_text(encoding="utf-8"))
+    assert config["party"] == {"p1": {"model": "mlp2(width=84)", "lr": 0.01}, "p0": {"peers": ["p1", "p2"]}}
+    works("run", tmp_path / "typed" / "config.toml", "--out", tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(tmp_path / "typed")
+    works("run", tmp_path / "typed" / "config.toml", "--party", "p1.lr=0.1", "--party", "p2.batch=5", "--out", tmp_path / "over")
+    config = tomllib.loads((tmp_path / "over" / "config.toml").read_text(encoding="utf-8"))
+    assert config["party"]["p1"] == {"model": "mlp2(width=84)", "lr": 0.1}
+    assert config["party"]["p2"] == {"batch": 5}
+
+
+def test_newcomers_and_cautions_are_on_the_screen(tmp_path: Path) -> None:
+    args = ("--partition", "pathological(classes=2)", "--parties", "4", "--rounds", "1", "--newcomers", "1")
+    ended = works("run", "adcol", *args, "--set", "hidden=8", "--out", tmp_path / "run")
+    assert "Caution: adcol is meant for parties whose inputs differ" in ended.out
+    assert "newcomer p3: offered" in " ".join(ended.out.split())
+    table = works("compare", "fedavg", *args, "--out", tmp_path / "both").out
+    assert "newcomers" in table
+
+
+def test_a_card_names_the_words_that_an_option_may_be() -> None:
+    text = " ".join(works("show", "fed-sps").out.split())
+    assert "one of strict, geq, all" in text
+
+
 def test_a_saved_split_is_followed(made: dict[str, Path], tmp_path: Path) -> None:
     args = ("--parties", 4, "--rounds", 5, "--model", "linear", "--partition", made["fedavg"] / "split.json")
     works("run", "fedavg", *args, "--out", tmp_path / "again")

@@ -46,6 +46,7 @@ class Own:
 class FedSps(Attacks, Asks, PeerToPeer):
     shares = "gradients"
     self_contained = True
+    hears_peers = True
     bytes_formula = "Σ_t Σ_{i asks j} (S + S_g + 12), S_g = the gradient; in samples mode |ODA_ij| · (4·dim x + 4) instead of S_g"
 
     alpha: float = option(0.1, "α, weight of the party's own perturbed samples", minimum=0)

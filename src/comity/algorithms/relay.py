@@ -9,8 +9,10 @@ Algorithm 1: the relay sends t̄ and M↓ sets of observations; E epochs; the pa
 mean of n_avg samples a class. Everybody uses what was shared in the round before.
 
 Symbols: s = features of x; τ = the party's head; t̄^c = global class means; t_m^c = observations; M↑, M↓ = sets sent, received.
-Deviations: reductions as in the authors' code, which λ was tuned with. Observations are always somebody else's. Classes that
-nobody showed are masked. Before round 1 parties show what their untrained models make. A mean of one sample is not sent.
+Deviations: reductions as in the authors' code, which λ was tuned with. All start from equal weights. Observations are somebody
+else's, a whole set from one party. Classes that nobody showed are masked. Before round 1 parties show what their untrained
+models make. What the means sent hold of fewer than min_count samples, one by one or by their differences, is not sent. The
+external ĥ has a square V without bias (the code: d' to C with bias).
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ V = "relay.V"
 class Relay(Algorithm):
     shares = "representations"
     self_contained = True
-    bytes_formula = "Σ_t |S_t| · C · (4·(M↑ + 1)·d' + 5 up, 4·(M↓ + 1)·d' + M↓ + 1 down), and what goes up once before round 1"
+    hears_peers = True
+    bytes_formula = "Σ_t |S_t| · C · (4·(M↑ + 1)·d' + 5 up, 4·(M↓ + 1)·d' + M↓ + 1 down), the former once before"
 
     lambda_kd: float = option(10.0, "λ_KD, weight of the pull to the global class means", minimum=0)
     lambda_disc: float = option(1.0, "λ_disc, weight of the contrast", minimum=0)
@@ -62,11 +65,14 @@ class Relay(Algorithm):
             info.same_architecture(f"relay with aggregate={self.aggregate}")
         if 0 < self.n_avg < self.min_count:
             raise Refusal(f"n_avg must be at least min_count ({self.min_count}): smaller means are not sent.")
+        if self.guarded + self.secret > 1:
+            raise Refusal("guarded and secret are shares of the same samples: together at most 1.")
 
     def server(self, key: Key, info: Info) -> Bank:
         shared = keep(info.task.init(key), shared_names(info.task, self.aggregate))
         first = {-1: noise(self.m_up, info.task.classes, info.width, key.fold("begin"))} if self.begin == "random" else {}
-        return Bank(first, dict.fromkeys(first, 0), 0, 0, [None if p is None else list(p) for p in info.peers], shared)
+        peers = [None if wish is None else list(wish) for wish in info.peers]
+        return Bank(info.task.classes, info.width, first, dict.fromkeys(first, 0), 0, 0, peers, shared)
 
     def client(self, key: Key, party: Party) -> Params:
         d = party.task.width
@@ -89,7 +95,7 @@ class Relay(Algorithm):
         return s.teacher(u, heard, self.m_down, self.age_decay, self.exclude_self)
 
     def show(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Upload]:
-        return mine, self.upload(mine, party, key)
+        return mine, replace(self.upload(mine, party, key), shared={})
 
     def local(self, mine: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, Upload]:
         data = party.data.train
@@ -102,7 +108,8 @@ class Relay(Algorithm):
         level = level.to(z.device)
         means, counts = class_means(z[level < 2], data.y[level < 2], task.classes, self.min_count)
         free, draw = level == 0, key.fold("observations")
-        obs, seen = observations(z[free], data.y[free], task.classes, self.m_up, self.n_avg, self.min_count, draw)
+        all_ = torch.bincount(data.y[level < 2], minlength=task.classes)
+        obs, seen = observations(z[free], data.y[free], all_, self.m_up, self.n_avg, self.min_count, draw)
         counts = counts if self.weights == "samples" else (counts > 0).int()
         return Upload(means, counts, obs, seen, keep(theta, shared_names(task, self.aggregate)))
 
@@ -140,7 +147,7 @@ class Relay(Algorithm):
 
     def start_traffic(self, info: Info) -> Traffic:
         names = len(info.names) if self.begin == "features" else 0
-        return Traffic(up=names * (self.sent(info) + self.weight(info)))
+        return Traffic(up=names * self.sent(info))
 
     def weight(self, info: Info) -> int:
         return info.task.bytes(without=frozenset(info.task.shapes) - shared_names(info.task, self.aggregate))

@@ -1,12 +1,12 @@
 """Representation sharing without a relay: the thesis' peer-to-peer form (Berdoz, 2022, section on relaxing the server).
 
-Idea: each round a party tells a few neighbours its observations. Nobody can compute global class means, so a party pulls its
+Idea: each round a party asks a few neighbours for their observations. Nobody can compute global class means, so a party pulls its
 representations to the mean of all observations it has heard so far, by class. The losses are relay's.
 
 Heard: t̄^c ← t̄^c + (t^c − t̄^c) / k^c with the k^c-th observation of class c, or t̄^c ← (1 − r) t̄^c + r · t^c with running = r.
 
 Symbols: as in relay.
-Deviations: none; neighbours are drawn anew each round.
+Deviations: relay's. Who asks whom is drawn by whoever coordinates the round, who sees nothing else.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Told:
 
 @algorithm
 class RelayP2p(PeerToPeer, Relay):
-    bytes_formula = "Σ_t Σ_{u tells v} C · (4·M↑·d' + 1) between peers"
+    bytes_formula = "Σ_t Σ_{v asks u} (C · (4·M↑·d' + 1) between peers, 4 down)"
 
-    neighbours: int = option(1, "parties that a party tells a round", minimum=1)
+    neighbours: int = option(1, "parties that a party asks a round, drawn anew", minimum=1)
     running: float = option(0.0, "r, weight of the newest observations in the mean; 0: all alike", minimum=0, maximum=1)
     m_down: int = field(default=1, init=False)
     exclude_self: bool = field(default=True, init=False)
@@ -59,17 +59,22 @@ class RelayP2p(PeerToPeer, Relay):
         return Own(super().client(key, party), torch.zeros(c, d), torch.zeros(c, dtype=torch.int32))
 
     def exchange(self, net: Net, learners: list[int], others: list[int]) -> None:
-        told = net.call(self.tell, {u: Group(self.listeners(net.info, u, learners)) for u in others})
+        asked = {v: self.sources(net.info, v, others) for v in learners}
+        asked = {v: [us[k] for k in net.key("neighbours", v).choose(self.few(us), len(us))] for v, us in asked.items()}
+        tellers = {u: Group([v for v in learners if u in asked[v]]) for u in others}
+        told = net.call(self.tell, {u: group for u, group in tellers.items() if group.ids})
         post = {(u, v): parcel for u, to in told.items() for v, parcel in to.items()}
         net.call(self.local, dict.fromkeys(learners, Empty()), post)
 
-    def listeners(self, info: Info, u: int, learners: list[int]) -> list[int]:
-        return [v for v in learners if info.listens(v, u)]
+    def sources(self, info: Info, v: int, others: list[int]) -> list[int]:
+        return [u for u in others if info.listens(v, u)]
+
+    def few(self, sources: list[int]) -> int:
+        return min(self.neighbours, len(sources))
 
     def tell(self, mine: Own, m: Group, party: Party, key: Key) -> tuple[Own, dict[int, Sealed]]:
-        chosen = key.fold("neighbours").choose(min(self.neighbours, len(m.ids)), len(m.ids))
         made = self.upload(mine.theta, party, key)
-        return mine, dict.fromkeys([m.ids[k] for k in chosen], seal(Told(made.obs, made.seen)))
+        return mine, dict.fromkeys(m.ids, seal(Told(made.obs, made.seen)))
 
     def local(self, mine: Any, m: Any, party: Party, key: Key) -> tuple[Any, Any]:
         mean, heard, c = mine.mean, mine.heard, party.task.classes
@@ -91,12 +96,11 @@ class RelayP2p(PeerToPeer, Relay):
         return Traffic()
 
     def join_traffic(self, info: Info) -> Traffic:
-        return self.telling(info, list(info.parties), list(info.late))
+        return self.telling(info, list(info.late), list(info.parties))
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         return self.telling(info, cohort, cohort)
 
-    def telling(self, info: Info, tellers: list[int], learners: list[int]) -> Traffic:
-        heard = [len(self.listeners(info, u, learners)) for u in tellers]
-        edges = sum(min(self.neighbours, n) for n in heard)
-        return Traffic(down=4 * sum(heard), peer=edges * info.task.classes * (4 * self.m_up * info.width + 1))
+    def telling(self, info: Info, learners: list[int], others: list[int]) -> Traffic:
+        edges = sum(self.few(self.sources(info, v, others)) for v in learners)
+        return Traffic(down=4 * edges, peer=edges * info.task.classes * (4 * self.m_up * info.width + 1))

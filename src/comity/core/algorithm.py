@@ -68,6 +68,8 @@ class Algorithm(ABC):
     """What crosses the wire, one of SHARES: wrappers look here to know whether they make sense."""
     self_contained: ClassVar[bool] = False
     """Whether `model` needs nothing from the server, so that evaluation sends nothing down."""
+    hears_peers: ClassVar[bool] = False
+    """Whether a party may choose whom it learns from."""
     feature_skew_only: ClassVar[bool] = False
     """Whether the method is not meant for parties whose labels differ: then a run on such parties says so."""
     bytes_formula: ClassVar[str] = ""

@@ -24,8 +24,10 @@ class Upload:
 
 @record
 class Bank:
-    """What the relay keeps: last uploads and their rounds; this round and its draw; whom parties listen to; averaged weights."""
+    """What the relay keeps: last uploads and their rounds, this round and its draw, whom parties listen to, averaged weights."""
 
+    classes: int
+    width: int
     last: dict[int, Upload]
     since: dict[int, int]
     round: int
@@ -35,7 +37,7 @@ class Bank:
 
     def stored(self, new: dict[int, Upload], t: int) -> Bank:
         """With the uploads of round t, each in place of its sender's last; noise from before round 1 goes."""
-        last = {u: upload for u, upload in self.last.items() if u >= 0} | new
+        last = {u: up for u, up in self.last.items() if u >= 0} | {u: replace(up, shared={}) for u, up in new.items()}
         return replace(self, last=last, since={u: t if u in new else self.since[u] for u in last}, round=t)
 
     def heard_by(self, u: int, max_age: int) -> list[int]:
@@ -46,11 +48,10 @@ class Bank:
 
     def teacher(self, u: int, heard: list[int], sets: int, age_decay: float, exclude_self: bool) -> Teacher:
         """Global class means over these uploads, and observations drawn from them for party u."""
-        classes, width = next(iter(self.last.values())).means.shape
         weights = [self.last[v].counts * age_decay ** (self.round - self.since[v]) for v in heard]
-        means, known = pooled([self.last[v].means for v in heard], weights, classes, width)
+        means, known = pooled([self.last[v].means for v in heard], weights, self.classes, self.width)
         found = [(obs, self.last[v].seen) for v in heard if v != u or not exclude_self for obs in self.last[v].obs]
-        return Teacher(means, known, *drawn(found, sets, (classes, width), Key(self.draw).fold(u)), self.shared)
+        return Teacher(means, known, *drawn(found, sets, (self.classes, self.width), Key(self.draw).fold(u)), self.shared)
 
 
 @record

@@ -26,20 +26,29 @@ def class_means(z: Tensor, y: Tensor, classes: int, least: int = 1) -> tuple[Ten
     return means * (counts > 0)[:, None], counts
 
 
-def observations(z: Tensor, y: Tensor, classes: int, sets: int, size: int, least: int, key: Key) -> tuple[Tensor, Tensor]:
-    """`sets` times for each class the mean of `size` of its rows (0: all of them) drawn anew, and which classes have any.
+def tellable(size: int, rows: int, out_of: int, least: int) -> int:
+    """Of how many of these rows a mean may be told beside the mean of all `out_of` samples, near `size` (0: all); 0 if of none.
 
-    A class with fewer than `least` rows is absent; one with fewer than `size` gives the mean of all it has.
+    What one mean holds and the other does not can be computed from both, so it must be nothing, or `least` samples at least.
     """
+    some = min(size or rows, rows)
+    if 0 < out_of - some < least:
+        some = rows if rows == out_of else out_of - least
+    return some if some >= least else 0
+
+
+def observations(
+    z: Tensor, y: Tensor, all_counts: Tensor, sets: int, size: int, least: int, key: Key
+) -> tuple[Tensor, Tensor]:
+    """`sets` times for each class the mean of `size` of its rows drawn anew, and which classes have any; see `tellable`."""
+    classes = len(all_counts)
     made, seen = torch.zeros(sets, classes, z.shape[1], device=z.device), torch.zeros(classes, dtype=torch.bool, device=z.device)
     for c in range(classes):
         rows = z[y == c]
-        if len(rows) < max(1, least):
-            continue
-        seen[c] = True
-        for m in range(sets):
-            some = key.fold(c, m).choose(min(size or len(rows), len(rows)), len(rows))
-            made[m, c] = rows[some].mean(0)
+        count = tellable(size, len(rows), int(all_counts[c]), max(1, least))
+        seen[c] = count > 0
+        for m in range(sets if count else 0):
+            made[m, c] = rows[key.fold(c, m).choose(count, len(rows))].mean(0)
     return made, seen
 
 
@@ -56,7 +65,7 @@ def pooled(means: Sequence[Tensor], weights: Sequence[Tensor], classes: int, wid
     sums, total = torch.zeros(classes, width), torch.zeros(classes)
     for mean, weight in zip(means, weights, strict=True):
         sums, total = sums.to(mean.device) + mean * weight[:, None], total.to(mean.device) + weight
-    return sums / total.clamp(min=1e-12)[:, None], total > 0
+    return sums / torch.where(total > 0, total, 1)[:, None], total > 0
 
 
 def contrast(h: Tensor, seen: Tensor, y: Tensor, negatives: str, key: Key) -> Tensor:

@@ -1,0 +1,1384 @@
+"""Representation sharing (Berdoz 2022): eqs. 2-7, Theorem 1, Algorithms 1 and 2, communication, privacy, peer to peer.
+
+Spec 5.6's known answers are marked K1 to K8.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from toys import batch_of, federation, net_of, noise, party_of, rounds, samples, task_of
+
+import comity
+from comity import checkpoint, cli, plan
+from comity.algorithms import find, options
+from comity.algorithms.fedavg import FedAvg
+from comity.algorithms.relay import Relay, V
+from comity.algorithms.relay_p2p import Own, RelayP2p
+from comity.config import read
+from comity.core import Batch, Empty, Info, Key, Params, Samples, Sealed, Task, Training
+from comity.core.record import unseal
+from comity.core.task import batchnorm_private
+from comity.job import Quiet
+from comity.models import build
+from comity.nets.loop import LoopNet
+from comity.parts.bank import Teacher
+from comity.parts.classwise import contrast, one_class, one_class_external, tellable
+from comity.parts.peer import Group
+
+SHAPE, C, D = (6,), 3, 5
+MODEL = f"mlp2(width={D})"
+BOTH = pytest.mark.parametrize("method", [Relay, RelayP2p])
+STILL = Training(lr=0.0, batch=100)
+
+
+# --- the thesis in plain torch, sample by sample and class by class
+
+
+def phi(theta: Params, x: Tensor) -> Tensor:
+    """mlp2's second hidden layer."""
+    inner = (x.flatten(1) @ theta["fc1.weight"].T + theta["fc1.bias"]).clamp(min=0)
+    return (inner @ theta["fc2.weight"].T + theta["fc2.bias"]).clamp(min=0)
+
+
+def tau(theta: Params, s: Tensor) -> Tensor:
+    return s @ theta["fc3.weight"].T + theta["fc3.bias"]
+
+
+def eq5(theta: Params, s: Tensor, t: Tensor) -> Tensor:
+    return (tau(theta, s).softmax(0) * tau(theta, t).softmax(0)).sum()
+
+
+def exponential(T: float) -> Any:
+    """The authors' exponential_prob."""
+
+    def h(theta: Params, s: Tensor, t: Tensor) -> Tensor:
+        e = ((theta[V] @ s) @ (theta[V] @ t) / T).exp()
+        return e / (e + (C - 1) / C)
+
+    return h
+
+
+@dataclass
+class Heard:
+    """What Algorithm 2 gets: global representations by class and one observation of each, None where there is none."""
+
+    bar: list[Tensor | None]
+    t: list[Tensor | None]
+
+
+def algorithm2(theta: Params, data: Samples, heard: Heard, kd: float, disc: float, h: Any = eq5) -> Tensor:
+    """L of one mini-batch as printed; `kd` and `disc` are what ‖·‖² and the sum of the C terms are multiplied by."""
+    total = torch.zeros(())
+    for x, y in zip(data.x, data.y.tolist(), strict=True):
+        s = phi(theta, x[None])[0]
+        total = total - tau(theta, s).log_softmax(0)[y]
+        if heard.bar[y] is not None:
+            total = total + kd * (s - heard.bar[y]).square().sum()
+        for c, t in enumerate(heard.t):
+            if t is not None:
+                total = total + disc * (-h(theta, s, t).log() if c == y else -(1 - h(theta, s, t)).log())
+    return total / len(data)
+
+
+def descend(theta: Params, data: Samples, heard: Heard, lr: float, epochs: int, kd: float, disc: float, h: Any = eq5) -> Params:
+    """Algorithm 2 with all samples in one mini-batch."""
+    for _ in range(epochs):
+        free = {k: v.detach().clone().requires_grad_() for k, v in theta.items()}
+        grads = torch.autograd.grad(algorithm2(free, data, heard, kd, disc, h), list(free.values()), materialize_grads=True)
+        theta = {k: v.detach() - lr * g for (k, v), g in zip(free.items(), grads, strict=True)}
+    return theta
+
+
+def class_mean(theta: Params, data: Samples) -> list[Tensor | None]:
+    """The mean representation of each class that has two samples."""
+    z = phi(theta, data.x)
+    return [z[data.y == c].mean(0) if (data.y == c).sum() >= 2 else None for c in range(C)]
+
+
+def pool(means: list[list[Tensor | None]], data: list[Samples]) -> list[Tensor | None]:
+    """The mean over all samples of all parties."""
+    bar: list[Tensor | None] = []
+    for c in range(C):
+        shown = [(int((d.y == c).sum()), m[c]) for m, d in zip(means, data, strict=True) if m[c] is not None]
+        bar.append(sum(n * m for n, m in shown) / sum(n for n, _ in shown) if shown else None)
+    return bar
+
+
+def assert_classes(made: Tensor, mask: Tensor, expected: list[Tensor | None]) -> None:
+    """Rows by class, and which of them hold anything; the others are zeros."""
+    assert mask.tolist() == [e is not None for e in expected]
+    for row, e in zip(made, expected, strict=True):
+        torch.testing.assert_close(row, torch.zeros_like(row) if e is None else e, rtol=0, atol=2e-6)
+
+
+def assert_params(theta: Params, expected: Params, atol: float = 1e-5) -> None:
+    assert theta.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(theta[name], value, rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def same(one: Params, other: Params) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+def teacher(seed: int = 5, sets: int = 1, known: Tensor | None = None, seen: Tensor | None = None) -> Teacher:
+    """Arbitrary means and observations."""
+    mask = torch.ones(sets, C, dtype=torch.bool)
+    return Teacher(
+        noise(C, D, seed=seed), mask[0] if known is None else known, noise(sets, C, D, seed=seed + 1),
+        mask if seen is None else seen, {},
+    )  # fmt: skip
+
+
+def heard_of(m: Teacher, k: int = 0) -> Heard:
+    bar = [row if ok else None for row, ok in zip(m.means, m.known.tolist(), strict=True)]
+    return Heard(bar, [row if ok else None for row, ok in zip(m.obs[k], m.seen[k].tolist(), strict=True)])
+
+
+@dataclass
+class Turn:
+    """One call: who asked what of whom, and what came back."""
+
+    round: int
+    work: str
+    mail: dict[int, Any]
+    post: dict[tuple[int, int], Any]
+    replies: dict[int, Any]
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> list[Turn]:
+    """Everything that crossed on a loop net, parcels opened."""
+    seen: list[Turn] = []
+    deliver = LoopNet.deliver
+
+    def listening(self: LoopNet, call: Any, mail: Any, post: Any) -> dict[int, tuple[Any, int]]:
+        answers = deliver(self, call, mail, post)
+        opened = {edge: unseal(parcel) for edge, parcel in post.items()}
+        seen.append(Turn(call.round, call.work, dict(mail), opened, {i: reply for i, (reply, _) in answers.items()}))
+        return answers
+
+    monkeypatch.setattr(LoopNet, "deliver", listening)
+    return seen
+
+
+def turns(wire: list[Turn], work: str) -> dict[int, Turn]:
+    """A work's calls by round."""
+    return {turn.round: turn for turn in wire if turn.work == work}
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """All tensors in a message."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, Sealed):
+        return tensors(unseal(tree))
+    if is_dataclass(tree):
+        tree = [getattr(tree, f.name) for f in fields(tree)]
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    return [t for part in tree for t in tensors(part)] if isinstance(tree, list | tuple) else []
+
+
+def start_of(task: Task) -> Params:
+    """The first weights of every party."""
+    return task.init(Key.root(0).fold("init"))
+
+
+def task() -> Task:
+    return task_of(MODEL, SHAPE, C)
+
+
+def labelled(labels: list[int], seed: int = 1) -> Samples:
+    """Gaussian inputs with these labels, seen from elsewhere by each seed."""
+    return Samples(noise(len(labels), *SHAPE, seed=seed) + 0.3 * seed, torch.tensor(labels))
+
+
+# Three parties; p2 has nothing of class 2, and one sample of class 1.
+TRIO = [labelled([0, 1, 2] * 3, 1), labelled([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2], 2), labelled([0, 0, 0, 0, 1], 3)]
+
+
+def test_no_option_is_without_a_test() -> None:
+    """A new option belongs into this file."""
+    both = {
+        "lambda_kd", "lambda_disc", "n_avg", "m_up", "kd_reduction", "disc_reduction", "disc", "disc_temperature", "negatives",
+        "min_count", "guarded", "secret",
+    }  # fmt: skip
+    relayed = {"m_down", "exclude_self", "weights", "begin", "aggregate", "max_age", "age_decay"}
+    assert set(options(find("relay"))) == both | relayed
+    assert set(options(find("relay-p2p"))) == both | {"neighbours", "running"}
+    for name in relayed:
+        with pytest.raises(comity.Refusal):
+            comity.run("relay-p2p", federation((6, 6)), model=MODEL, rounds=1, engine="loop", **{name: 1})
+
+
+def test_section4_settings_of_the_experiments() -> None:
+    """λ_KD = 10, λ_disc = 1, n_avg = 10, M↑ = M↓ = 1; nothing of oneself, nothing averaged, means by sample counts."""
+    for made in (Relay(), RelayP2p()):
+        assert (made.lambda_kd, made.lambda_disc, made.n_avg, made.m_up, made.m_down) == (10.0, 1.0, 10, 1, 1)
+        assert (made.disc, made.negatives, made.exclude_self, made.aggregate) == ("prob_product", "class", True, "none")
+        assert (made.kd_reduction, made.disc_reduction, made.weights, made.begin) == ("code", "code", "samples", "features")
+
+
+# --- eq. 5
+
+
+def test_eq5_h_is_the_inner_product_of_probabilities() -> None:
+    """(.7, .2, .1) with (.5, .3, .2) is .35 + .06 + .02 = .43; with (0, 1, 0) it is .2."""
+    s = torch.tensor([[0.7, 0.2, 0.1]])
+    h = one_class(s, torch.tensor([[[0.5, 0.3, 0.2], [0.0, 1.0, 0.0]]]))
+    torch.testing.assert_close(h, torch.tensor([[0.43, 0.2]]))
+
+
+@pytest.mark.parametrize(("reduction", "expected"), [("paper", 3.2508), ("code", 0.32508)])
+def test_eq5_a_uniform_classifier(reduction: str, expected: float) -> None:
+    """K2: W = 0, b = 0: ĥ = 1/10 for every pair; ℓ_disc = log 10 + 9 log(10/9) = 3.2508, a tenth of it in the code's mean."""
+    ten = task_of(MODEL, SHAPE, 10)
+    theta = ten.init(Key(1))
+    theta |= {k: torch.zeros_like(theta[k]) for k in ("fc3.weight", "fc3.bias")}
+    data = samples(20, SHAPE, 10)
+    everything = torch.ones(1, 10, dtype=torch.bool)
+    m = Teacher(noise(10, D, seed=3), everything[0], noise(1, 10, D, seed=4), everything, {})
+    loss = Relay(lambda_kd=0.0, disc_reduction=reduction).loss(ten, m)(theta, batch_of(data)).item()
+    assert loss - math.log(10) == pytest.approx(expected, abs=5e-5)
+    p = ten.head(theta, m.obs[0]).softmax(1)
+    torch.testing.assert_close(one_class(p[:1], p[None]), torch.full((1, 10), 0.1))
+
+
+# --- eqs. 6 and 7, Algorithm 2
+
+
+def test_eq7_terms_by_hand() -> None:
+    """h = (.8, .3, .1), y = 0: -log .8 - log .7 - log .9 = .68522; without class 1 .32850; without class 0 .46204."""
+    h, y = torch.tensor([[0.8, 0.3, 0.1]] * 3), torch.zeros(3, dtype=torch.int64)
+    seen = torch.tensor([[True, True, True], [True, False, True], [False, True, True]])
+    made = contrast(h, seen, y, "class", Key(0))
+    torch.testing.assert_close(made, torch.tensor([0.685179, 0.328504, 0.462035]), rtol=0, atol=1e-5)
+
+
+def test_eq7_is_finite_where_h_is_0_or_1() -> None:
+    """-log ĥ(own) = -log 1e-7 = 16.118 at most, either way."""
+    h = torch.tensor([[0.0, 1.0, 0.0]])
+    value = contrast(h, torch.ones(1, 3, dtype=torch.bool), torch.tensor([0]), "class", Key(0)).item()
+    assert value == pytest.approx(2 * 16.1, abs=0.3)
+
+
+REDUCED = [("code", "code", 1 / D, 1 / C), ("paper", "code", 1.0, 1 / C), ("code", "paper", 1 / D, 1.0), ("paper", "paper", 1, 1)]
+
+
+@BOTH
+@pytest.mark.parametrize(("kd", "disc"), [(0.0, 1.5), (2.5, 0.0), (2.5, 1.5)])
+@pytest.mark.parametrize(("kd_reduction", "disc_reduction", "by_kd", "by_disc"), REDUCED)
+def test_eq6_value_and_gradient(
+    method: Any, kd: float, disc: float, kd_reduction: str, disc_reduction: str, by_kd: float, by_disc: float
+) -> None:
+    """CE + λ_KD ℓ_KD + λ_disc ℓ_disc over the batch; t̄ and t are constants, and W, b get a gradient through both sides of ĥ."""
+    data, theta, m = samples(7, SHAPE, C), task().init(Key(1)), teacher()
+    made = method(lambda_kd=kd, lambda_disc=disc, kd_reduction=kd_reduction, disc_reduction=disc_reduction)
+    values, grads = [], []
+    for loss in (
+        lambda p: made.loss(task(), m)(p, batch_of(data)),
+        lambda p: algorithm2(p, data, heard_of(m), kd * by_kd, disc * by_disc),
+    ):
+        free = {k: v.clone().requires_grad_() for k, v in theta.items()}
+        values.append(loss(free))
+        grads.append(dict(zip(free, torch.autograd.grad(values[-1], list(free.values())), strict=True)))
+    assert values[0].item() == pytest.approx(values[1].item(), rel=1e-5)
+    assert_params(grads[0], grads[1], atol=2e-6)
+
+
+@pytest.mark.parametrize(("reduction", "by"), [("paper", 1), ("code", 6)])
+def test_eq6_gradient_of_the_distillation(reduction: str, by: int) -> None:
+    """K4: 2 (s - t̄) / B as printed, 2 (s - t̄) / (B d') in the code; a linear model's s is x, and W = 0 silences the CE."""
+    linear = task_of("linear", SHAPE, C)
+    theta = {k: torch.zeros_like(v) for k, v in linear.init(Key(1)).items()}
+    s, y = noise(4, 6, seed=2).requires_grad_(), torch.tensor([0, 2, 2, 1])
+    everything = torch.ones(1, C, dtype=torch.bool)
+    m = Teacher(noise(C, 6, seed=3), everything[0], torch.zeros(1, C, 6), everything, {})
+    relay = Relay(lambda_kd=1.0, lambda_disc=0.0, kd_reduction=reduction)
+    (grad,) = torch.autograd.grad(relay.loss(linear, m)(theta, batch_of(Samples(s, y))), s)
+    torch.testing.assert_close(grad, 2 * (s.detach() - m.means[y]) / (4 * by), rtol=0, atol=1e-6)
+
+
+@BOTH
+def test_alg2_each_sample_draws_its_set_uniformly(method: Any) -> None:
+    """m ~ Uniform(1..3): 600 single samples meet each set some 200 times (five standard deviations are 58)."""
+    m, theta, data = teacher(sets=3), task().init(Key(1)), samples(1, SHAPE, C)
+    loss = method(lambda_kd=0.0).loss(task(), m)
+    sets = [algorithm2(theta, data, heard_of(m, k), 0.0, 1 / C).item() for k in range(3)]
+    assert min(abs(a - b) for a, b in combinations(sets, 2)) > 1e-3
+    met = Counter()
+    for number in range(600):
+        value = loss(theta, Batch(data.x, data.y, torch.arange(1), Key(0), number, {})).item()
+        gaps = [abs(value - one) for one in sets]
+        assert min(gaps) < 1e-5
+        met[gaps.index(min(gaps))] += 1
+    assert all(abs(met[k] - 200) < 58 for k in range(3))
+    crowd = Samples(data.x.repeat(90, 1), data.y.repeat(90))  # within a batch, too
+    value = loss(theta, batch_of(crowd)).item()
+    assert min(abs(value - one) for one in sets) > 1e-4
+    assert value == pytest.approx(sum(sets) / 3, abs=5 * (max(sets) - min(sets)) / 90**0.5)
+
+
+# --- Theorem 1
+
+
+def _eq3(h: Tensor) -> float:
+    """Eq. 3 for Φ_s = Φ_t = one-hot Y, Y uniform, K = C - 1, exactly; h[a, b] = ĥ(s = a, t = b)."""
+    c = len(h)
+    together, apart = h.diagonal().log().mean(), (1 - h).log().mean()
+    return -(together + (c - 1) * apart).item()
+
+
+def _contrasted(h: Tensor, negatives: str, n: int = 60_000) -> float:
+    """The code's mean over many samples."""
+    y = torch.arange(n) % len(h)
+    return contrast(h[y], torch.ones(n, len(h), dtype=torch.bool), y, negatives, Key(7)).mean().item()
+
+
+def test_theorem1_best_discriminator_and_its_bound() -> None:
+    """K3: q(1 | equal) = 1 / (1 + K/C) = 10/19, q(1 | different) = 0: L = log 1.9 + .9 log(19/9) = 1.3143; log 9 - L = .8829."""
+    q = torch.eye(10) * 10 / 19
+    assert _eq3(q) == pytest.approx(1.3143, abs=5e-5)
+    assert _eq3(q) == pytest.approx(math.log(1 + 9 / 10) + 9 / 10 * math.log(1 + 10 / 9), abs=1e-6)
+    assert math.log(9) - _eq3(q) == pytest.approx(0.8829, abs=1e-4)
+    assert math.log(9) - _eq3(q) < math.log(10), "I(Φ_s, Φ_t) = log 10"
+    deviation = (9 * 0.1 * 0.9) ** 0.5 * math.log(19 / 9)
+    assert _contrasted(q, "marginal") == pytest.approx(1.3143, abs=4 * deviation / 60_000**0.5)
+
+
+@pytest.mark.parametrize(("equal", "different"), [(0.3, 0.0), (0.45, 0.0), (0.62, 0.0), (0.9, 0.0), (10 / 19, 0.02), (0.5, 0.1)])
+def test_theorem1_any_other_h_loses_more(equal: float, different: float) -> None:
+    h = torch.full((10, 10), different) + torch.eye(10) * (equal - different)
+    assert _eq3(h) > 1.3143 + 0.01
+    deviation = (9 * 0.1 * 0.9) ** 0.5 * abs(math.log((1 - different) / (1 - equal)))
+    value = _contrasted(h, "marginal")
+    assert value == pytest.approx(_eq3(h), abs=4 * deviation / 60_000**0.5)
+    assert value > 1.3143
+
+
+def test_theorem1_the_thesis_own_negatives_are_not_the_bounds() -> None:
+    """One of each other class: no pair of one class among them, so q's loss is log 1.9 = .6419."""
+    assert _contrasted(torch.eye(10) * 10 / 19, "class") == pytest.approx(math.log(1.9), abs=1e-4)
+
+
+@BOTH
+def test_theorem1_marginal_negatives_in_the_loss(method: Any) -> None:
+    """E = -log ĥ(s, t^y) - (C - 1) / C · Σ_c log(1 - ĥ(s, t^c)), one's own class among them."""
+    n, theta, m, one = 6000, task().init(Key(1)), teacher(), samples(1, SHAPE, C)
+    crowd = Samples(one.x.repeat(n, 1), one.y.repeat(n))
+    s = phi(theta, one.x)[0]
+    h = torch.stack([eq5(theta, s, t) for t in m.obs[0]])
+    wrong = -(1 - h).log()
+    expected = (-h[0].log() + (C - 1) * wrong.mean()).item()
+    made = method(lambda_kd=0.0, negatives="marginal", disc_reduction="paper")
+    ce = F.cross_entropy(tau(theta, s)[None], one.y).item()
+    value = made.loss(task(), m)(theta, batch_of(crowd)).item() - ce
+    assert value == pytest.approx(expected, abs=5 * ((C - 1) ** 0.5 * wrong.std().item()) / n**0.5)
+    own = (-h[0].log() + wrong[1:].sum()).item()
+    assert abs(expected - own) > 20 * wrong.std().item() / n**0.5, "the other kind of negatives is told apart"
+
+
+# --- an external discriminator
+
+
+@pytest.mark.parametrize("T", [1.0, 0.5, 4.0])
+def test_external_h_by_hand(T: float) -> None:
+    """V = diag(1, 2), s = (1, 1), t = (.5, -.25) gives a = 1 * .5 - 4 * .25 = -.5; with C = 2, ĥ = e^{a/T} / (e^{a/T} + 1/2)."""
+    v = torch.diag(torch.tensor([1.0, 2.0]))
+    t = torch.tensor([[[0.5, -0.25], [0.0, 0.5]]])
+    h = one_class_external(torch.tensor([[1.0, 1.0]]), t, v, T)
+    expected = [math.exp(a / T) / (math.exp(a / T) + 0.5) for a in (1 * 0.5 + 4 * -0.25, 4 * 0.5)]
+    torch.testing.assert_close(h, torch.tensor([expected]))
+
+
+@pytest.mark.parametrize("T", [1.0, 3.0])
+def test_external_discriminator_is_trained_with_the_model_and_never_sent(T: float, wire: list[Turn]) -> None:
+    """Two rounds by hand with V beside the weights; nothing on the wire has its values."""
+    relay = Relay(lambda_kd=2.0, lambda_disc=3.0, n_avg=0, disc="external", disc_temperature=T)
+    data = [TRIO[0], TRIO[1]]
+    net, s = net_of(relay, task(), data, Training(lr=0.2, batch=100))
+    first = [net.state(u) for u in (0, 1)]
+    assert all(state[V].abs().max() > 0.1 for state in first)
+    ours = [{k: v.clone() for k, v in state.items()} for state in first]
+    shown = [class_mean(theta, d) for theta, d in zip(ours, data, strict=True)]
+    for _ in (1, 2):
+        bar = pool(shown, data)
+        how = {"lr": 0.2, "epochs": 1, "kd": 2 / D, "disc": 3 / C, "h": exponential(T)}
+        ours = [descend(ours[u], data[u], Heard(bar, shown[1 - u]), **how) for u in (0, 1)]
+        shown = [class_mean(theta, d) for theta, d in zip(ours, data, strict=True)]
+    rounds(relay, net, s, 2)
+    for u in (0, 1):
+        assert_params(net.state(u), ours[u])
+        assert (net.state(u)[V] - first[u][V]).abs().max() > 1e-3
+    secrets = [state[V] for state in (*first, net.state(0), net.state(1))]
+    sent = [t for turn in wire for message in (*turn.mail.values(), *turn.replies.values()) for t in tensors(message)]
+    assert sent
+    assert not [1 for t in sent for secret in secrets if t.shape == secret.shape and torch.equal(t, secret)]
+
+
+def test_external_discriminator_rests_without_its_loss() -> None:
+    relay = Relay(lambda_kd=2.0, lambda_disc=0.0, disc="external")
+    net, s = net_of(relay, task(), TRIO, Training(lr=0.2))
+    before = net.state(0)[V].clone()
+    rounds(relay, net, s, 2)
+    assert torch.equal(net.state(0)[V], before)
+
+
+# --- Algorithm 1
+
+
+@pytest.mark.parametrize("parties", [2, 3, 5])
+@pytest.mark.parametrize("text", ["relay", "relay(m_up=2,m_down=3)", "relay(disc=external)", "relay-p2p"])
+@pytest.mark.parametrize("how", [{}, {"optimizer": "adam", "opt_state": "keep", "lr": 0.01}], ids=["sgd", "adam"])
+def test_alg1_without_the_two_losses_is_solo(parties: int, text: str, how: dict[str, Any]) -> None:
+    """K1: λ_KD = λ_disc = 0 is independent learning bit for bit, while representations still cross."""
+    fed = federation([9, 14, 11, 7, 12][:parties])
+    settings = {"model": MODEL, "rounds": 3, "batch": 4, "engine": "loop"} | how
+    alone = comity.run("solo", fed, **settings)
+    made = comity.run(text, fed, lambda_kd=0.0, lambda_disc=0.0, **settings)
+    moved = comity.run(text, fed, lambda_kd=0.1, **settings)
+    for name in fed.names:
+        expected = alone.model(name).theta
+        assert same({k: v for k, v in made.model(name).theta.items() if k != V}, expected)
+        assert not torch.equal(moved.model(name).theta["fc1.weight"], expected["fc1.weight"])
+    for t in (1, 2, 3):
+        crossed = {row.kind for row in made.ledger if row.round == t}
+        assert crossed >= ({"down", "peer"} if text == "relay-p2p" else {"up", "down"})
+
+
+@pytest.mark.parametrize(("kd", "disc"), [(10.0, 1.0), (0.5, 4.0)])
+def test_alg1_two_rounds_of_three_parties_by_hand(kd: float, disc: float, wire: list[Turn]) -> None:
+    """Everything from plain torch but the first weights and who told whom: p2 lacks class 2 and shows nothing of class 1."""
+    relay = Relay(lambda_kd=kd, lambda_disc=disc, n_avg=0)
+    net, s = net_of(relay, task(), TRIO, Training(lr=0.05, batch=100, epochs=2))
+    rounds(relay, net, s, 2)
+    ours = [start_of(task()) for _ in TRIO]
+    shown = [class_mean(theta, d) for theta, d in zip(ours, TRIO, strict=True)]
+    for u, reply in turns(wire, "show")[0].replies.items():
+        assert_classes(reply.means, reply.counts > 0, shown[u])
+    assert shown[2][1:] == [None, None]
+    for t in (1, 2):
+        turn, bar, after = turns(wire, "local")[t], pool(shown, TRIO), []
+        for u, letter in turn.mail.items():
+            assert_classes(letter.means, letter.known, bar)
+            told = [v for v in range(3) if torch.allclose(letter.obs[0, 0], shown[v][0], atol=1e-5)]
+            assert len(told) == 1
+            assert told != [u]
+            assert_classes(letter.obs[0], letter.seen[0], shown[told[0]])
+            after.append(descend(ours[u], TRIO[u], Heard(bar, shown[told[0]]), 0.05, 2, kd / D, disc / C))
+        ours = after
+        shown = [class_mean(theta, d) for theta, d in zip(ours, TRIO, strict=True)]
+        for u, reply in turn.replies.items():
+            assert_classes(reply.means, reply.counts > 0, shown[u])
+            assert_classes(reply.obs[0], reply.seen, shown[u])
+    for u in range(3):
+        assert_params(net.state(u), ours[u])
+        assert (ours[u]["fc1.weight"] - start_of(task())["fc1.weight"]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("text", ["relay(m_up=2,m_down=3,n_avg=2)", "relay-p2p(neighbours=2,n_avg=2)"])
+def test_alg1_the_order_of_parties_does_not_matter(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K8: everybody uses what was shared in the round before, so parties may work and answer in reverse."""
+    fed, how = federation((9, 14, 11, 7)), {"model": MODEL, "rounds": 3, "batch": 4, "engine": "loop"}
+    forwards = comity.run(text, fed, **how)
+    deliver = LoopNet.deliver
+
+    def backwards(self: LoopNet, call: Any, mail: Any, post: Any) -> dict[int, tuple[Any, int]]:
+        answers = deliver(self, call, dict(reversed(mail.items())), dict(reversed(post.items())))
+        return dict(reversed(answers.items()))
+
+    monkeypatch.setattr(LoopNet, "deliver", backwards)
+    reverse = comity.run(text, fed, **how)
+    assert all(same(forwards.model(name).theta, reverse.model(name).theta) for name in fed.names)
+    assert forwards.ledger == reverse.ledger
+
+
+# --- eq. 2: observations
+
+
+def show(made: Relay, theta: Params, data: Samples, key: Key | None = None, i: int = 0) -> tuple[Any, Any, Tensor, Tensor]:
+    """What a party lets out with these weights: means and counts (to the relay only), observations and their classes."""
+    key = key or Key(3)
+    party = party_of(task(), data, STILL, i, parties=2)
+    if not isinstance(made, RelayP2p):
+        up = made.show(theta, Empty(), party, key)[1]
+        return up.means, up.counts, up.obs, up.seen
+    _, parcels = made.tell(Own(theta, torch.zeros(C, D), torch.zeros(C)), Group([i + 1]), party, key)
+    (told,) = map(unseal, parcels.values())
+    return None, None, told.obs, told.seen
+
+
+FIVE = labelled([0] * 5 + [1] * 5 + [2] * 4)
+
+
+@BOTH
+@pytest.mark.parametrize("n_avg", [0, 5, 10, 1000])
+def test_eq2_an_observation_of_all_samples_is_the_class_mean(method: Any, n_avg: int) -> None:
+    """K6: n_avg >= n_c, or 0."""
+    theta = task().init(Key(1))
+    means, counts, obs, seen = show(method(n_avg=n_avg), theta, FIVE)
+    assert_classes(obs[0], seen, class_mean(theta, FIVE))
+    if method is Relay:
+        assert_classes(means, counts > 0, class_mean(theta, FIVE))
+        assert counts.tolist() == [5, 5, 4]
+
+
+@pytest.mark.parametrize(
+    ("size", "rows", "out_of", "least", "told"),
+    [
+        (10, 25, 25, 2, 10),  # as asked
+        (10, 11, 11, 2, 11),  # 11 means - 10 observations would be one sample
+        (10, 12, 12, 2, 10),
+        (10, 12, 12, 3, 12),
+        (0, 7, 7, 2, 7),
+        (10, 7, 7, 2, 7),
+        (0, 10, 11, 2, 9),  # one guarded sample in the mean: hide it behind a free one
+        (0, 2, 3, 2, 0),  # nothing is left to hide behind
+        (0, 10, 11, 1, 10),
+        (10, 1, 1, 2, 0),
+        (10, 0, 5, 1, 0),
+    ],
+)
+def test_privacy_differences_of_means_show_min_count_at_least(size: int, rows: int, out_of: int, least: int, told: int) -> None:
+    assert tellable(size, rows, out_of, least) == told
+    assert not told or out_of - told == 0 or out_of - told >= least
+
+
+@BOTH
+@pytest.mark.parametrize("n_avg", [2])
+def test_eq2_an_observation_is_the_mean_of_n_avg_different_samples(method: Any, n_avg: int) -> None:
+    """Each is the mean of one of the subsets of that size; over many rounds every subset comes, on average the class mean."""
+    theta = task().init(Key(1))
+    z, made = phi(theta, FIVE.x), method(n_avg=n_avg, m_up=2)
+    of_class = [[z[list(some)].mean(0) for some in combinations(torch.where(FIVE.y == c)[0].tolist(), n_avg)] for c in range(C)]
+    found: list[Counter[int]] = [Counter() for _ in range(C)]
+    for t in range(60):
+        _, _, obs, _ = show(made, theta, FIVE, Key.root(0).fold("party", 0, t, "local", 0))
+        assert obs.shape == (2, C, D)
+        for one in obs:
+            for c in range(C):
+                near = torch.stack([(one[c] - some).abs().max() for some in of_class[c]])
+                assert near.min() < 1e-6
+                found[c][int(near.argmin())] += 1
+    for c in range(C):
+        expected = 120 / len(of_class[c])
+        assert len(found[c]) == len(of_class[c])
+        assert max(found[c].values()) < expected + 5 * expected**0.5
+
+
+@BOTH
+def test_eq2_m_up_sets_are_drawn_anew(method: Any) -> None:
+    """Six sets of two out of five: all equal with probability 10^-5 for one class."""
+    _, _, obs, _ = show(method(n_avg=2, m_up=6), task().init(Key(1)), FIVE)
+    assert len(obs) == 6
+    assert len({tuple(one[0].tolist()) for one in obs}) > 1
+
+
+def test_alg1_representations_are_taken_after_training_in_evaluation_mode(wire: list[Turn]) -> None:
+    """BatchNorm's running statistics, not the batch's."""
+    image, classes = (1, 16, 16), 3
+    norm = task_of("fedbn-cnn(scale=0.06)", image, classes)
+    data = [samples(9, image, classes, seed=u) for u in (1, 2)]
+    relay = Relay(n_avg=0)
+    net, s = net_of(relay, norm, data, Training(lr=0.1, batch=100, min_batch=2))
+    rounds(relay, net, s, 1)
+    for u, reply in turns(wire, "local")[1].replies.items():
+        z = norm.features(net.state(u), data[u].x, train=False)
+        for c in range(classes):
+            torch.testing.assert_close(reply.means[c], z[data[u].y == c].mean(0), rtol=0, atol=1e-5)
+
+
+@BOTH
+def test_alg2_own_samples_pass_in_training_mode(method: Any) -> None:
+    """With nothing heard the loss is the CE of batch-normalised samples, before the cut and behind it."""
+    norm = task_of("fedbn-cnn(scale=0.06)", (1, 16, 16), C, cut="fc1")
+    nothing, width = torch.zeros(1, C, dtype=torch.bool), norm.width
+    m = Teacher(torch.zeros(C, width), nothing[0], torch.zeros(1, C, width), nothing, {})
+    data = samples(9, (1, 16, 16), C)
+    made = method().loss(norm, m)(norm.init(Key(1)), batch_of(data)).item()
+    trained, judged = (
+        F.cross_entropy(norm.head(theta, norm.features(theta, data.x, train=train), train=train), data.y).item()
+        for train, theta in ((True, norm.init(Key(1))), (False, norm.init(Key(1))))
+    )
+    assert made == pytest.approx(trained, abs=1e-5)
+    assert abs(trained - judged) > 0.01
+
+
+# --- what the relay sends
+
+
+def sets_of(upload: Any) -> list[Tensor]:
+    return list(upload.obs)
+
+
+@pytest.mark.parametrize(("m_up", "m_down"), [(1, 1), (1, 2), (2, 1), (2, 3), (2, 4), (2, 6)])
+def test_alg1_m_down_different_sets_of_others(m_up: int, m_down: int, wire: list[Turn]) -> None:
+    """A letter holds M↓ sets out of the 2 M↑ that two others sent the round before, whole, and as different as there are."""
+    relay = Relay(m_up=m_up, m_down=m_down, n_avg=2)
+    net, s = net_of(relay, task(), [FIVE, labelled(FIVE.y.tolist(), 2), labelled(FIVE.y.tolist(), 3)], Training(lr=0.1))
+    rounds(relay, net, s, 6)
+    last, sources = turns(wire, "show")[0].replies, set()
+    for t in range(1, 7):
+        turn = turns(wire, "local")[t]
+        for u, letter in turn.mail.items():
+            assert letter.obs.shape == (m_down, C, D)
+            assert letter.seen.all()
+            offered = [(v, k, one) for v in last if v != u for k, one in enumerate(sets_of(last[v]))]
+            got = [next((v, k) for v, k, one in offered if torch.equal(one, each)) for each in letter.obs]
+            assert len(set(got)) == min(m_down, 2 * m_up)
+            sources |= {(u, v) for v, _ in got}
+        last = turn.replies
+    assert len(sources) == 6, "in six rounds everybody meets everybody"
+
+
+@pytest.mark.parametrize("exclude_self", [True, False])
+def test_t3_whether_ones_own_observations_come_back(exclude_self: bool, wire: list[Turn]) -> None:
+    """150 letters: never from oneself; or from each of three alike, 50 of 150 (four standard deviations are 23)."""
+    relay = Relay(n_avg=0, exclude_self=exclude_self)
+    data = [labelled([0, 1, 2] * 2, u) for u in (1, 2, 3)]
+    net, s = net_of(relay, task(), data, STILL)
+    rounds(relay, net, s, 50)
+    mine = [sets_of(up)[0] for _, up in sorted(turns(wire, "show")[0].replies.items())]
+    met, alike = Counter(), 0
+    for turn in turns(wire, "local").values():
+        sources = [next(v for v in range(3) if torch.equal(letter.obs[0], mine[v])) for letter in turn.mail.values()]
+        met.update((v - u) % 3 for u, v in enumerate(sources))
+        alike += len(set(sources)) == 1
+    if exclude_self:
+        assert met[0] == 0
+        assert abs(met[1] - 75) < 25
+    else:
+        assert all(abs(met[k] - 50) < 23 for k in range(3))
+        assert 0 < alike < 20, "each draws for itself: all three the same in a ninth of the rounds"
+
+
+@pytest.mark.parametrize("weights", ["samples", "uniform"])
+def test_t5_global_means(weights: str, wire: list[Turn]) -> None:
+    """By n_{u,c}, as if all samples were pooled; or the plain mean of the parties that show the class."""
+    relay = Relay(weights=weights)
+    net, s = net_of(relay, task(), TRIO, Training(lr=0.1))
+    rounds(relay, net, s, 1)
+    shown = [class_mean(start_of(task()), d) for d in TRIO]
+    letter = turns(wire, "local")[1].mail[0]
+    if weights == "samples":
+        z, y = torch.cat([phi(start_of(task()), d.x) for d in TRIO[:2]]), torch.cat([d.y for d in TRIO[:2]])
+        pooled: list[Tensor | None] = [pool(shown, TRIO)[0], z[y == 1].mean(0), z[y == 2].mean(0)]
+        assert_classes(letter.means, letter.known, pooled)
+    else:
+        both = [(shown[0][c] + shown[1][c]) / 2 for c in (1, 2)]
+        assert_classes(letter.means, letter.known, [(shown[0][0] + shown[1][0] + shown[2][0]) / 3, *both])
+    counts = [up.counts.tolist() for _, up in sorted(turns(wire, "show")[0].replies.items())]
+    assert counts == ([[3, 3, 3], [3, 4, 5], [4, 0, 0]] if weights == "samples" else [[1, 1, 1], [1, 1, 1], [1, 0, 0]])
+
+
+# --- T4: classes that are not there
+
+
+@BOTH
+def test_t4_masked_classes_have_no_effect(method: Any) -> None:
+    """K7: whatever stands in a masked row, value and gradient are those of a sum without it."""
+    known, seen = torch.tensor([True, False, True]), torch.tensor([[True, True, False]])
+    data, theta, m = samples(7, SHAPE, C), task().init(Key(1)), teacher(known=known, seen=seen)
+    made = method(lambda_kd=2.0, lambda_disc=3.0)
+    values, grads = [], []
+    for fill in (0.0, 1e4, -77.0):
+        filled = Teacher(torch.where(known[:, None], m.means, fill), known, torch.where(seen[:, :, None], m.obs, fill), seen, {})
+        free = {k: v.clone().requires_grad_() for k, v in theta.items()}
+        values.append(made.loss(task(), filled)(free, batch_of(data)))
+        grads.append(dict(zip(free, torch.autograd.grad(values[-1], list(free.values())), strict=True)))
+    expected = algorithm2(theta, data, heard_of(m), 2 / D, 3 / C).item()
+    assert all(v.item() == pytest.approx(expected, rel=1e-5) for v in values)
+    assert_params(grads[1], grads[0], atol=1e-7)
+    assert_params(grads[2], grads[0], atol=1e-7)
+
+
+@BOTH
+@pytest.mark.parametrize("how", [{}, {"disc": "external"}, {"negatives": "marginal"}])
+def test_t4_nothing_known_is_the_cross_entropy_alone(method: Any, how: dict[str, Any]) -> None:
+    nothing = torch.zeros(2, C, dtype=torch.bool)
+    m = teacher(sets=2, known=nothing[0], seen=nothing)
+    data, theta = samples(7, SHAPE, C), task().init(Key(1)) | {V: torch.eye(D)}
+    made = method(lambda_kd=50.0, lambda_disc=50.0, **how).loss(task(), m)(theta, batch_of(data))
+    assert made.item() == pytest.approx(F.cross_entropy(tau(theta, phi(theta, data.x)), data.y).item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("text", ["relay", "relay(disc=external)", "relay(m_down=2)", "relay(begin=random)", "relay-p2p"])
+def test_t4_training_with_missing_classes_stays_finite(text: str) -> None:
+    """K7: nobody has class 3, one party has class 0 alone, another none of it."""
+    x = noise(30, *SHAPE)
+    labels = {"p0": [0] * 10, "p1": [1, 2] * 5, "p2": [0, 1, 2, 2, 2] * 2}
+    parties = {n: ((rows[:8], y[:8]), (rows[8:], y[8:])) for rows, (n, y) in zip(x.split(10), labels.items(), strict=True)}
+    fed = comity.Federation.from_arrays(parties, validation=0.0, classes=4)
+    result = comity.run(text, fed, model=MODEL, rounds=3, engine="loop", batch=4)
+    assert all(v.isfinite().all() for n in labels for v in result.model(n).theta.values())
+    assert not result.summary["diverged"]
+
+
+# --- T6: before round 1
+
+
+def test_t6_begin_with_features_of_untrained_models(wire: list[Turn]) -> None:
+    """One upload of everybody before round 1, which round 1 uses."""
+    relay = Relay(n_avg=0)
+    net, s = net_of(relay, task(), TRIO, Training(lr=0.1))
+    one = C * (4 * 2 * D + 5)
+    assert net.ledger.total == {"up": 3 * one}
+    assert relay.start_traffic(net.info).up == 3 * one
+    rounds(relay, net, s, 1)
+    shown = [class_mean(start_of(task()), d) for d in TRIO]
+    assert_classes(turns(wire, "local")[1].mail[1].means, torch.tensor([True] * 3), pool(shown, TRIO))
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_t6_begin_with_noise_that_is_gone_after_round_1(participation: float, wire: list[Turn]) -> None:
+    """Nothing crosses before round 1; round 1 pulls to N(0, 1); round 2 uses round 1's uploads and nothing else."""
+    ten = task_of("mlp2(width=400)", SHAPE, 10)
+    relay = Relay(begin="random", m_up=2, m_down=2, lambda_kd=0.01)
+    data = [samples(40, SHAPE, 10, seed=u) for u in range(4)]
+    net, s = net_of(relay, ten, data, Training(lr=0.01), participation=participation)
+    assert not net.ledger.total
+    assert relay.start_traffic(net.info).up == 0
+    rounds(relay, net, s, 2)
+    first, second = turns(wire, "local")[1], turns(wire, "local")[2]
+    letters = list(first.mail.values())
+    assert len(letters) == 4 * participation
+    for letter in letters:
+        assert letter.known.all()
+        assert letter.seen.all()
+        assert torch.equal(letter.means, letters[0].means)
+        for made in (letter.means, *letter.obs):
+            assert made.mean().item() == pytest.approx(0, abs=4 / 4000**0.5)
+            assert made.var().item() == pytest.approx(1, abs=4 * (2 / 4000) ** 0.5)
+        assert not torch.equal(letter.obs[0], letter.obs[1])
+        assert not torch.equal(letter.obs[0], letter.means)
+    total = sum(up.counts[:, None] for up in first.replies.values())
+    expected = sum(up.counts[:, None] * up.means for up in first.replies.values()) / total
+    for letter in second.mail.values():
+        torch.testing.assert_close(letter.means, expected, rtol=0, atol=1e-5)
+        assert all(any(torch.equal(one, o) for up in first.replies.values() for o in up.obs) for one in letter.obs)
+
+
+# --- averaging beside it
+
+
+def test_aggregate_model_alone_is_fedavg() -> None:
+    """Without the two losses the averaged models are FedAvg's bit for bit."""
+    how = Training(lr=0.2, batch=4)
+    relay, fedavg = Relay(lambda_kd=0.0, lambda_disc=0.0, aggregate="model"), FedAvg()
+    net, s = net_of(relay, task(), TRIO, how)
+    other, w = net_of(fedavg, task(), TRIO, how)
+    for t in (1, 2, 3):
+        s, w = rounds(relay, net, s, 1, first=t), rounds(fedavg, other, w, 1, first=t)
+        assert same(s.shared, w)
+
+
+def test_aggregate_predictor_by_hand() -> None:
+    """Round 2 starts from one's own body and 9/21 and 12/21 of the heads of round 1."""
+    relay = Relay(lambda_kd=0.0, lambda_disc=0.0, aggregate="predictor")
+    net, s = net_of(relay, task(), TRIO[:2], Training(lr=0.3, batch=100))
+    s = rounds(relay, net, s, 1)
+    nothing = Heard([None] * C, [None] * C)
+    first = [descend(start_of(task()), d, nothing, 0.3, 1, 0, 0) for d in TRIO[:2]]
+    head = {k: (9 * first[0][k] + 12 * first[1][k]) / 21 for k in ("fc3.weight", "fc3.bias")}
+    assert_params(s.shared, head)
+    assert (first[0]["fc3.weight"] - head["fc3.weight"]).abs().max() > 1e-3
+    rounds(relay, net, s, 1, first=2)
+    for u in (0, 1):
+        assert_params(net.state(u), descend(first[u] | head, TRIO[u], nothing, 0.3, 1, 0, 0))
+
+
+HEAD, WHOLE = D * C + C, (6 * D + D) + (D * D + D) + (D * C + C)
+
+
+@pytest.mark.parametrize(("aggregate", "extra"), [("none", 0), ("predictor", 4 * HEAD), ("model", 4 * WHOLE)])
+def test_aggregate_bytes_and_architectures(aggregate: str, extra: int) -> None:
+    fed = federation((9, 14, 11))
+    result = comity.run("relay", fed, model=MODEL, rounds=2, engine="loop", aggregate=aggregate)
+    charged = Counter()
+    for row in result.ledger:
+        charged[row.round, row.kind] += row.bytes
+    for t in (1, 2):
+        assert charged[t, "up"] == 3 * (C * (8 * D + 5) + extra)
+        assert charged[t, "down"] == 3 * (C * (8 * D + 2) + extra)
+    mixed = {"party": {"p1": {"model": "lenet5(width=5)"}}}
+    mix = federation((9, 14), shape=(1, 8, 8))
+    if aggregate == "none":
+        comity.run("relay", mix, model=MODEL, rounds=1, engine="loop", **mixed)
+    else:
+        with pytest.raises(comity.Refusal, match="architecture"):
+            comity.run("relay", mix, model=MODEL, rounds=1, engine="loop", aggregate=aggregate, **mixed)
+
+
+# --- parties that are not always there
+
+
+SCHEDULE = {1: [0, 1], 2: [0, 2], 3: [0, 1], 4: [0, 3], 5: [0, 2], 6: [0, 1, 2, 3]}
+
+
+@pytest.mark.parametrize(("max_age", "age_decay"), [(0, 1.0), (0, 0.5), (2, 1.0), (2, 0.25), (1, 1.0), (3, 0.9), (4, 0.9)])
+def test_offline_weights_by_age_and_forgotten_uploads(max_age: int, age_decay: float, wire: list[Turn]) -> None:
+    """A last upload of round r counts n_c decay^(t - r) in round t; one older than max_age is in no mean and no draw.
+
+    p3 alone has class 2; it shows it before round 1, in round 4 and in round 6.
+    """
+    data = [labelled([0, 1] * 3, 1), labelled([0, 1, 1] * 3, 2), labelled([0, 0, 1] * 3, 3), labelled([0, 1, 2] * 2, 4)]
+    relay = Relay(n_avg=0, max_age=max_age, age_decay=age_decay, m_down=2)
+    net, s = net_of(relay, task(), data, Training(lr=0.1))
+    net.sample = lambda t: SCHEDULE[t]
+    rounds(relay, net, s, 6)
+    last = {u: (0, up) for u, up in turns(wire, "show")[0].replies.items()}
+    forgotten = 0
+    for t, turn in turns(wire, "local").items():
+        assert sorted(turn.mail) == SCHEDULE[t]
+        young = {v: (r, up) for v, (r, up) in last.items() if not max_age or t - r <= max_age}
+        forgotten += len(last) - len(young)
+        for u, letter in turn.mail.items():
+            bar: list[Tensor | None] = []
+            for c in range(C):
+                shown = [(int((data[v].y == c).sum()) * age_decay ** (t - r), up.means[c]) for v, (r, up) in young.items()]
+                total = sum(n for n, _ in shown)
+                bar.append(sum(n * m for n, m in shown) / total if total else None)
+            assert_classes(letter.means, letter.known, bar)
+            sources = {v for one in letter.obs for v, (_, up) in young.items() if v != u and torch.equal(one, up.obs[0])}
+            offered = len(young) - (u in young)
+            assert len(sources) == min(2, offered)
+            assert bool(letter.seen.any()) == bool(offered)
+        last |= {u: (t, up) for u, up in turn.replies.items()}
+    assert bool(forgotten) == (max_age in (1, 2, 3))
+
+
+def test_offline_a_mean_stays_a_mean_however_old(wire: list[Turn]) -> None:
+    """Weights are relative: the only one who ever showed class 2 defines its mean, with weight 2 * 0.1^14."""
+    relay = Relay(n_avg=0, age_decay=0.1)
+    net, s = net_of(relay, task(), [labelled([0, 1] * 3, 1), labelled([0, 1, 2] * 2, 4)], STILL)
+    net.sample = lambda t: [0]
+    rounds(relay, net, s, 14)
+    letter, shown = turns(wire, "local")[14].mail[0], turns(wire, "show")[0].replies[1]
+    assert letter.known[2]
+    torch.testing.assert_close(letter.means[2], shown.means[2], rtol=1e-5, atol=0)
+
+
+def test_offline_any_two_parties_suffice(wire: list[Turn]) -> None:
+    """Only p1 and p2 of four ever come: they learn from each other, and the others' models stay untouched."""
+    relay = Relay(n_avg=0, begin="random")
+    net, s = net_of(relay, task(), [*TRIO, TRIO[0]], Training(lr=0.1))
+    net.sample = lambda t: [1, 2]
+    before = start_of(task())
+    rounds(relay, net, s, 3)
+    assert not [turn for turn in wire if set(turn.mail) != {1, 2}]
+    for t in (2, 3):
+        turn, sent = turns(wire, "local")[t], turns(wire, "local")[t - 1].replies
+        assert torch.equal(turn.mail[1].obs[0], sent[2].obs[0])
+        assert torch.equal(turn.mail[2].obs[0], sent[1].obs[0])
+        zero = (3 * sent[1].means[0] + 4 * sent[2].means[0]) / 7
+        assert_classes(turn.mail[1].means, turn.mail[1].known, [zero, sent[1].means[1], sent[1].means[2]])
+    assert same(net.state(0), before)
+    assert same(net.state(3), before)
+    assert all(v.isfinite().all() for u in (1, 2) for v in net.state(u).values())
+
+
+def test_offline_a_party_alone_goes_on_by_itself(wire: list[Turn]) -> None:
+    """Nobody else's observations: a contrast with nothing in it, and a pull to one's own means."""
+    relay = Relay(begin="random", lambda_kd=1.0)
+    net, s = net_of(relay, task(), TRIO, Training(lr=0.1, batch=100))
+    net.sample = lambda t: [0]
+    s = rounds(relay, net, s, 1)
+    before = {k: v.clone() for k, v in net.state(0).items()}
+    rounds(relay, net, s, 1, first=2)
+    letter = turns(wire, "local")[2].mail[0]
+    assert not letter.seen.any()
+    expected = descend(before, TRIO[0], Heard(class_mean(before, TRIO[0]), [None] * C), 0.1, 1, 1 / D, 0.0)
+    assert_params(net.state(0), expected)
+
+
+@pytest.mark.parametrize("text", ["relay(max_age=1,age_decay=0.5)", "relay(begin=random)", "relay-p2p"])
+def test_offline_half_of_the_parties_a_round(text: str) -> None:
+    result = comity.run(text, federation((9, 14, 11, 7)), model=MODEL, rounds=4, engine="loop", participation=0.5)
+    assert all(v.isfinite().all() for n in result.job.info.names for v in result.model(n).theta.values())
+    start, each = plan.traffic(result.job)
+    charged = Counter()
+    for row in result.ledger:
+        charged[row.round, row.kind] += row.bytes
+    for t, formula in enumerate([start, *each]):
+        assert (charged[t, "up"], charged[t, "down"], charged[t, "peer"]) == (formula.up, formula.down, formula.peer)
+
+
+# --- what stays at home
+
+
+SPARSE = labelled([0] * 4 + [1] * 2 + [2])
+
+
+@BOTH
+@pytest.mark.parametrize(("least", "shown"), [(1, [0, 1, 2]), (2, [0, 1]), (3, [0]), (5, [])])
+def test_privacy_a_mean_of_fewer_than_min_count_samples_is_not_sent(method: Any, least: int, shown: list[int]) -> None:
+    """4, 2 and 1 samples: classes below the limit are masked and zero, among means and observations alike."""
+    theta = task().init(Key(1))
+    means, counts, obs, seen = show(method(min_count=least, n_avg=0, m_up=2), theta, SPARSE)
+    z = phi(theta, SPARSE.x)
+    expected = [z[SPARSE.y == c].mean(0) if c in shown else None for c in range(C)]
+    for one in obs:
+        assert_classes(one, seen, expected)
+    if method is Relay:
+        assert_classes(means, counts > 0, expected)
+        assert counts.tolist() == [n if c in shown else 0 for c, n in enumerate((4, 2, 1))]
+
+
+@pytest.mark.parametrize("text", ["relay", "relay-p2p"])
+def test_privacy_smaller_observations_than_min_count_are_refused(text: str) -> None:
+    fed, how = federation((6, 6)), {"model": MODEL, "rounds": 1, "engine": "loop"}
+    for n_avg, least in ((1, 2), (3, 4)):
+        with pytest.raises(comity.Refusal, match="n_avg must be at least min_count"):
+            comity.run(text, fed, n_avg=n_avg, min_count=least, **how)
+    for n_avg, least in ((1, 1), (0, 4), (2, 2)):
+        comity.run(text, fed, n_avg=n_avg, min_count=least, **how)
+
+
+@BOTH
+def test_privacy_levels_by_perturbing_each_sample(method: Any) -> None:
+    """12 samples, a quarter secret, a quarter guarded: 3 change nothing that is sent, 3 means only, 6 both; in every round."""
+    data, theta = labelled([0, 1, 2] * 4), task().init(Key(1))
+    made = method(guarded=0.25, secret=0.25, n_avg=0, min_count=1)
+    levels = []
+    for key in (Key(3), Key(4)):
+        means, counts, obs, seen = show(made, theta, data, key)
+        kinds = []
+        for k in range(12):
+            x, y = data.x.clone(), data.y.clone()
+            x[k] += 3.0
+            moved = show(made, theta, Samples(x, y), key)
+            y[k] = (y[k] + 1) % C
+            named = show(made, theta, Samples(data.x, y), key)
+            in_obs = not torch.equal(moved[2], obs)
+            assert in_obs == (not torch.equal(named[2], obs) or not torch.equal(named[3], seen))
+            in_means = means is not None and not torch.equal(moved[0], means)
+            if means is not None:
+                assert in_means == (not torch.equal(named[0], means)) == (not torch.equal(named[1], counts))
+            kinds.append(0 if in_obs else 1 if in_means else 2)
+            assert in_means or not in_obs or method is RelayP2p
+        levels.append(kinds)
+        assert Counter(kinds) == ({0: 6, 1: 3, 2: 3} if method is Relay else {0: 6, 2: 6})
+        if method is Relay:
+            assert counts.sum() == 9
+    assert levels[0] == levels[1], "a secret of one round may not come out in the next"
+
+
+def test_privacy_parties_have_different_secrets() -> None:
+    """Which samples are secret does not follow from their place: three parties with equal data show different counts or means."""
+    data, theta = labelled([0, 1, 2] * 20), task().init(Key(1))
+    shown = [show(Relay(secret=0.5), theta, data, i=i)[0] for i in range(3)]
+    assert not any(torch.equal(a, b) for a, b in combinations(shown, 2))
+
+
+@BOTH
+def test_privacy_min_count_counts_what_may_be_shown(method: Any) -> None:
+    """Half of each class guarded: a class of 2 free samples at least is observed, whatever the others are."""
+    data, theta = labelled([0] * 8 + [1] * 3 + [2] * 2), task().init(Key(1))
+    made = method(guarded=0.5, n_avg=0, min_count=1)
+    _, _, free, _ = show(made, theta, data)
+    alone = []
+    for c in range(C):  # a sample is free if it alone moves the observation
+        count = 0
+        for k in torch.where(data.y == c)[0].tolist():
+            x = data.x.clone()
+            x[k] += 3.0
+            count += not torch.equal(show(made, theta, Samples(x, data.y))[2], free)
+        alone.append(count)
+    assert sum(alone) == 13 - round(13 / 2)
+    for least in (2, 3, 4):
+        means, counts, _, seen = show(method(guarded=0.5, n_avg=0, min_count=least), theta, data)
+        for c, (free_, of) in enumerate(zip(alone, (8, 3, 2), strict=True)):
+            assert seen[c] == any(of - s == 0 or of - s >= least for s in range(least, free_ + 1))
+        if means is not None:
+            assert counts.tolist() == [n if n >= least else 0 for n in (8, 3, 2)]
+
+
+@pytest.mark.parametrize("text", ["relay(secret=1)", "relay(guarded=1)", "relay-p2p(secret=1)"])
+def test_privacy_who_shows_nothing_still_learns(text: str) -> None:
+    result = comity.run(text, federation((9, 9)), model=MODEL, rounds=2, engine="loop")
+    assert all(v.isfinite().all() for n in ("p0", "p1") for v in result.model(n).theta.values())
+
+
+def test_privacy_shares_above_one_are_refused() -> None:
+    with pytest.raises(comity.Refusal):
+        comity.run("relay(secret=0.8,guarded=0.8)", federation((9, 9)), model=MODEL, rounds=1, engine="loop")
+
+
+# --- chosen peers
+
+
+def test_peers_limit_means_and_observations(wire: list[Turn]) -> None:
+    """p0 chose p1, p2 nobody, p3 everybody it names: means are of those and itself, observations of those only."""
+    party = {"p0": {"peers": ["p1"]}, "p2": {"peers": []}, "p3": {"peers": ["p0", "p2", "p3"]}}
+    fed = federation((9, 14, 11, 12))
+    comity.run("relay", fed, model=MODEL, rounds=6, engine="loop", party=party, n_avg=2, m_down=2, m_up=2)
+    allowed = {0: {0, 1}, 1: {0, 1, 2, 3}, 2: {2}, 3: {0, 2, 3}}
+    last, met = turns(wire, "show")[0].replies, {u: set() for u in range(4)}
+    for turn in turns(wire, "local").values():
+        for u, letter in turn.mail.items():
+            heard = sorted(allowed[u])
+            total = sum(last[v].counts for v in heard)[:, None]
+            mean = sum(last[v].counts[:, None] * last[v].means for v in heard) / total
+            torch.testing.assert_close(letter.means, mean, rtol=0, atol=1e-5)
+            met[u] |= {v for v in range(4) for each in letter.obs for o in last[v].obs if torch.equal(each, o)}
+            assert bool(letter.seen.any()) == (u != 2)
+        last = turn.replies
+    assert met == {0: {1}, 1: {0, 2, 3}, 2: set(), 3: {0, 2}}
+
+
+def test_peers_are_charged_once_with_the_setup() -> None:
+    """Four bytes for each that was named."""
+    fed, how = federation((9, 14, 11)), {"model": MODEL, "rounds": 1, "engine": "loop"}
+    rows = [
+        {(r.src, r.dst): r.bytes for r in comity.run("relay", fed, party=party, **how).ledger if r.kind == "setup"}
+        for party in ({}, {"p0": {"peers": ["p1"]}, "p2": {"peers": ["p0", "p1"]}})
+    ]
+    more = {edge: rows[1][edge] - rows[0][edge] for edge in rows[0]}
+    assert rows[0].keys() == rows[1].keys()
+    assert {edge: n for edge, n in more.items() if n} == {("p0", "server"): 4, ("p2", "server"): 8}
+
+
+def test_peers_unknown_are_refused() -> None:
+    with pytest.raises(comity.Refusal, match="north"):
+        comity.run("relay", federation((9, 9)), model=MODEL, rounds=1, engine="loop", party={"p0": {"peers": ["north"]}})
+
+
+def test_peers_unknown_to_a_newcomer_are_refused_too() -> None:
+    settings = {"model": MODEL, "rounds": 1, "engine": "loop", "newcomers": 1}
+    with pytest.raises(comity.Refusal, match="north"):
+        comity.run("relay", federation((9, 9, 9)), party={"p2": {"peers": ["north"]}}, **settings)
+
+
+def test_peers_without_a_relay(wire: list[Turn]) -> None:
+    """p0 listens to p1 only: of six edges the one from p2 to p0 is missing, in what is told and in what is charged."""
+    party, fed = {"p0": {"peers": ["p1"]}}, federation((9, 14, 11))
+    result = comity.run("relay-p2p", fed, model=MODEL, rounds=3, engine="loop", party=party, neighbours=2)
+    for t in (1, 2, 3):
+        assert set(turns(wire, "local")[t].post) == {(0, 1), (0, 2), (1, 0), (1, 2), (2, 1)}
+    charged = Counter()
+    for row in result.ledger:
+        charged[row.round, row.kind] += row.bytes
+    for t, formula in enumerate(plan.traffic(result.job)[1], start=1):
+        assert charged[t, "peer"] == formula.peer == 5 * C * (4 * D + 1)
+        assert charged[t, "down"] == formula.down == 5 * 4
+
+
+def test_peers_chosen_or_not_everybody_gets_the_first_noise(wire: list[Turn]) -> None:
+    """With begin=random there is nobody to choose from in round 1."""
+    party, fed = {"p0": {"peers": ["p1"]}, "p2": {"peers": []}}, federation((9, 14, 11))
+    comity.run("relay", fed, model=MODEL, rounds=1, engine="loop", party=party, begin="random")
+    letters = turns(wire, "local")[1].mail
+    assert all(letter.known.all() and letter.seen.all() for letter in letters.values())
+    assert all(torch.equal(letter.means, letters[1].means) for letter in letters.values())
+
+
+# --- communication
+
+
+def _info(made: Task, names: int = 1) -> Info:
+    return Info(tuple(f"p{i}" for i in range(names)), (100,) * names, (made,) * names, Training(), (1, 28, 28))
+
+
+def test_communication_of_lenet5() -> None:
+    """K5: 4 (M + 1) C d' = 4 * 2 * 10 * 84 = 6,720 bytes each way, and 10 counts with 10 marks up, 2 * 10 marks down."""
+    lenet = task_of("lenet5", (1, 28, 28), 10)
+    assert lenet.width == 84
+    sent = Relay().traffic(_info(lenet), [0])
+    assert (sent.up, sent.down, sent.peer) == (6720 + 50, 6720 + 20, 0)
+    assert Relay().start_traffic(_info(lenet, 7)).up == 7 * (6720 + 50)
+    model = FedAvg().traffic(_info(lenet), [0]).up
+    assert model == 4 * 30_986
+    assert model / 6720 == pytest.approx(18.4, abs=0.05)
+
+
+def test_communication_of_resnet9_is_a_thousandth_of_fedavgs() -> None:
+    """K5: 2,470,730 parameters against 2 * 10 * 128 numbers: 965; with counts, marks and BatchNorm statistics 961.6."""
+    network = build("resnet9", (1, 28, 28), 10)
+    thesis = Task(network, 10, network.cut, batchnorm_private(network, "params_only"))
+    up, model = Relay().traffic(_info(thesis), [0]).up, FedAvg().traffic(_info(thesis), [0]).up
+    assert model == 4 * 2_470_730
+    assert up == 4 * 2 * 10 * 128 + 50
+    assert round(model / (up - 50)) == 965
+    whole = Task(network, 10, network.cut)
+    assert FedAvg().traffic(_info(whole), [0]).up / up == pytest.approx(961.6, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("parties", "classes", "d", "m_up", "m_down", "participation"),
+    [(2, 3, 5, 1, 1, 1.0), (3, 3, 8, 2, 3, 1.0), (4, 4, 7, 3, 1, 0.5), (4, 3, 6, 1, 5, 0.5)],
+)
+def test_communication_a_round(parties: int, classes: int, d: int, m_up: int, m_down: int, participation: float) -> None:
+    """K5: C (4 (M↑ + 1) d' + 5) from each party, C (4 (M↓ + 1) d' + M↓ + 1) to each, on the ledger of a real run."""
+    fed = federation([12, 9, 14, 10][:parties], classes=classes)
+    result = comity.run(
+        "relay", fed, model=f"mlp2(width={d})", rounds=3, engine="loop", participation=participation, m_up=m_up, m_down=m_down
+    )
+    up, down = classes * (4 * (m_up + 1) * d + 5), classes * (4 * (m_down + 1) * d + m_down + 1)
+    rows = [row for row in result.ledger if row.kind not in ("setup", "eval")]
+    before = [(row.src, row.kind, row.bytes) for row in rows if row.round == 0]
+    assert before == [(name, "up", up) for name in fed.names]
+    for t in (1, 2, 3):
+        sent = Counter((row.kind, row.bytes) for row in rows if row.round == t)
+        assert sent == {("up", up): participation * parties, ("down", down): participation * parties}
+
+
+def test_communication_is_known_beforehand() -> None:
+    """`comity plan relay`."""
+    result = comity.run("relay", federation((9, 14)), model=MODEL, rounds=1, engine="loop")
+    made = plan.plan(result.job)
+    assert made.per_round.up == 2 * C * (8 * D + 5)
+
+
+# --- K8: any architecture of one width
+
+
+def test_k8_three_architectures_learn_together(wire: list[Turn]) -> None:
+    """LeNet5, an MLP and a CNN, all 84 wide: each gets the others' representations, and is not what it is alone."""
+    fed = federation((12, 12, 12), shape=(1, 16, 16))
+    party = {"p1": {"model": "mlp2(width=84)"}, "p2": {"model": "cnn4(width=84)"}}
+    settings = {"model": "lenet5", "rounds": 2, "engine": "loop", "party": party, "lr": 0.02}
+    result = comity.run("relay", fed, n_avg=0, **settings)
+    letters, sent = turns(wire, "local")[2].mail, turns(wire, "local")[1].replies
+    alone = comity.run("solo", fed, **settings)
+    assert len({tuple(result.model(n).theta) for n in fed.names}) == 3
+    for u, name in enumerate(fed.names):
+        theta = result.model(name).theta
+        assert all(v.isfinite().all() for v in theta.values())
+        assert not any(torch.equal(v, alone.model(name).theta[k]) for k, v in theta.items())
+        assert any(torch.equal(letters[u].obs[0], sent[v].obs[0]) for v in sent if v != u)
+        torch.testing.assert_close(letters[u].means, sum(up.means for up in sent.values()) / 3, rtol=0, atol=1e-5)
+    p2p = comity.run("relay-p2p", fed, neighbours=2, **settings)
+    assert all(v.isfinite().all() for n in fed.names for v in p2p.model(n).theta.values())
+
+
+@pytest.mark.parametrize("text", ["relay", "relay-p2p"])
+def test_k8_different_widths_are_refused(text: str) -> None:
+    with pytest.raises(comity.Refusal, match="width"):
+        comity.run(text, federation((9, 9)), model=MODEL, rounds=1, engine="loop", party={"p1": {"model": "mlp2(width=6)"}})
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *args: object) -> int:
+    """`comity ARGS` in this process."""
+    monkeypatch.setattr(sys, "argv", ["comity", *map(str, args)])
+    try:
+        cli.main()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(bool(end.code))
+    return 0
+
+
+TOML = """
+algorithm = "relay"
+data = "digits"
+parties = 3
+partition = "iid"
+model = "lenet5"
+rounds = 2
+steps = 2
+engine = "loop"
+
+[set]
+m_down = 2
+
+[party.p1]
+model = "mlp2(width=84)"
+
+[party.p2]
+peers = ["p0"]
+"""
+
+
+def test_k8_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wire: list[Turn]) -> None:
+    """Digits of 8x8 with LeNet5 and an MLP; p2 listens to p0 only. The run's folder says so and is found again."""
+    monkeypatch.chdir(tmp_path)
+    Path("x.toml").write_text(TOML, encoding="utf-8")
+    assert command(monkeypatch, "run", "x.toml", "--out", "out") == 0
+    assert read(Path("out/config.toml")).party["p2"].peers == ("p0",)
+    letter, last = turns(wire, "local")[2].mail[2], turns(wire, "local")[1].replies
+    assert letter.obs.shape == (2, 10, 84)
+    assert all(torch.equal(one, last[0].obs[0]) for one in letter.obs)
+    total = (last[0].counts + last[2].counts).clamp(min=1)[:, None]
+    mean = (last[0].counts[:, None] * last[0].means + last[2].counts[:, None] * last[2].means) / total
+    torch.testing.assert_close(letter.means, mean, rtol=0, atol=1e-5)
+    assert command(monkeypatch, "resume", "out") == 0
+    Path("x.toml").write_text(TOML.replace('["p0"]', '["p7"]'), encoding="utf-8")
+    assert command(monkeypatch, "run", "x.toml", "--out", "other") != 0
+
+
+# --- relaxation to peer to peer
+
+
+@pytest.mark.parametrize("running", [0.0, 0.3, 1.0])
+def test_p2p_mean_of_all_that_was_heard(running: float, wire: list[Turn]) -> None:
+    """Three rounds in which all tell all: the mean of all observations so far, or (1 - r) t̄ + r t in the order of senders.
+
+    Observations are class means of the senders' models at the round's beginning; p2 shows class 0 only.
+    """
+    p2p = RelayP2p(neighbours=2, running=running, n_avg=0)
+    net, s = net_of(p2p, task(), TRIO, Training(lr=0.1))
+    heard: list[list[list[Tensor]]] = [[[] for _ in range(C)] for _ in TRIO]
+    for t in (1, 2, 3):
+        shown = [class_mean(net.state(u).theta, d) for u, d in enumerate(TRIO)]
+        for u in range(3):
+            for v in (v for v in range(3) if v != u):
+                for c in range(C):
+                    heard[u][c] += [shown[v][c]] if shown[v][c] is not None else []
+        s = rounds(p2p, net, s, 1, first=t)
+        for u in range(3):
+            own = net.state(u)
+            assert own.heard.tolist() == [len(of_class) for of_class in heard[u]]
+            for c, of_class in enumerate(heard[u]):
+                expected = torch.stack(of_class).mean(0)
+                if running:
+                    expected = of_class[0]
+                    for one in of_class[1:]:
+                        expected = (1 - running) * expected + running * one
+                torch.testing.assert_close(own.mean[c], expected, rtol=0, atol=1e-5)
+    assert [len(h) for h in heard[0]] == [6, 3, 3]
+    assert [len(h) for h in heard[2]] == [6, 6, 6]
+
+
+@pytest.mark.parametrize("running", [0.0, 0.4])
+def test_p2p_three_rounds_of_two_parties_by_hand(running: float) -> None:
+    """Each tells the other: Algorithm 2 with the newest observations, and the mean of all heard in place of the global one."""
+    p2p = RelayP2p(lambda_kd=4.0, lambda_disc=2.0, n_avg=0, running=running)
+    data = [TRIO[1], TRIO[2]]
+    net, s = net_of(p2p, task(), data, Training(lr=0.05, batch=100, epochs=2))
+    ours, bars, times = [start_of(task()) for _ in data], [[None] * C, [None] * C], [[0] * C, [0] * C]
+    for _ in (1, 2, 3):
+        shown = [class_mean(theta, d) for theta, d in zip(ours, data, strict=True)]
+        for u in (0, 1):
+            for c, t in enumerate(shown[1 - u]):
+                if t is not None:
+                    times[u][c] += 1
+                    rate = running if running and times[u][c] > 1 else 1 / times[u][c]
+                    bars[u][c] = t if times[u][c] == 1 else (1 - rate) * bars[u][c] + rate * t
+        ours = [descend(ours[u], data[u], Heard(bars[u], shown[1 - u]), 0.05, 2, 4 / D, 2 / C) for u in (0, 1)]
+    rounds(p2p, net, s, 3)
+    for u in (0, 1):
+        assert_params(net.state(u).theta, ours[u])
+        assert net.state(u).heard.tolist() == times[u]
+    assert times == [[3, 0, 0], [3, 3, 3]]
+
+
+def test_p2p_who_hears_nothing_now_remembers(wire: list[Turn]) -> None:
+    """No observation this round: no contrast, but the pull to what was heard before."""
+    p2p = RelayP2p(lambda_kd=4.0, lambda_disc=2.0, n_avg=0)
+    net, s = net_of(p2p, task(), TRIO[:2], Training(lr=0.05, batch=100))
+    s = rounds(p2p, net, s, 1)
+    before = net.state(0)
+    net.sample = lambda t: [0]
+    rounds(p2p, net, s, 1, first=2)
+    assert not turns(wire, "local")[2].post
+    bar = list(before.mean)
+    assert_params(net.state(0).theta, descend(before.theta, TRIO[0], Heard(bar, [None] * C), 0.05, 1, 4 / D, 0.0))
+    assert torch.equal(net.state(0).mean, before.mean)
+    assert torch.equal(net.state(0).heard, before.heard)
+
+
+@pytest.mark.parametrize(("parties", "neighbours", "m_up"), [(2, 1, 1), (5, 1, 1), (5, 2, 3), (3, 7, 2)])
+def test_p2p_sealed_parcels_to_m_neighbours_and_nothing_up(parties: int, neighbours: int, m_up: int, wire: list[Turn]) -> None:
+    """k min(m, k - 1) parcels of C (4 M↑ d' + 1) bytes a round; who is asked hears by whom, 4 bytes each; nothing goes up."""
+    fed, m = federation([9, 14, 11, 7, 12][:parties]), min(neighbours, parties - 1)
+    result = comity.run("relay-p2p", fed, model=MODEL, rounds=8, engine="loop", neighbours=neighbours, m_up=m_up)
+    assert {row.kind for row in result.ledger} == {"setup", "eval", "down", "peer"}
+    assert {row.kind for row in result.ledger if row.round == 0} == {"setup", "eval"}
+    graphs = set()
+    for t in range(1, 9):
+        rows = [row for row in result.ledger if row.round == t and row.kind == "peer"]
+        edges = [(row.src, row.dst) for row in rows]
+        assert {row.bytes for row in rows} == {C * (4 * m_up * D + 1)}
+        assert len(edges) == len(set(edges)) == parties * m
+        assert all(src != dst for src, dst in edges)
+        assert Counter(dst for _, dst in edges) == dict.fromkeys(fed.names, m), "each hears as many as it asks"
+        assert sum(row.bytes for row in result.ledger if row.round == t and row.kind == "down") == 4 * parties * m
+        graphs.add(frozenset(edges))
+        tell, local = turns(wire, "tell")[t], turns(wire, "local")[t]
+        assert all(isinstance(parcel, Sealed) for reply in tell.replies.values() for parcel in reply.values())
+        assert all(reply is None for reply in local.replies.values())
+        assert not [x for turn in (tell, local) for letter in turn.mail.values() for x in tensors(letter)]
+        assert all(told.obs.shape == (m_up, C, D) for told in local.post.values())
+    assert (len(graphs) > 1) == (m < parties - 1), "neighbours are drawn anew each round"
+    assert result.summary["bytes"]["peer"] == 8 * parties * m * C * (4 * m_up * D + 1)
+
+
+def test_p2p_only_those_present_are_told(wire: list[Turn]) -> None:
+    """Half of four take part: one tells the other, and those away keep all they have."""
+    p2p = RelayP2p(neighbours=3)
+    net, s = net_of(p2p, task(), [*TRIO, TRIO[0]], Training(lr=0.1), participation=0.5)
+    before = [net.state(u) for u in range(4)]
+    rounds(p2p, net, s, 1)
+    here = net.sample(1)
+    assert set(turns(wire, "local")[1].post) == {(here[0], here[1]), (here[1], here[0])}
+    for u in range(4):
+        assert (net.state(u) is before[u]) == (u not in here)
+
+
+def test_p2p_external_discriminators_do_not_travel(wire: list[Turn]) -> None:
+    p2p = RelayP2p(disc="external", neighbours=2)
+    net, s = net_of(p2p, task(), TRIO, Training(lr=0.1))
+    first = net.state(0).theta[V].clone()
+    rounds(p2p, net, s, 2)
+    assert not torch.equal(net.state(0).theta[V], first)
+    sent = [x for turn in wire for told in turn.post.values() for x in tensors(told)]
+    states = [net.state(u).theta[V] for u in range(3)]
+    assert sent
+    assert not [1 for x in sent for v in (first, *states) if x.shape == v.shape and torch.equal(x, v)]
+
+
+# --- other places, other times
+
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("relay(m_up=2,m_down=3)", {"participation": 0.5}),
+    ("relay(disc=external)", {"optimizer": "adam", "opt_state": "keep", "lr": 0.01}),
+    ("relay(begin=random,max_age=2,age_decay=0.5,aggregate=predictor)", {"party": {"p0": {"peers": ["p1", "p3"]}}}),
+    ("relay-p2p(neighbours=2)", {}),
+    ("relay-p2p(running=0.5,disc=external,m_up=2)", {"participation": 0.5}),
+]
+
+
+class Stop(Quiet):
+    """Ends a run after a round."""
+
+    def __init__(self, after: int = 0) -> None:
+        self.after, self.first = after, -1
+
+    def begin(self, job: Any, first_round: int) -> None:
+        self.first = first_round
+
+    def round(self, t: int, accuracy: float | None, ledger: Any) -> None:
+        if t == self.after:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("text", "settings"), VARIANTS)
+def test_every_place_and_every_interruption_gives_the_same(
+    text: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Straight on one process, on two workers, and stopped after round 2 of 4 and resumed: equal tables, equal weights."""
+    monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
+    fed, how = federation((9, 14, 11, 7)), {"model": MODEL, "rounds": 4, "batch": 4, "n_avg": 2, **settings}
+    straight = comity.run(text, fed, out=tmp_path / "straight", engine="loop", **how)
+    workers = comity.run(text, fed, out=tmp_path / "workers", engine="process", workers=2, **how)
+    with pytest.raises(KeyboardInterrupt):
+        comity.run(text, fed, out=tmp_path / "stopped", engine="loop", progress=Stop(2), **how)
+    again = Stop(-1)
+    resumed = comity.run(text, fed, out=tmp_path / "stopped", engine="loop", progress=again, resume=True, **how)
+    assert again.first == 2
+    for other in (workers, resumed):
+        for name in ("metrics.csv", "ledger.csv", "outcomes.csv"):
+            assert (other.folder / name).read_bytes() == (straight.folder / name).read_bytes(), name
+        assert all(same(other.model(n).theta, straight.model(n).theta) for n in fed.names)
