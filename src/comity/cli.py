@@ -258,7 +258,7 @@ def compare(
     title = f"{base.data}, {base.partition}, {base.rounds} rounds" + (f", {len(every)} seeds" if several else "")
     late = ["newcomers"] if base.newcomers else []
     last = [] if late else ["time"]
-    screen.table(["method", "accuracy", "worst", "gained", "hurt", *late, "up", "down", "peer", *last], shown, title)
+    screen.table(["method", "accuracy", "worst", "gained", "hurt", *late, "up", "down", "peer", *last], shown, title, wide=0)
     screen.out.print(
         "worst: the worst party. gained, hurt: parties whose 95% interval against SOLO, paired over their test samples, "
         "excludes zero."
