@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from comity.core import *
+from comity.parts.classwise import features_of
 from comity.parts.discriminator import discriminator, tell_apart
 from comity.parts.divergence import uniform_cross_entropy
 from comity.parts.server import momentum_step
@@ -134,15 +135,13 @@ class FedUad(Algorithm):
         everyone = range(party.parties) if self.outputs == "all" else sorted([party.id, *party.inbox])
         disc = self.discriminator(task.width, len(everyone))
 
-        def features(theta: Params) -> Tensor:
-            return in_chunks(lambda x: task.features(theta, x).flatten(1), train.x)
-
-        theirs = {everyone.index(j): features(p.theta | mine.private) for j, p in party.inbox.items()} if self.uad else {}
+        others = party.inbox.items() if self.uad else ()
+        theirs = {everyone.index(j): features_of(task, prior.theta | mine.private, train) for j, prior in others}
         eq5 = tell_apart(disc, everyone.index(party.id), theirs)
 
         def learned(D: Params, theta: Params) -> Params:
             epochs = replace(how, epochs=self.disc_epochs, steps=None)
-            return fit(eq5, D, Samples(features(theta), train.y), key.fold("discriminator"), epochs).theta
+            return fit(eq5, D, Samples(features_of(task, theta, train), train.y), key.fold("discriminator"), epochs).theta
 
         def eq11(theta: Params, batch: Batch) -> Tensor:
             nonlocal D
