@@ -253,12 +253,11 @@ def compare(
             f"{row.hurt}/{row.judged}" if row.judged else "",
             *([f"{row.joined:.1%} ({100 * (row.joined_gain or 0):+.1f})"] if row.joined is not None else []),
             *(screen.size(row.bytes[kind]) if row.bytes[kind] else "0" for kind in ("up", "down", "peer")),
-            *([screen.duration(row.seconds)] if row.joined is None else []),  # there is no room for both
+            screen.duration(row.seconds),
         ])
     title = f"{base.data}, {base.partition}, {base.rounds} rounds" + (f", {len(every)} seeds" if several else "")
     late = ["newcomers"] if base.newcomers else []
-    last = [] if late else ["time"]
-    screen.table(["method", "accuracy", "worst", "gained", "hurt", *late, "up", "down", "peer", *last], shown, title, wide=0)
+    screen.table(["method", "accuracy", "worst", "gained", "hurt", *late, "up", "down", "peer", "time"], shown, title)
     screen.out.print(
         "worst: the worst party. gained, hurt: parties whose 95% interval against SOLO, paired over their test samples, "
         "excludes zero."

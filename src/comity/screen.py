@@ -120,7 +120,10 @@ def progress(title: str) -> Bar | Lines:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", words: int = 1, wide: int = -1) -> None:
-    """A table on the screen: the first `words` columns are words, the others figures; only column `wide` may wrap."""
+    """A table on the screen: the first `words` columns are words, the others figures; only column `wide` may wrap.
+
+    Without such a column a table that does not fit is printed in full: a cut figure is worth less than a long line.
+    """
     made = Table(header_style="bold", pad_edge=False, box=None)
     for k, column in enumerate(columns):
         made.add_column(column, justify="left" if k < words else "right", no_wrap=k != wide, overflow="fold")
@@ -128,4 +131,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = ""
         made.add_row(*row)
     if title:
         out.print(title, style="bold", soft_wrap=True)
-    out.print(made)
+    needed = out.measure(made, options=out.options.update(max_width=1000)).maximum
+    fits = out if wide >= 0 or needed <= out.width else Console(highlight=False, width=needed)
+    fits.print(made)
