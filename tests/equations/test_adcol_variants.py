@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from toys import batch_of, federation, net_of, noise, party_of, rounds, samples, task_of
+from toys import assert_near, batch_of, distance, federation, net_of, noise, party_of, rounds, same, samples, task_of
 
 import comity
 from comity.algorithms.adcol import Adcol, Game, Own
@@ -91,20 +91,6 @@ def party_key(i: int, t: int, work: str = "local") -> Key:
 
 def server_key(t: int, purpose: str) -> Key:
     return ROOT.fold("server", t, purpose)
-
-
-def assert_near(ours: Params, theirs: Params, atol: float = 1e-5) -> None:
-    assert ours.keys() == theirs.keys()
-    for name, value in theirs.items():
-        torch.testing.assert_close(ours[name], value, rtol=0, atol=atol, msg=lambda text, n=name: f"{n}: {text}")
-
-
-def same(one: Params, other: Params) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
-
-
-def distance(one: Params, other: Params) -> float:
-    return max((one[k] - other[k]).abs().max().item() for k in one)
 
 
 def game(

@@ -21,7 +21,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from toys import batch_of, federation, net_of, noise, party_of, rounds, samples, task_of
+from toys import assert_near, batch_of, distance, federation, net_of, noise, party_of, rounds, same, samples, task_of
 
 import comity
 from comity import checkpoint, plan
@@ -190,20 +190,6 @@ class Wire:
 
     def replies(self, t: int) -> dict[int, Both]:
         return [call for call in self.calls if call[0] == t][-1][4]
-
-
-def assert_near(ours: Params, theirs: Params, atol: float = 1e-5) -> None:
-    assert ours.keys() == theirs.keys()
-    for name, value in theirs.items():
-        torch.testing.assert_close(ours[name], value, rtol=0, atol=atol, msg=lambda text, n=name: f"{n}: {text}")
-
-
-def same(one: Params, other: Params) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
-
-
-def distance(one: Params, other: Params) -> float:
-    return max((one[k] - other[k]).abs().max().item() for k in one)
 
 
 def digest(*trees: Params) -> str:

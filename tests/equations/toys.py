@@ -118,3 +118,20 @@ def federation(sizes: Sequence[int], shape: tuple[int, ...] = (6,), classes: int
         x = made.x + 0.3 * i  # parties see the world differently
         parties[f"p{i}"] = ((x[:size], made.y[:size]), (x[size:], made.y[size:]))
     return comity.Federation.from_arrays(parties, validation=0.0, classes=classes)
+
+
+def assert_near(ours: Params, theirs: Params, atol: float = 1e-5) -> None:
+    """Equal weights, up to rounding."""
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=0, atol=atol, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def same(one: Params, other: Params) -> bool:
+    """Equal weights, bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+def distance(one: Params, other: Params) -> float:
+    """The largest difference of any weight."""
+    return max((one[k] - other[k]).abs().max().item() for k in one)
