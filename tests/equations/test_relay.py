@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from toys import batch_of, federation, net_of, noise, party_of, rounds, samples, task_of
+from toys import assert_near, batch_of, federation, net_of, noise, party_of, rounds, same, samples, task_of
 
 import comity
 from comity import checkpoint, cli, plan
@@ -120,16 +120,6 @@ def assert_classes(made: Tensor, mask: Tensor, expected: list[Tensor | None]) ->
     assert mask.tolist() == [e is not None for e in expected]
     for row, e in zip(made, expected, strict=True):
         torch.testing.assert_close(row, torch.zeros_like(row) if e is None else e, rtol=0, atol=2e-6)
-
-
-def assert_params(theta: Params, expected: Params, atol: float = 1e-5) -> None:
-    assert theta.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(theta[name], value, rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def same(one: Params, other: Params) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 
 def teacher(seed: int = 5, sets: int = 1, known: Tensor | None = None, seen: Tensor | None = None) -> Teacher:
@@ -295,7 +285,7 @@ def test_eq6_value_and_gradient(
         values.append(loss(free))
         grads.append(dict(zip(free, torch.autograd.grad(values[-1], list(free.values())), strict=True)))
     assert values[0].item() == pytest.approx(values[1].item(), rel=1e-5)
-    assert_params(grads[0], grads[1], atol=2e-6)
+    assert_near(grads[0], grads[1], atol=2e-6)
 
 
 @pytest.mark.parametrize(("reduction", "by"), [("paper", 1), ("code", 6)])
@@ -420,7 +410,7 @@ def test_external_discriminator_is_trained_with_the_model_and_never_sent(T: floa
         shown = [class_mean(theta, d) for theta, d in zip(ours, data, strict=True)]
     rounds(relay, net, s, 2)
     for u in (0, 1):
-        assert_params(net.state(u), ours[u])
+        assert_near(net.state(u), ours[u])
         assert (net.state(u)[V] - first[u][V]).abs().max() > 1e-3
     secrets = [state[V] for state in (*first, net.state(0), net.state(1))]
     sent = [t for turn in wire for message in (*turn.mail.values(), *turn.replies.values()) for t in tensors(message)]
@@ -484,7 +474,7 @@ def test_alg1_two_rounds_of_three_parties_by_hand(kd: float, disc: float, wire: 
             assert_classes(reply.means, reply.counts > 0, shown[u])
             assert_classes(reply.obs[0], reply.seen, shown[u])
     for u in range(3):
-        assert_params(net.state(u), ours[u])
+        assert_near(net.state(u), ours[u])
         assert (ours[u]["fc1.weight"] - start_of(task())["fc1.weight"]).abs().max() > 1e-3
 
 
@@ -700,8 +690,8 @@ def test_t4_masked_classes_have_no_effect(method: Any) -> None:
         grads.append(dict(zip(free, torch.autograd.grad(values[-1], list(free.values())), strict=True)))
     expected = algorithm2(theta, data, heard_of(m), 2 / D, 3 / C).item()
     assert all(v.item() == pytest.approx(expected, rel=1e-5) for v in values)
-    assert_params(grads[1], grads[0], atol=1e-7)
-    assert_params(grads[2], grads[0], atol=1e-7)
+    assert_near(grads[1], grads[0], atol=1e-7)
+    assert_near(grads[2], grads[0], atol=1e-7)
 
 
 @BOTH
@@ -792,11 +782,11 @@ def test_aggregate_predictor_by_hand() -> None:
     nothing = Heard([None] * C, [None] * C)
     first = [descend(start_of(task()), d, nothing, 0.3, 1, 0, 0) for d in TRIO[:2]]
     head = {k: (9 * first[0][k] + 12 * first[1][k]) / 21 for k in ("fc3.weight", "fc3.bias")}
-    assert_params(s.shared, head)
+    assert_near(s.shared, head)
     assert (first[0]["fc3.weight"] - head["fc3.weight"]).abs().max() > 1e-3
     rounds(relay, net, s, 1, first=2)
     for u in (0, 1):
-        assert_params(net.state(u), descend(first[u] | head, TRIO[u], nothing, 0.3, 1, 0, 0))
+        assert_near(net.state(u), descend(first[u] | head, TRIO[u], nothing, 0.3, 1, 0, 0))
 
 
 HEAD, WHOLE = D * C + C, (6 * D + D) + (D * D + D) + (D * C + C)
@@ -900,7 +890,7 @@ def test_offline_a_party_alone_goes_on_by_itself(wire: list[Turn]) -> None:
     letter = turns(wire, "local")[2].mail[0]
     assert not letter.seen.any()
     expected = descend(before, TRIO[0], Heard(class_mean(before, TRIO[0]), [None] * C), 0.1, 1, 1 / D, 0.0)
-    assert_params(net.state(0), expected)
+    assert_near(net.state(0), expected)
 
 
 @pytest.mark.parametrize("text", ["relay(max_age=1,age_decay=0.5)", "relay(begin=random)", "relay-p2p"])
@@ -1268,7 +1258,7 @@ def test_p2p_three_rounds_of_two_parties_by_hand(running: float) -> None:
         ours = [descend(ours[u], data[u], Heard(bars[u], shown[1 - u]), 0.05, 2, 4 / D, 2 / C) for u in (0, 1)]
     rounds(p2p, net, s, 3)
     for u in (0, 1):
-        assert_params(net.state(u).theta, ours[u])
+        assert_near(net.state(u).theta, ours[u])
         assert net.state(u).heard.tolist() == times[u]
     assert times == [[3, 0, 0], [3, 3, 3]]
 
@@ -1283,7 +1273,7 @@ def test_p2p_who_hears_nothing_now_remembers(wire: list[Turn]) -> None:
     rounds(p2p, net, s, 1, first=2)
     assert not turns(wire, "local")[2].post
     bar = list(before.mean)
-    assert_params(net.state(0).theta, descend(before.theta, TRIO[0], Heard(bar, [None] * C), 0.05, 1, 4 / D, 0.0))
+    assert_near(net.state(0).theta, descend(before.theta, TRIO[0], Heard(bar, [None] * C), 0.05, 1, 4 / D, 0.0))
     assert torch.equal(net.state(0).mean, before.mean)
     assert torch.equal(net.state(0).heard, before.heard)
 
