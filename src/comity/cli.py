@@ -329,9 +329,12 @@ def _cell(thing: Any) -> str:
     """A value of a catalogue for people: shapes as 1x8x8, options as in a call."""
     if isinstance(thing, dict):
         return ", ".join(name if v is None else f"{name}={show_value(v)}" for name, v in thing.items())
+    if isinstance(thing, bool):
+        return "yes" if thing else ""
     return "x".join(map(str, thing)) if isinstance(thing, list | tuple) else str(thing)
 
 
+FOR_PROGRAMS = {"licence", "hub", "missing", "files"}  # too much for a table: `list --json` has them
 LISTS = ("algorithms", "datasets", "models", "partitions")
 
 
@@ -355,7 +358,7 @@ def list_(
     if as_json:
         print(json.dumps(rows))
         return
-    columns = [c for c in rows[0] if c != "licence"]
+    columns = [c for c in rows[0] if c not in FOR_PROGRAMS]
     wide = next(k for k, c in enumerate(columns) if c in ("description", "paper"))
     screen.table(columns, [[_cell(row[c]) for c in columns] for row in rows], words=len(columns), wide=wide)
 

@@ -44,9 +44,10 @@ def finished(folder: Path) -> dict[str, Any] | None:
 
 def run_once(experiment: Experiment, federation: Federation, folder: Path, progress: Progress) -> dict[str, Any]:
     """The summary of a run: a finished one in that folder is taken as it is, an unfinished one is continued."""
+    job = prepare(experiment, federation)
     if not (folder / "config.toml").exists():
-        return start(prepare(experiment, federation), folder, progress).summary
-    check_same(folder, experiment)
+        return start(job, folder, progress).summary
+    check_same(folder, job.experiment)
     if summary := finished(folder):
         return summary
     return resume_in(reopen(folder), folder, progress).summary

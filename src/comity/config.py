@@ -47,8 +47,9 @@ class Experiment(BaseModel):
 
     algorithm: Named = Field("fedavg", description="method, with wrappers: fedavg+dbe")
     data: Named = Field("digits", description="dataset by name, or a user's file")
-    partition: str = Field("dirichlet(alpha=0.5)", description="how samples are dealt to parties, or a saved split.json")
-    parties: int = Field(10, ge=1, description="number of parties")
+    partition: str = Field("auto", description="how samples are dealt to parties, or a saved split.json; auto: the data's own "
+                           "parties (persons, sites, sources), or dirichlet(alpha=0.5)")
+    parties: int | None = Field(None, ge=1, description="number of parties; 10, or as many as the data have of their own")
     model: Named = Field("mlp2", description="network by name, or a user's file")
     rounds: int = Field(20, ge=1, description="communication rounds")
     epochs: int = Field(1, ge=1, description="local epochs a round")
@@ -60,6 +61,9 @@ class Experiment(BaseModel):
     test: str = Field("own(0.25)", description="test protocol: own(0.25), matched or common")
     validation: float = Field(0.1, ge=0, lt=1, description="share of a party's training samples held out to choose by")
     eval_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
+    patience: int | None = Field(None, ge=1, description="end the run when it got no better for so many rounds, judged on "
+                                 "validation data (on test data if validation is 0)")
+    augment: str = Field("none", description="random changes to training images: flip, crop(pad=4), rotate(degrees=10), joined by |")
     bn: Literal["all", "params_only", "none"] = Field("all", description="which BatchNorm values are shared")
     cut: str | None = Field(None, description="stage after which the representation is taken; the model's own unless told")
     opt_state: Literal["reset", "keep"] = Field("reset", description="parties' optimizers from round to round: new, or kept")

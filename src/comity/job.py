@@ -19,6 +19,8 @@ from comity.core.samples import PartyData, Samples
 from comity.core.task import Task, batchnorm_private
 from comity.data import Federation
 from comity.data import load as load_dataset
+from comity.data.augment import Augment
+from comity.data.dataset import AUTO
 from comity.errors import Refusal, unknown
 from comity.nets.loop import LoopNet
 from comity.nets.process import ProcessNet
@@ -70,7 +72,8 @@ class Job:
 
     def cautions(self) -> list[str]:
         """What a user should know before this run, a sentence each."""
-        said = [f"{self.experiment.algorithm}: {text}" for a in chain(self.algorithm) for text in a.cautions(self.info)]
+        said = [*self.federation.notes]
+        said += [f"{self.experiment.algorithm}: {text}" for a in chain(self.algorithm) for text in a.cautions(self.info)]
         if any(a.feature_skew_only for a in chain(self.algorithm)) and (skew := label_skew(self.federation)) > SKEWED:
             said.append(
                 f"{self.experiment.algorithm} is meant for parties whose inputs differ, but here their labels do "
@@ -129,6 +132,7 @@ def prepare(experiment: Experiment, federation: Federation, model: models.Pair |
     device = _device(experiment.device)
     training = experiment.training()
     there = len(federation.names) - experiment.newcomers
+    augment = Augment.read(experiment.augment, federation.black, federation.shape)
     parties = []
     tasks: dict[str, Task] = {}
     for i, (name, data) in enumerate(federation.parties.items()):
@@ -145,7 +149,7 @@ def prepare(experiment: Experiment, federation: Federation, model: models.Pair |
             changes["steps"] = None  # a party's own epochs come before the experiment's steps
         if i >= there:
             changes |= {"epochs": experiment.join_epochs, "steps": None}
-        how = replace(training, **changes)
+        how = replace(training, augment=augment, **changes)
         least = min(how.batch, len(data.train)) if experiment.last_batch == "drop" else 1
         how = replace(how, min_batch=max(least, 2 if task.network.norms else 1))
         if how.batch < how.min_batch:
@@ -195,7 +199,7 @@ def _moved(data: PartyData, device: torch.device) -> PartyData:
 
 
 def _with_engine(job: Job, device: torch.device) -> Experiment:
-    """What `auto` means here; it is saved with the run, so that resume uses the same."""
+    """What `auto` means here, of engine and partition; it is saved with the run, so that resume uses the same."""
     experiment = job.experiment
     engine: str = experiment.engine
     workers: int | None = experiment.workers or min(cores(), len(job.parties))
@@ -207,4 +211,5 @@ def _with_engine(job: Job, device: torch.device) -> Experiment:
     if engine == "process" and device.type != "cpu":
         raise Refusal("The process engine works on the CPU: use --engine loop with another device.")
     workers = workers if engine == "process" else None
-    return experiment.but(engine=engine, workers=workers, device=device.type, parties=len(job.parties))
+    own = {"partition": job.federation.split.partition} if experiment.partition.startswith(AUTO) else {}
+    return experiment.but(engine=engine, workers=workers, device=device.type, parties=len(job.parties), **own)

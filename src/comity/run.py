@@ -34,6 +34,7 @@ from comity.data import load as load_dataset
 from comity.errors import ComityError, Refusal, unknown
 from comity.job import Job, Progress, Quiet, cores, federation_of, prepare
 from comity.measure import summarise
+from comity.measure.memory import peak_memory
 from comity.tables import Tables, read_ledger, read_metrics
 
 HOW = {"engine", "workers", "device"}  # where a run is computed does not change what it computes
@@ -119,21 +120,25 @@ def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result
     manifest = checkpoints.load() if resume else None
     device = job.parties[0].data.train.x.device
     seconds = defaultdict(float, manifest.counters["seconds"] if manifest else {})
-    net, server = job.net(progress), Meter()
+    net, server, course = job.net(progress), Meter(), Course(rounds, job.experiment.patience)
     try:
         if manifest:
             net.load(checkpoints.folder, manifest.parties.values())
             net.ledger.total.update(manifest.counters["bytes"])
             net.steps, server.steps = manifest.counters["steps"], manifest.counters["server_steps"]
             s, done = on_device(checkpoints.server_state(), device), manifest.round
+            course.load(manifest.counters["course"])
             tables.cut(manifest.lengths)  # last: a damaged checkpoint must not cost any rows
         else:
             tables.create()
             s, done = on_device(algorithm.server(job.root.fold("init"), job.info), device), -1
         progress.begin(job, max(done, 0))
         seconds["setup"] += time.perf_counter() - begin
-        last = rounds + bool(job.info.newcomers)
-        for t in range(done + 1, last + 1):
+        t = done
+        while t < (last := course.rounds + bool(job.info.newcomers)):
+            t += 1
+            last = course.enter(t) + bool(job.info.newcomers)
+            rounds = course.rounds
             tick = time.perf_counter()
             net.begin(t)
             with _serving(job, net, server):
@@ -150,7 +155,8 @@ def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result
             trained = time.perf_counter()
             accuracy = None
             if (t % job.experiment.eval_every == 0 and t <= rounds) or t == rounds:
-                accuracy = _evaluate(job, net, s, folder if t == rounds else None)
+                accuracy, chosen_by = _evaluate(job, net, s, folder if t == rounds else None)
+                course.seen(t, chosen_by)
             evaluated = time.perf_counter()
             tables.add("metrics.csv", net.notes)
             tables.add("ledger.csv", net.ledger.take())
@@ -158,20 +164,53 @@ def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result
             seconds["train"] += trained - tick
             seconds["evaluate"] += evaluated - trained
             counters = {"bytes": dict(net.ledger.total), "seconds": dict(seconds), **_steps(net, server)}
+            counters["course"] = course.dump()
             spent = checkpoints.seconds
             if checkpoints.due() or t == last:
                 checkpoints.save(t, s, net, dict(tables.lengths), counters)
             row = (trained - tick, evaluated - trained, checkpoints.seconds - spent)
-            tables.add("timing.csv", [(t, *(f"{value:.4f}" for value in row))])
+            tables.add("timing.csv", [(t, *(f"{value:.4f}" for value in row), peak_memory())])
             if t <= rounds:
                 progress.round(t, accuracy, net.ledger)
         seconds["total"] = seconds["setup"] + seconds["train"] + seconds["evaluate"] + checkpoints.seconds
-        summary = summarise(job, read_metrics(folder), net.ledger.total, _steps(net, server), dict(seconds))
+        made = {"rounds": course.rounds, **_steps(net, server)}
+        summary = summarise(job, read_metrics(folder), net.ledger.total, made, dict(seconds))
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         return Result(folder, job, summary)
     finally:
         net.close()
         progress.end()
+
+
+@dataclass
+class Course:
+    """How long a run goes on: its rounds, or fewer when it got no better for `patience` of them; then one more is the last."""
+
+    rounds: int
+    patience: int | None
+    best: float = -1.0
+    best_round: int = 0
+    ended: bool = False
+
+    def enter(self, t: int) -> int:
+        """Begin round t, which may turn out to be the last; returns the number of rounds as far as is known."""
+        if self.patience is not None and not self.ended and t <= self.rounds and t - self.best_round > self.patience:
+            self.rounds, self.ended = t, True
+        return self.rounds
+
+    def seen(self, t: int, accuracy: float) -> None:
+        """Remember the best round so far."""
+        if accuracy > self.best:
+            self.best, self.best_round = accuracy, t
+
+    def dump(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"rounds": self.rounds, "best": self.best, "best_round": self.best_round, "ended": self.ended}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Back from a checkpoint."""
+        self.rounds, self.ended = saved["rounds"], saved["ended"]
+        self.best, self.best_round = saved["best"], saved["best_round"]
 
 
 def _steps(net: Net, server: Meter) -> dict[str, int]:
@@ -221,12 +260,15 @@ def _join(job: Job, net: Net, s: Any) -> Any:
     return s
 
 
-def _evaluate(job: Job, net: Net, s: Any, final: Path | None, suffix: str = "") -> float | None:
-    """Each party judges its own model; the mean test accuracy, and at the end which test samples were right."""
+def _evaluate(job: Job, net: Net, s: Any, final: Path | None, suffix: str = "") -> tuple[float | None, float]:
+    """Each party judges its own model; the mean test accuracy, and the accuracy that rounds are chosen by.
+
+    At the end also which test samples were right.
+    """
     judged: Mapping[int, Judgement] = net.evaluate(_letters(job, s, job.info.parties), final is not None)
     _note(net, judged, suffix)
     if suffix:
-        return None
+        return None, 0.0
     right = count = 0
     accuracies = []
     for judgement in judged.values():
@@ -237,10 +279,14 @@ def _evaluate(job: Job, net: Net, s: Any, final: Path | None, suffix: str = "") 
     if final is not None:
         lines = ["party,sample,correct"]
         for i, judgement in judged.items():
+            if judgement.auc is not None:
+                net.note("auc" if job.federation.classes == 2 else "auc_micro", judgement.auc, i, "test")
             assert judgement.outcomes is not None
             lines += [f"{job.info.names[i]},{k},{int(ok)}" for k, ok in enumerate(judgement.outcomes.tolist())]
         write_atomically(final / "outcomes.csv", "\n".join(lines) + "\n")
-    return sum(accuracies) / len(accuracies) if accuracies else None
+    known = [j.validation for j in judged.values() if j.validation.count] or [j.test for j in judged.values()]
+    chosen_by = sum(score.correct for score in known) / max(1, sum(score.count for score in known))
+    return (sum(accuracies) / len(accuracies) if accuracies else None), chosen_by
 
 
 def start(job: Job, folder: Path, progress: Progress) -> Result:
@@ -260,10 +306,8 @@ def start(job: Job, folder: Path, progress: Progress) -> Result:
 
 
 def check_same(folder: Path, experiment: Experiment) -> None:
-    """Refuse to go on with other settings than a folder's run has; where it is computed may differ."""
+    """Refuse to go on with other settings than a folder's run has, all settled by `prepare`; where it is computed may differ."""
     before = config.read(folder / "config.toml")
-    if experiment.partition.endswith(".json"):  # then the file says how many parties there are
-        experiment = experiment.but(parties=before.parties)
     if before.model_dump(exclude=HOW) != experiment.model_dump(exclude=HOW):
         raise Refusal(f"{folder} holds a run with other settings: choose another --out.")
 
@@ -353,7 +397,7 @@ def run(
     keep = tempfile.TemporaryDirectory(prefix="comity-") if out is None else None
     folder = Path(keep.name if keep else out or "")
     if resume and (folder / "config.toml").exists():
-        check_same(folder, experiment)
+        check_same(folder, job.experiment)
         result = resume_in(reopen(folder, federation, pair), folder, progress or Quiet())
     else:
         result = start(job, folder, progress or Quiet())

@@ -15,7 +15,7 @@ from comity.errors import ComityError
 COLUMNS = {
     "metrics.csv": Note._fields,
     "ledger.csv": Charge._fields,
-    "timing.csv": ("round", "train", "evaluate", "checkpoint"),
+    "timing.csv": ("round", "train", "evaluate", "checkpoint", "memory"),
 }
 
 

@@ -25,7 +25,7 @@ FILES = {
 HEADS = {
     "metrics.csv": "round,party,split,metric,value",
     "ledger.csv": "round,work,src,dst,kind,bytes",
-    "timing.csv": "round,train,evaluate,checkpoint",
+    "timing.csv": "round,train,evaluate,checkpoint,memory",
     "outcomes.csv": "party,sample,correct",
 }
 RUNS: dict[str, tuple[str, ...]] = {

@@ -24,11 +24,13 @@ def test_digits(digits: Dataset) -> None:
 
 def test_the_catalogue_tells_the_truth() -> None:
     for card in catalogue():
+        if not card["here"]:
+            continue
         data = load(str(card["name"]))
-        assert card == {
-            "name": data.name, "samples": len(data), "classes": data.classes, "shape": data.shape,
-            "description": data.description, "licence": data.licence,
-        }
+        told = {"name": data.name, "classes": data.classes, "shape": data.shape, "groups": tuple(data.groups),
+                "description": data.description, "licence": data.licence}
+        assert {name: card[name] for name in told} == told
+        assert len(data) <= int(str(card["samples"]))  # of some only a part is here
         assert sorted(set(data.y.tolist())) == list(range(data.classes))
 
 
@@ -50,7 +52,7 @@ def test_constants_a_channel() -> None:
 
 @pytest.mark.parametrize(("name", "message"), [
     ("digit", "There is no dataset 'digit'. Did you mean 'digits'?"),
-    ("", "There is no dataset ''. Known: digits."),
+    ("", "There is no dataset ''."),
     ("nowhere/mine.py", "There is no file nowhere/mine.py."),
 ])
 def test_unknown_names(name: str, message: str) -> None:

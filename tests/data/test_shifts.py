@@ -141,7 +141,6 @@ def test_matched_test_samples_are_shifted(digits: Dataset) -> None:
     ("iid|shift(kinds=rotat,noise)", "There is no kind of shift 'rotat'. Did you mean 'rotate'?"),
     ("iid|shfit", "There is no step after a partition called 'shfit'. Did you mean 'shift'?"),
     ("iid|", "is not of the form name"),
-    ("shift", "There is no partition 'shift'"),
     ("iid|shift(kind=noise)", "There is no option of shift called 'kind'. Did you mean 'kinds'?"),
     ("iid|shift(kinds=noise", "do not match"),
 ])

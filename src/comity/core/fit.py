@@ -36,6 +36,8 @@ class Training:
     """A smaller last batch is dropped: 2 with BatchNorm, `batch` if last batches are dropped."""
     keep: bool = False
     """Whether a party's optimizer remembers its moments from round to round."""
+    augment: Callable[[Tensor, Key], Tensor] | None = None
+    """Random changes to a batch's inputs, drawn from the batch's key."""
 
     def steps_for(self, samples: int) -> int:
         """How many steps a party with that many training samples makes in one local training."""
@@ -108,7 +110,8 @@ def batches(data: Samples, key: Key, training: Training) -> Iterator[Batch]:
             for x, y, indices in zip(xs, ys, block.split(training.batch), strict=True):
                 if len(y) < training.min_batch or number == training.steps:
                     break
-                yield Batch(x, y, indices, key, number, scratch)
+                seen = training.augment(x, key.fold("augment", number)) if training.augment else x
+                yield Batch(seen, y, indices, key, number, scratch)
                 number += 1
         epoch += 1
 

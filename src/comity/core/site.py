@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from comity.core.algorithm import Algorithm, resolve
+from comity.core.auc import area
 from comity.core.codec import decode, encode
 from comity.core.fit import MEMORY, METER, Memory, Meter, Moments, fit
 from comity.core.key import Key
@@ -34,11 +35,16 @@ class Score:
 
 @record
 class Judgement:
-    """A party's evaluation of what it would deploy; `outcomes` says which test samples were right, at the end only."""
+    """A party's evaluation of what it would deploy.
+
+    At the end only: which test samples were right, and the area under the ROC curve (binary, or over all pairs of sample and
+    class) where there is one.
+    """
 
     validation: Score
     test: Score
     outcomes: Tensor | None
+    auc: float | None
 
 
 @record
@@ -111,16 +117,18 @@ class Site:
         return on_device(tree, self._device)
 
     def _judged(self, task: Task, theta: Params, final: bool) -> Judgement:
-        def judge(data: Samples) -> tuple[Score, Tensor]:
+        def judge(data: Samples) -> tuple[Score, Tensor, Tensor]:
             if not len(data):
-                return Score(0, 0, 0.0), torch.zeros(0, dtype=torch.bool)
+                return Score(0, 0, 0.0), torch.zeros(0, dtype=torch.bool), torch.zeros(0)
             logits = in_chunks(lambda x: task.logits(theta, x), data.x)
             right = logits.argmax(1) == data.y
-            return Score(int(right.sum()), len(data), float(F.cross_entropy(logits, data.y))), right.cpu()
+            return Score(int(right.sum()), len(data), float(F.cross_entropy(logits, data.y))), right.cpu(), logits
 
-        validation, _ = judge(self.party.data.validation)
-        test, right = judge(self.party.data.test)
-        return Judgement(validation, test, right if final else None)
+        validation, _, _ = judge(self.party.data.validation)
+        test, right, logits = judge(self.party.data.test)
+        if not final:
+            return Judgement(validation, test, None, None)
+        return Judgement(validation, test, right, area(logits, self.party.data.test.y))
 
     def save(self, folder: Path, t: int) -> Saved | None:
         """Write the state if it changed since the last time; a state without content needs no file."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,20 +16,25 @@ from comity.core.key import Key
 from comity.core.samples import PartyData, Samples, combine
 from comity.data import partitions, protocols, shifts
 from comity.data.federation import Federation, share
+from comity.data.groups import Groups, Piece
 from comity.data.split import Indices, Share, Split
+from comity.data.steps import STEPS, Steps
 from comity.errors import Refusal
 from comity.spec import coerce, parse
 from comity.spec import split as cut
 
-PARTIES = 10
+AUTO = "auto"
+COMMON = "dirichlet(alpha=0.5)"  # the partition of data without parties of their own
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Pooled samples. Images are N x C x H x W with values in [0, 1].
+    """Pooled samples. Images are N x C x H x W with values in [0, 1], or as bytes (uint8) from 0 to 255.
 
     `mean` and `std` (one number, or one a channel) are fixed constants, applied after a party's feature shift:
-    statistics of the pooled data would tell each party about the others.
+    statistics of the pooled data would tell each party about the others. With `missing="impute"`, values that are not
+    numbers become the mean of the party's own training samples (0 where it has none, which is `mean` before it is applied),
+    and a column that says so is added for each feature that is missing somewhere.
     """
 
     name: str
@@ -39,16 +46,28 @@ class Dataset:
     official_test: Tensor | None = field(default=None, repr=False)  # a mask: what its makers set aside for testing
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
+    groups: Mapping[str, Groups] = field(default_factory=dict, repr=False)  # whom or where each sample comes from
+    home: str = COMMON  # the partition that `auto` means
+    missing: Literal["refuse", "impute"] = "refuse"
+    class_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what a user should know: what is missing, what was changed
 
     def __post_init__(self) -> None:
         whose = f"dataset {self.name!r}"
-        checked = Samples.of(whose, self.x, self.y)
-        object.__setattr__(self, "x", checked.x)
-        object.__setattr__(self, "y", checked.y)
+        if isinstance(self.x, Tensor) and self.x.dtype == torch.uint8 and self.x.dim() == 4 and len(self.x):
+            # Bytes stay bytes, and where they are: a memory-mapped file is shared by all processes. Their labels are checked.
+            labels = Samples.of(whose, np.zeros((len(self.x), 1)), self.y)
+            object.__setattr__(self, "y", labels.y)
+        else:
+            given = torch.as_tensor(self.x)
+            fill = self.missing == "impute" and given.is_floating_point()
+            checked = Samples.of(whose, given.nan_to_num(0.0, torch.inf, -torch.inf) if fill else self.x, self.y)
+            object.__setattr__(self, "x", checked.x.masked_fill(given.isnan(), torch.nan) if fill else checked.x)
+            object.__setattr__(self, "y", checked.y)
         if self.y.max() >= coerce("classes", self.classes, int):
             raise Refusal(f"A label of {whose} is {int(self.y.max())}, but labels must be less than "
                           f"classes={self.classes}.")
-        if self.x.dim() == 4 and not 0 <= self.x.min() <= self.x.max() <= 1:
+        if self.x.dim() == 4 and not self._bytes and not 0 <= self.x.min() <= self.x.max() <= 1:
             raise Refusal(f"The images of {whose} have values from {self.x.min():g} to {self.x.max():g}; "
                           "bring them to between 0 and 1.")
         for constant in ("mean", "std"):
@@ -66,13 +85,36 @@ class Dataset:
         return len(self.y)
 
     @property
+    def _bytes(self) -> bool:
+        return self.x.dtype == torch.uint8
+
+    @property
+    def _constants(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation, of one length."""
+        many = max(len(self.mean), len(self.std))
+        mean, std = ((c * many)[:many] for c in (self.mean, self.std))
+        return mean, std
+
+    @cached_property
+    def marked(self) -> tuple[int, ...]:
+        """The features that are missing somewhere: each gets a column that says where."""
+        return tuple(torch.where(self.x.isnan().any(0))[0].tolist()) if self.missing == "impute" else ()
+
+    @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one sample."""
-        return tuple(self.x.shape[1:])
+        """The shape of one sample as a model sees it."""
+        first, *rest = self.x.shape[1:]
+        return (first + len(self.marked), *rest)
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        groups = [(by, g.names, combine(g.of.tolist())) for by, g in self.groups.items()]
+        more = [groups, self.missing] if groups or self.missing != "refuse" else []
+        return combine((Samples(self.x, self.y).digest(), self.classes, self.mean, self.std, *more))
 
     def fingerprint(self) -> str:
         """A short name for exactly these values."""
-        return combine((Samples(self.x, self.y).digest(), self.classes, self.mean, self.std))
+        return self._fingerprint
 
     def partition(
         self,
@@ -82,9 +124,10 @@ class Dataset:
         test: str = "own(0.25)",
         validation: float = 0.1,
     ) -> Federation:
-        """Share the samples out, as in `dirichlet(alpha=0.1)|shift(kinds=none,invert)`, to 10 parties unless told.
+        """Share the samples out, as in `dirichlet(alpha=0.1)|shift(kinds=none,invert)`.
 
-        `spec` may be the path of a saved split (`.json`), which then decides everything.
+        `auto` follows the data's own parties where there are some. There are 10 parties unless told, or unless the data have
+        their own. `spec` may be the path of a saved split (`.json`), which then decides everything.
         """
         parties = None if parties is None else coerce("parties", parties, int)
         if spec.endswith(".json"):
@@ -92,23 +135,35 @@ class Dataset:
             if parties not in (None, len(federation.parties)):
                 raise Refusal(f"The split {spec!r} has {len(federation.parties)} parties, not {parties}.")
             return federation
-        first, *steps = [parse(part) for part in cut(spec, "|")]
+        first, *chained = [parse(part) for part in cut(spec, "|")]
+        if first.name == AUTO:
+            first, *more = [parse(part) for part in cut(self.home, "|")]
+            chained = [*more, *chained]
+        elif first.name in STEPS:
+            first, chained = parse("iid"), [first, *chained]
+        steps = Steps.read(chained)
         rule, validation = protocols.read(test), protocols.check_validation(validation)
-        parties, seed = PARTIES if parties is None else parties, coerce("seed", seed, int)
+        seed = coerce("seed", seed, int)
         # A key of its own for each purpose: a test or shift setting must not change who gets which sample.
         key = Key.root(seed).fold("data")
         y = self.y.numpy()
         official = None if self.official_test is None else self.official_test.numpy()
         kept = rule.reserve(y, official, key.fold("reserve").numpy())
         pool, common = np.flatnonzero(~kept), np.flatnonzero(kept)
-        owned = partitions.divide(first, y[pool], parties, key.fold("partition").numpy())
+        groups = {by: g.take(pool) for by, g in self.groups.items()}
+        owned = partitions.divide(first, y[pool], groups, parties, key.fold("partition").numpy())
 
         shares: dict[str, Share] = {}
-        for i, (positions, shift) in enumerate(zip(owned, shifts.assign(steps, len(owned)), strict=True)):
-            name, mine = f"p{i}", np.sort(pool[positions])
-            learn, held = rule.divide(name, y, mine, common, key.fold("test", name).numpy())
-            shares[name] = share(name, y, learn, held, validation=validation, key=key, shift=shift)
-        text = "|".join(map(str, [first, *steps]))
+        for i, (name, piece) in enumerate(owned.items()):
+            mine, source = np.sort(pool[piece.positions if isinstance(piece, Piece) else piece]), None
+            if isinstance(piece, Piece):
+                source = common[self.groups[piece.by].of[common] == piece.group]
+            learn, held = rule.divide(name, y, mine, common, source, key.fold("test", name).numpy())
+            learn, labels = steps.keep(name, y, learn, key), steps.labels(i, self.classes, key)
+            shares[name] = share(
+                name, y, learn, held, validation=validation, key=key, shift=steps.shift(i), labels=labels
+            )
+        text = "|".join(map(str, [first, *chained]))
         return self._build(Split(self.name, self.fingerprint(), text, test, validation, seed, shares))
 
     def split(self, source: Split | str | Path) -> Federation:
@@ -132,12 +187,28 @@ class Dataset:
             own = self._take(order, part.shift, key.fold(name))
             train, validation = (own.take(np.searchsorted(order, i)) for i in (part.train, part.validation))
             test = own.take(np.searchsorted(order, part.test)) if shifted else everyone(part.test)
-            parties[name] = PartyData(train, validation, test)
-        return Federation(self.name, parties, self.classes, self.shape, split)
+            parties[name] = self._finished(PartyData(train, validation, test), part)
+        black = tuple(-m / s for m, s in zip(*self._constants, strict=True))
+        return Federation(self.name, parties, self.classes, self.shape, split, self.notes, black)
+
+    def _finished(self, data: PartyData, part: Share) -> PartyData:
+        """A party's samples with its own names for the classes, and with missing values filled from what it trains on."""
+        parts = [data.train, data.validation, data.test]
+        if part.labels is not None:
+            names = torch.tensor(part.labels)
+            parts = [replace(s, y=names[s.y]) for s in parts]
+        if self.missing == "impute":
+            own = data.train.x.nanmean(0).nan_to_num(0.0)
+            marks = torch.tensor(self.marked, dtype=torch.int64)
+            for k, s in enumerate(parts):
+                filled = torch.where(s.x.isnan(), own, s.x)
+                parts[k] = replace(s, x=torch.cat([filled, s.x[:, marks].isnan().float()], 1))
+        return PartyData(*parts)
 
     def _take(self, indices: Indices, shift: str | None = None, key: Key | None = None) -> Samples:
         """These samples, shifted and then normalised."""
         samples = Samples(self.x, self.y).take(indices)
-        x = shifts.apply(shift, samples.x, key) if shift and key else samples.x
-        mean, std = (torch.tensor(c).view(-1, *[1] * (x.dim() - 2)) for c in (self.mean, self.std))
+        values = samples.x.float() / 255 if self._bytes else samples.x
+        x = shifts.apply(shift, values, key) if shift and key else values
+        mean, std = (torch.tensor(c).view(-1, *[1] * (x.dim() - 2)) for c in self._constants)
         return Samples((x - mean) / std, samples.y)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from comity.core.key import Key
 from comity.core.samples import Array, Ints, PartyData, Samples, combine
-from comity.data.protocols import Own, check_validation, read, stratified
+from comity.data.protocols import Own, Tail, check_validation, read, stratified
 from comity.data.split import Share, Split, check_name
 from comity.errors import Refusal
 from comity.spec import coerce
@@ -29,6 +29,10 @@ class Federation:
     classes: int
     shape: tuple[int, ...]  # of one sample
     split: Split = field(repr=False)
+    notes: tuple[str, ...] = ()
+    """What a user should know of these data: a source that is missing, values that were filled in."""
+    black: tuple[float, ...] = (0.0,)
+    """What 0 became when the values were normalised."""
 
     @property
     def names(self) -> list[str]:
@@ -63,9 +67,9 @@ class Federation:
         are used as they are. Without `classes`, there are as many as the largest label says.
         """
         rule, validation, seed = read(test), check_validation(validation), coerce("seed", seed, int)
-        if not isinstance(rule, Own):
+        if not isinstance(rule, Own | Tail):
             raise Refusal(f"Parties that bring their own arrays have no common test set for {test!r}; "
-                          "use own(...), or give each party a test pair.")
+                          "use own(...) or tail(...), or give each party a test pair.")
         if not isinstance(parties, Mapping) or not parties:
             raise Refusal("A federation needs a dict with at least one party, as in {'north': (x, y)}.")
         key = Key.root(seed).fold("data")
@@ -80,7 +84,7 @@ class Federation:
             if tests:
                 learn, held = everything[:-tests], everything[-tests:]
             else:
-                learn, held = rule.divide(name, y, everything, everything[:0], key.fold("test", name).numpy())
+                learn, held = rule.divide(name, y, everything, everything[:0], None, key.fold("test", name).numpy())
             shares[name] = share(name, y, learn, held, validation=validation, key=key)
             data[name] = PartyData(*(samples.take(i) for i in (shares[name].train, shares[name].validation, held)))
         fingerprint = combine((name, samples.digest()) for name, (samples, _) in given.items())
@@ -89,12 +93,20 @@ class Federation:
 
 
 def share(
-    party: str, y: Ints, learn: Ints, test: Ints, *, validation: float, key: Key, shift: str | None = None
+    party: str,
+    y: Ints,
+    learn: Ints,
+    test: Ints,
+    *,
+    validation: float,
+    key: Key,
+    shift: str | None = None,
+    labels: tuple[int, ...] | None = None,
 ) -> Share:
     """A party's share: of what it learns from, a stratified part is kept for validation (none if it has too few)."""
     kept = stratified(y[learn], validation, key.fold("validation", party).numpy())
     train, validate, held = (tuple(part.tolist()) for part in (learn[~kept], learn[kept], test))
-    return Share(train, validate, held, shift)
+    return Share(train, validate, held, shift, labels)
 
 
 def _gather(name: str, given: Pair | tuple[Pair, Pair]) -> tuple[Samples, int]:

@@ -1,20 +1,23 @@
-"""The datasets that can be loaded by name, and those of a user's own file."""
+"""The datasets that can be loaded by name, and those of a user's own file or folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 
-import torch
-
+from comity.data import prepared
 from comity.data.dataset import Dataset
+from comity.data.files import Missing, Way, cache_folder, locate, obtain
 from comity.errors import Refusal, unknown
 from comity.plugins import call_from_file
 
 
 @dataclass(frozen=True)
 class Card:
-    """What can be said of a dataset without loading it."""
+    """What can be said of a dataset without loading it; samples and shape are those of the complete one."""
 
     name: str
     samples: int
@@ -22,51 +25,107 @@ class Card:
     shape: tuple[int, ...]
     description: str
     licence: str
+    groups: tuple[str, ...] = ()
+    hub: str = ""
+    """Its name on the Hugging Face hub."""
+    missing: str = ""
+    """How missing values are handled."""
 
 
-Loader = Callable[[Card], Dataset]
-_LIBRARY: dict[str, tuple[Card, Loader]] = {}
+@dataclass(frozen=True)
+class Entry:
+    """A dataset in the library: read from files, made in memory, or put together from others that are here."""
+
+    card: Card
+    ways: tuple[Way, ...] = ()
+    make: Callable[[], Dataset] | None = None
+    parts: tuple[str, ...] = ()
+    join: Callable[[Mapping[str, Dataset], tuple[str, ...]], Dataset] | None = None
+
+    def load(self, trust: bool = False) -> Dataset:
+        """The dataset, or one sentence that says which files would be needed."""
+        if self.make:
+            return self.make()
+        if self.join:
+            return self._joined()
+        try:
+            return obtain(self.card.name, self.ways, trust)
+        except Missing as why:
+            raise Missing(why.name, why.ways, self.card.hub) from None
+
+    def _joined(self) -> Dataset:
+        """What is here of the parts, together; which ones are not is said in its notes."""
+        found = {}
+        for name in self.parts:
+            try:
+                found[name] = load(name)
+            except Missing:
+                continue
+        absent = tuple(name for name in self.parts if name not in found)
+        if not found:
+            raise Refusal(f"None of the sources of {self.card.name} is here ({', '.join(absent)}): put the files of some of them "
+                          "into a folder and name it with COMITY_DATA.")
+        assert self.join
+        mark = "-".join(part.fingerprint()[:6] for part in found.values())
+        kept = cache_folder() / f"{self.card.name}-{prepared.VERSION}-{mark}"
+        try:
+            return prepared.read(kept)
+        except Refusal:
+            made = self.join(found, absent)
+        try:
+            prepared.save(made, kept)
+        except OSError:
+            pass
+        return made
+
+    def here(self) -> bool:
+        """Whether it can be loaded now."""
+        if self.parts:
+            return any(ENTRIES[part].here() for part in self.parts)
+        return self.make is not None or any(locate(self.card.name, way) for way in self.ways)
 
 
-def dataset(card: Card) -> Callable[[Loader], Loader]:
-    """Register a function that loads the dataset of `card`."""
+ENTRIES: dict[str, Entry] = {}
 
-    def register(loader: Loader) -> Loader:
-        _LIBRARY[card.name] = card, loader
-        return loader
 
-    return register
+def register(entry: Entry) -> None:
+    """Put a dataset into the library."""
+    ENTRIES[entry.card.name] = entry
+
+
+def _library() -> dict[str, Entry]:
+    """All entries: each file in `sets/` registers its own."""
+    package = import_module("comity.data.sets")
+    for found in iter_modules(package.__path__):
+        import_module(f"comity.data.sets.{found.name}")
+    return ENTRIES
 
 
 def catalogue() -> list[dict[str, object]]:
-    """The cards of all datasets that have a name."""
-    return [asdict(card) for card, _ in _LIBRARY.values()]
+    """The cards of all datasets that have a name, and whether they are here."""
+    return [asdict(e.card) | {"here": e.here(), "files": " or ".join(map(str, e.ways))} for e in _library().values()]
 
 
-def load(name: str) -> Dataset:
-    """The dataset of that name, or what `load()` in the user's file `name` (ending in .py) returns."""
+def card(name: str) -> Card | None:
+    """The card of a dataset that has a name."""
+    entry = _library().get(name)
+    return entry.card if entry else None
+
+
+def load(name: str, trust_pickle: bool = False) -> Dataset:
+    """A dataset by name, from the hub (`hub:owner/name`), an imported folder, or what `load()` in a user's .py file returns."""
     if name.endswith(".py"):
         return _from_file(name)
-    if name not in _LIBRARY:
-        raise unknown("dataset", name, _LIBRARY)
-    card, loader = _LIBRARY[name]
-    return loader(card)
+    if name.startswith("hub:"):
+        from comity.data.hub import from_hub
 
-
-@dataset(Card(
-    name="digits",
-    samples=1797,
-    classes=10,
-    shape=(1, 8, 8),
-    description="Handwritten digits, 8 x 8 grey pixels (UCI optical recognition, bundled with scikit-learn)",
-    licence="CC BY 4.0",
-))
-def _digits(card: Card) -> Dataset:
-    from sklearn.datasets import load_digits  # a second to import, and only needed here
-
-    pixels, labels = load_digits(return_X_y=True)
-    x = torch.tensor(pixels / 16, dtype=torch.float32).reshape(-1, *card.shape)
-    return Dataset(card.name, x, torch.tensor(labels), card.classes, card.description, card.licence)
+        return from_hub(name.removeprefix("hub:"))
+    if (Path(name) / "dataset.json").is_file():
+        return prepared.read(Path(name))
+    library = _library()
+    if name not in library:
+        raise unknown("dataset", name, library)
+    return library[name].load(trust_pickle)
 
 
 def _from_file(path: str) -> Dataset:

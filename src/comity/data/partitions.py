@@ -2,24 +2,26 @@
 
 A partition is a function of the labels, the number of parties and a generator, and of options that its signature
 declares. It returns one array of positions a party; no sample is given twice. Tries are bounded: what cannot be drawn
-is refused.
+is refused. Partitions that follow the data's own groups are in `groups.py`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from comity.core.samples import Ints
+from comity.data.groups import GROUPED, Groups, Piece
 from comity.errors import Refusal, unknown
 from comity.spec import Spec, call
 
 Partition = Callable[..., list[Ints]]
 PARTITIONS: dict[str, Partition] = {}
 TRIES = 100
+PARTIES = 10  # unless told, and unless the data have parties of their own
 
 
 def partition(function: Partition) -> Partition:
@@ -31,7 +33,7 @@ def partition(function: Partition) -> Partition:
 def partition_catalogue() -> list[dict[str, object]]:
     """Each partition's name, one-line description, and options with their defaults (None: must be given)."""
     rows: list[dict[str, object]] = []
-    for name, function in PARTITIONS.items():
+    for name, function in (PARTITIONS | GROUPED).items():
         options = list(inspect.signature(function).parameters.values())[3:]
         rows.append({
             "name": name,
@@ -41,15 +43,20 @@ def partition_catalogue() -> list[dict[str, object]]:
     return rows
 
 
-def divide(spec: Spec, y: Ints, parties: int, rng: np.random.Generator) -> list[Ints]:
-    """Follow `spec`: positions in `y` for each of so many parties."""
-    if spec.name not in PARTITIONS:
-        raise unknown("partition", spec.name, PARTITIONS)
-    if parties < 1:
+def divide(
+    spec: Spec, y: Ints, groups: Mapping[str, Groups], parties: int | None, rng: np.random.Generator
+) -> dict[str, Ints | Piece]:
+    """Follow `spec`: each party's positions in `y`, and of which group they are where the partition follows groups."""
+    if parties is not None and parties < 1:
         raise Refusal(f"There must be at least one party, not {parties}.")
+    if spec.name in GROUPED:
+        return dict(call(spec, GROUPED[spec.name], groups, parties, rng))
+    if spec.name not in PARTITIONS:
+        raise unknown("partition", spec.name, PARTITIONS | GROUPED)
+    parties = PARTIES if parties is None else parties
     if parties > len(y):
         raise Refusal(f"There are {len(y)} samples to share, too few for {parties} parties; use fewer parties.")
-    return call(spec, PARTITIONS[spec.name], y, parties, rng)
+    return {f"p{i}": positions for i, positions in enumerate(call(spec, PARTITIONS[spec.name], y, parties, rng))}
 
 
 @partition
@@ -79,11 +86,14 @@ def dirichlet(
 
 
 @partition
-def pathological(y: Ints, parties: int, rng: np.random.Generator, *, classes: int = 2) -> list[Ints]:
+def pathological(
+    y: Ints, parties: int, rng: np.random.Generator, *, classes: int = 2, equal: bool = False
+) -> list[Ints]:
     """Each party gets samples of exactly so many classes, in unequal amounts.
 
     Classes are dealt like cards, so that all are used as evenly as can be. A class's parties share all of its samples
-    with weights drawn between 0.1 and 1; where parties are so few that a class has none, its samples go unused.
+    with weights drawn between 0.1 and 1 (`equal`: equally, as LG-FedAvg does); where parties are so few that a class has
+    none, its samples go unused.
     """
     present, label, sizes = np.unique(y, return_inverse=True, return_counts=True)
     if not 1 <= classes <= len(sizes):
@@ -96,7 +106,7 @@ def pathological(y: Ints, parties: int, rng: np.random.Generator, *, classes: in
             raise Refusal(f"{len(takers)} parties would share the {size} samples of class {present[c]}; "
                           "use fewer parties or fewer classes a party.")
         if len(takers):
-            weights = rng.uniform(0.1, 1, len(takers))
+            weights = np.ones(len(takers)) if equal else rng.uniform(0.1, 1, len(takers))
             table[c, takers] = 1 + _cut(size - len(takers), weights / weights.sum())
     order = _by_class(label, rng)
     used = table.sum(axis=1) > 0
@@ -104,13 +114,27 @@ def pathological(y: Ints, parties: int, rng: np.random.Generator, *, classes: in
 
 
 @partition
-def shard(y: Ints, parties: int, rng: np.random.Generator, *, per_party: int = 2) -> list[Ints]:
-    """Samples sorted by label are cut in equal shards, and each party is dealt so many (McMahan et al. 2017)."""
+def shard(
+    y: Ints, parties: int, rng: np.random.Generator, *, per_party: int = 2, by_class: bool = False
+) -> list[Ints]:
+    """Samples sorted by label are cut in equal shards, and each party is dealt so many (McMahan et al. 2017).
+
+    `by_class`: each class is cut in equally many shards, so that none holds two classes (FedUFO, section 4.1).
+    """
     shards = parties * per_party
     if not 1 <= per_party <= len(y) // parties:
         raise Refusal(f"per_party of shard must be from 1 to {len(y) // parties} for {parties} parties and {len(y)} "
                       f"samples, not {per_party}.")
-    pieces = np.array_split(_by_class(y, rng), shards)
+    order = _by_class(y, rng)
+    if by_class:
+        sizes = np.unique(y, return_counts=True)[1]
+        each, rest = divmod(shards, len(sizes))
+        if rest or each > sizes.min():
+            raise Refusal(f"{shards} shards cannot be {len(sizes)} classes cut in equally many of at least one sample; "
+                          "use other parties or per_party, or by_class=false.")
+        pieces = [piece for one in np.split(order, np.cumsum(sizes)[:-1]) for piece in np.array_split(one, each)]
+    else:
+        pieces = np.array_split(order, shards)
     dealt = rng.permutation(shards).reshape(parties, per_party)
     return [np.concatenate([pieces[s] for s in hand]) for hand in dealt]
 

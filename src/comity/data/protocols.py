@@ -1,8 +1,9 @@
 """Test protocols: on which samples a party is tested, and how the rest divides into training and validation.
 
-`own` cuts the test part from the party's own samples; a dataset's official test part is then pooled with the rest.
-`matched` and `common` use a common test set that no party trains on: the dataset's official test part, or else a
-stratified `fraction` held out before the samples are partitioned.
+`own` and `tail` cut the test part from the party's own samples; a dataset's official test part is then pooled with the
+rest. `matched` and `common` use a common test set that no party trains on: the dataset's official test part, or else a
+stratified `fraction` held out before the samples are partitioned. `official` is the part of it that comes from where the
+party's own samples come from.
 """
 
 from __future__ import annotations
@@ -30,8 +31,13 @@ class Rule(Protocol):
     def reserve(self, y: Ints, official: Mask | None, rng: np.random.Generator) -> Mask:
         """The samples to keep from all parties."""
 
-    def divide(self, party: str, y: Ints, mine: Ints, common: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """The party's samples to learn from and to be tested on, of `mine` and the common test set."""
+    def divide(
+        self, party: str, y: Ints, mine: Ints, common: Ints, source: Ints | None, rng: np.random.Generator
+    ) -> tuple[Ints, Ints]:
+        """The party's samples to learn from and to be tested on, of `mine` and the common test set.
+
+        `source` are those of the common test set that come from the party's own group, where parties follow groups.
+        """
 
 
 @dataclass(frozen=True)
@@ -47,12 +53,78 @@ class Own:
     def reserve(self, y: Ints, official: Mask | None, rng: np.random.Generator) -> Mask:
         return np.zeros(len(y), dtype=np.bool_)
 
-    def divide(self, party: str, y: Ints, mine: Ints, common: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        if len(mine) < 2:
-            raise Refusal(f"Party {party!r} has {len(mine)} sample, but one to train on and one to test on are needed; "
-                          "give it more samples or use fewer parties.")
+    def divide(
+        self, party: str, y: Ints, mine: Ints, common: Ints, source: Ints | None, rng: np.random.Generator
+    ) -> tuple[Ints, Ints]:
+        _check_two(party, mine)
         taken = stratified(y[mine], self.fraction, rng, at_least=1)
         return mine[~taken], mine[taken]
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Each party is tested on the last part of its samples of each class, in the data's order.
+
+    For recordings whose neighbouring samples overlap, where a random part would leak; `gap` samples of each class before the
+    test part are left out.
+    """
+
+    fraction: float = 0.25
+    gap: int = 1
+    shifted: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_fraction("tail", self.fraction)
+        if self.gap < 0:
+            raise Refusal(f"gap of tail must be at least 0, not {self.gap}.")
+
+    def reserve(self, y: Ints, official: Mask | None, rng: np.random.Generator) -> Mask:
+        return np.zeros(len(y), dtype=np.bool_)
+
+    def divide(
+        self, party: str, y: Ints, mine: Ints, common: Ints, source: Ints | None, rng: np.random.Generator
+    ) -> tuple[Ints, Ints]:
+        _check_two(party, mine)
+        taken, dropped = (np.zeros(len(mine), dtype=np.bool_) for _ in range(2))
+        for c in np.unique(y[mine]):
+            at = np.flatnonzero(y[mine] == c)
+            last = len(at) - round(self.fraction * len(at))
+            taken[at[last:]] = True
+            dropped[at[max(0, last - self.gap) : last]] = last < len(at)
+        learn, test = mine[~taken & ~dropped], mine[taken]
+        if not len(learn) or not len(test):
+            raise Refusal(f"Party {party!r} has too few samples to set the last {self.fraction:g} of each class apart; "
+                          "use own(0.25).")
+        return learn, test
+
+
+@dataclass(frozen=True)
+class Official:
+    """Each party is tested on the official test samples of its own source: all of them, or a stratified draw of `size`."""
+
+    size: int | None = None
+    shifted: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.size is not None and self.size < 1:
+            raise Refusal(f"size of official must be at least 1, not {self.size}.")
+
+    def reserve(self, y: Ints, official: Mask | None, rng: np.random.Generator) -> Mask:
+        if official is None:
+            raise Refusal("These data have no official test part; use own(0.25), matched or common.")
+        return official
+
+    def divide(
+        self, party: str, y: Ints, mine: Ints, common: Ints, source: Ints | None, rng: np.random.Generator
+    ) -> tuple[Ints, Ints]:
+        if source is None:
+            raise Refusal("official tests each party on its own source's test samples, but this partition follows no "
+                          "sources; use natural or domain, or test on matched or common.")
+        if not len(source):
+            raise Refusal(f"The official test part has no samples of party {party!r}; use own(0.25).")
+        if self.size is None or self.size >= len(source):
+            return mine, source
+        return mine, source[stratified(y[source], self.size / len(source), rng, at_least=1)]
 
 
 @dataclass(frozen=True)
@@ -74,7 +146,9 @@ class Matched:
     def reserve(self, y: Ints, official: Mask | None, rng: np.random.Generator) -> Mask:
         return _common_test_set("matched", self.fraction, y, official, rng)
 
-    def divide(self, party: str, y: Ints, mine: Ints, common: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    def divide(
+        self, party: str, y: Ints, mine: Ints, common: Ints, source: Ints | None, rng: np.random.Generator
+    ) -> tuple[Ints, Ints]:
         room = np.bincount(y[common], minlength=int(y.max()) + 1)
         counts = np.where(room > 0, np.bincount(y[mine], minlength=len(room)), 0)
         total, classes = int(counts.sum()), np.flatnonzero(counts)
@@ -101,11 +175,13 @@ class Common:
     def reserve(self, y: Ints, official: Mask | None, rng: np.random.Generator) -> Mask:
         return _common_test_set("common", self.fraction, y, official, rng)
 
-    def divide(self, party: str, y: Ints, mine: Ints, common: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    def divide(
+        self, party: str, y: Ints, mine: Ints, common: Ints, source: Ints | None, rng: np.random.Generator
+    ) -> tuple[Ints, Ints]:
         return mine, common
 
 
-RULES: dict[str, Callable[..., Rule]] = {"own": Own, "matched": Matched, "common": Common}
+RULES: dict[str, Callable[..., Rule]] = {"own": Own, "tail": Tail, "official": Official, "matched": Matched, "common": Common}
 
 
 def read(text: str) -> Rule:
@@ -165,6 +241,12 @@ def _common_test_set(
     if fraction is not None:
         raise Refusal(f"{rule} uses the dataset's official test part, which has its own size; leave out fraction.")
     return official
+
+
+def _check_two(party: str, mine: Ints) -> None:
+    if len(mine) < 2:
+        raise Refusal(f"Party {party!r} has {len(mine)} sample, but one to train on and one to test on are needed; "
+                      "give it more samples or use fewer parties.")
 
 
 def _check_fraction(rule: str, fraction: float | None) -> None:

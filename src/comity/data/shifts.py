@@ -10,11 +10,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import max_pool2d, pad
 
 from comity.core.key import Key
 from comity.errors import Refusal, unknown
-from comity.spec import Spec, call
 
 Shift = Callable[[Tensor, np.random.Generator], Tensor]
 
@@ -51,17 +50,27 @@ def blur(x: Tensor, rng: np.random.Generator) -> Tensor:
     return (x[..., :-2] + 2 * x[..., 1:-1] + x[..., 2:]) / 4
 
 
-KINDS: dict[str, Shift] = {f.__name__: f for f in (none, invert, rotate, noise, contrast, blur)}
-FOR_IMAGES = ("rotate", "blur")
+def texture(x: Tensor, rng: np.random.Generator) -> Tensor:
+    """A soft random pattern of its own behind each sample, blended as MNIST-M is: the absolute difference."""
+    pattern = torch.from_numpy(rng.random(x.shape)).to(x.dtype)
+    for _ in range(2):
+        pattern = blur(pattern, rng)
+    return (x - ((pattern - 0.5) * 3 + 0.5).clamp(0, 1) * 0.7).abs()
 
 
-def assign(steps: list[Spec], parties: int) -> list[str | None]:
-    """Each party's shift: in every step, party i gets the step's i-th kind, and from the first again after the last."""
-    for step in steps:
-        if step.name != "shift":
-            raise unknown("step after a partition called", step.name, ["shift"])
-    kinds = [call(step, _kinds) for step in steps]
-    return ["|".join(k[i % len(k)] for k in kinds) or None for i in range(parties)]
+def thick(x: Tensor, rng: np.random.Generator) -> Tensor:
+    """Wider strokes of light: the largest of each 2 x 2 neighbourhood."""
+    return max_pool2d(pad(x, (0, 1, 0, 1)), 2, 1)
+
+
+def thin(x: Tensor, rng: np.random.Generator) -> Tensor:
+    """Narrower strokes of light: the smallest of each 2 x 2 neighbourhood."""
+    return 1 - thick(1 - x, rng)
+
+
+KINDS: dict[str, Shift] = {f.__name__: f for f in (none, invert, rotate, noise, contrast, blur, texture, thick, thin)}
+SENSORS = ("none", "invert", "rotate", "noise", "contrast", "blur")  # what `shift` means without kinds
+FOR_IMAGES = ("rotate", "blur", "texture", "thick", "thin")
 
 
 def apply(shift: str, x: Tensor, key: Key) -> Tensor:
@@ -79,7 +88,7 @@ def apply(shift: str, x: Tensor, key: Key) -> Tensor:
     return x
 
 
-def _kinds(kinds: tuple[str, ...] = tuple(KINDS)) -> tuple[str, ...]:
+def kinds(kinds: tuple[str, ...] = SENSORS) -> tuple[str, ...]:
     """The options of a `shift` step."""
     for kind in kinds:
         if kind not in KINDS:

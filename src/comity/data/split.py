@@ -23,6 +23,7 @@ class Share:
     validation: Indices
     test: Indices
     shift: str | None = None  # the feature shift of this party, as in "rotate" or "rotate|noise"
+    labels: Indices | None = None  # what this party calls each class, where it differs from the others (concept shift)
 
 
 @dataclass(frozen=True)

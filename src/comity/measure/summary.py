@@ -59,6 +59,12 @@ def accuracy(rows: list[Note], tests: dict[str, int], validations: dict[str, int
     }
 
 
+def _auc(rows: list[Note]) -> dict[str, Any] | None:
+    """The area under the ROC curve at the end; a party whose test samples are of one class has none."""
+    found = {row.party: row.value for row in rows if row.metric in ("auc", "auc_micro") and row.split == "test"}
+    return {"mean": _mean(found), "per_party": found} if found else None
+
+
 def _diverged(rows: list[Note]) -> list[str]:
     """The parties whose last loss is not a number."""
     last = {row.party: row.value for row in rows if row.metric == "loss"}
@@ -76,9 +82,9 @@ def _newcomers(rows: list[Note]) -> dict[str, dict[str, float]]:
 
 
 def summarise(
-    job: Job, rows: list[Note], total: Counter[str], steps: dict[str, int], seconds: dict[str, float]
+    job: Job, rows: list[Note], total: Counter[str], made: dict[str, int], seconds: dict[str, float]
 ) -> dict[str, Any]:
-    """All that `summary.json` holds."""
+    """All that `summary.json` holds; `made` are the rounds and steps."""
     parties = {p.name: p.data for p in job.parties}
     charged = {kind: total[kind] for kind in KINDS}
     return {
@@ -86,16 +92,16 @@ def summarise(
         "dataset": job.experiment.data,
         "partition": job.experiment.partition,
         "parties": len(job.info.names),
-        "rounds": job.experiment.rounds,
         "seed": job.experiment.seed,
         "model": job.experiment.model,
         "metric": "accuracy",
         "accuracy": accuracy(
             rows, {n: len(d.test) for n, d in parties.items()}, {n: len(d.validation) for n, d in parties.items()}
         ),
+        "auc": _auc(rows),
         "newcomers": _newcomers(rows),
         "diverged": _diverged(rows),
         "bytes": charged | {"total": sum(charged.values()) - charged["eval"]},
         "seconds": {name: round(seconds.get(name, 0.0), 4) for name in ("setup", "train", "evaluate", "total")},
-        **steps,
+        **made,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from copy import deepcopy
+from textwrap import fill
 
 from torch import nn
 
@@ -13,7 +14,7 @@ from comity.models.modules import Modules
 from comity.models.stack import Stack
 from comity.models.zoo import ZOO
 from comity.plugins import call_from_file
-from comity.spec import call, parse
+from comity.spec import call, parse, show
 
 Pair = tuple[nn.Module, nn.Module]
 
@@ -29,7 +30,7 @@ def build(model: str | Pair, shape: tuple[int, ...], classes: int) -> Network:
     if spec.name not in ZOO:
         raise unknown("model", spec.name, ZOO)
     for given in (*spec.args, *spec.options.values()):
-        if isinstance(given, int | float) and not 0 < given < float("inf"):
+        if isinstance(given, int | float) and not isinstance(given, bool) and not 0 < given < float("inf"):
             raise Refusal(f"{spec} is out of range: what {spec.name} takes is positive.")
     return call(spec, ZOO[spec.name], shape, classes)
 
@@ -56,7 +57,7 @@ def catalogue() -> list[dict[str, str]]:
         options = list(inspect.signature(make).parameters.values())[2:]
         rows.append({
             "name": name,
-            "description": inspect.getdoc(make) or "",
-            "options": ", ".join(f"{p.name}={p.default}" for p in options),
+            "description": " ".join((make.__doc__ or "").split()),
+            "options": fill(", ".join(f"{p.name}={show(p.default)}" for p in options), 28),  # leaves room for the description
         })
     return rows

@@ -7,8 +7,8 @@ at any layer, and measurements per layer need no hooks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,6 +33,8 @@ class Layer:
     weights: Callable[[torch.Generator], Params] = lambda generator: {}
     norms: frozenset[str] = frozenset()
     """The names that belong to BatchNorm."""
+    draws: bool = False
+    """Whether it draws at random while it trains."""
 
 
 @dataclass(frozen=True)
@@ -94,25 +96,40 @@ class Stack:
         return x
 
     def drawing(self, key: Key) -> AbstractContextManager[None]:
-        """No layer here draws at random."""
-        return nullcontext()
+        """Where the layers that draw at random draw from `key`; without such layers nothing is done."""
+        draws = any(layer.draws for stage in self.all_stages for layer in stage.layers)
+        return drawn_from(key) if draws else nullcontext()
 
     def shape_after(self, stage: str) -> Shape:
         """The shape of one sample after a stage."""
         return self.all_stages[self.stages.index(stage)].layers[-1].shape
 
 
-def _uniform(shape: Shape, fan_in: int, generator: torch.Generator) -> Tensor:
+@contextmanager
+def drawn_from(key: Key) -> Iterator[None]:
+    """Torch's global generator put to `key` for a while: dropout knows no other."""
+    with torch.random.fork_rng(devices=[]):
+        torch.random.manual_seed(key.bits & 0x7FFF_FFFF_FFFF_FFFF)
+        yield
+
+
+def uniform(shape: Shape, fan_in: int, generator: torch.Generator) -> Tensor:
+    """The values with which PyTorch's layers begin."""
     bound = 1 / math.sqrt(fan_in)  # kaiming_uniform with a=sqrt(5), and nn.Linear's bias: both come to this
     return (torch.rand(shape, generator=generator) * 2 - 1) * bound
 
 
 class Builder:
-    """Grows a stack layer by layer, each sized to what the layer before leaves."""
+    """Grows a stack layer by layer, each sized to what the layer before leaves.
 
-    def __init__(self, name: str, shape: Shape) -> None:
+    Where nothing is left of a sample, it is refused: the stack `needs` other ones, or the data another model, `instead`.
+    """
+
+    def __init__(self, name: str, shape: Shape, needs: str = "larger images", instead: str = "lenet5 or mlp2") -> None:
         self.name = name
         self.shape = shape
+        self.needs = needs
+        self.instead = instead
         self._stages: list[Stage] = []
 
     def stage(self, name: str, *layers: Callable[[str, Shape], Layer]) -> Builder:
@@ -122,7 +139,7 @@ class Builder:
             made.append(layer(name, self.shape))
             self.shape = made[-1].shape
             if min(self.shape) < 1:
-                raise Refusal(f"{self.name} needs larger images: after {name} nothing is left. Try lenet5 or mlp2.")
+                raise Refusal(f"{self.name} needs {self.needs}: after {name} nothing is left. Try {self.instead}.")
         self._stages.append(Stage(name, tuple(made)))
         return self
 
@@ -143,49 +160,84 @@ def linear(out: int) -> Make:
         return Layer(
             lambda p, x, train: F.linear(x, p[weight], p[bias]),
             (out,),
-            lambda g: {weight: _uniform((out, into), into, g), bias: _uniform((out,), into, g)},
+            lambda g: {weight: uniform((out, into), into, g), bias: uniform((out,), into, g)},
         )
 
     return make
 
 
-def conv(out: int, kernel: int, padding: int = 0, bias: bool = True) -> Make:
-    """A 2-d convolution, stride 1."""
+Size = int | tuple[int, int]
+"""Height and width, or one number for both."""
+
+
+def _both(size: Size) -> tuple[int, int]:
+    return size if isinstance(size, tuple) else (size, size)
+
+
+def conv(out: int, kernel: Size, padding: int = 0, bias: bool = True, stride: int = 1, he: bool = False) -> Make:
+    """A 2-d convolution; `he` begins with He's normal values by fan-out, as torchvision's ResNets do."""
 
     def make(name: str, shape: Shape) -> Layer:
         channels, height, width = shape
-        kernels, offsets, fan = f"{name}.weight", f"{name}.bias", channels * kernel * kernel
-        grow = 2 * padding - kernel + 1
+        high, wide = _both(kernel)
+        kernels, offsets, fan = f"{name}.weight", f"{name}.bias", channels * high * wide
 
         def weights(g: torch.Generator) -> Params:
-            made = {kernels: _uniform((out, channels, kernel, kernel), fan, g)}
-            return made | {offsets: _uniform((out,), fan, g)} if bias else made
+            size = (out, channels, high, wide)
+            first = torch.randn(size, generator=g) * math.sqrt(2 / (out * high * wide)) if he else uniform(size, fan, g)
+            return {kernels: first} | ({offsets: uniform((out,), fan, g)} if bias else {})
 
         return Layer(
-            lambda p, x, train: F.conv2d(x, p[kernels], p[offsets] if bias else None, padding=padding),
-            (out, height + grow, width + grow),
+            lambda p, x, train: F.conv2d(x, p[kernels], p[offsets] if bias else None, stride, padding),
+            (out, (height + 2 * padding - high) // stride + 1, (width + 2 * padding - wide) // stride + 1),
             weights,
         )
 
     return make
 
 
-def residual(*layers: Make) -> Make:
-    """x + layers(x), whose shape must be x's; the layers' parameters are called `name.0.weight`, `name.1.bn.weight`, ..."""
+def chain(*layers: Make) -> Make:
+    """One layer after another as a single one; their parameters are called `name.0.weight`, `name.1.bn.weight`, ..."""
 
     def make(name: str, shape: Shape) -> Layer:
-        made = [layer(f"{name}.{k}", shape) for k, layer in enumerate(layers)]
+        made: list[Layer] = []
+        for k, layer in enumerate(layers):
+            made.append(layer(f"{name}.{k}", made[-1].shape if made else shape))
 
         def apply(p: Params, x: Tensor, train: bool) -> Tensor:
-            inner = x
             for layer in made:
-                inner = layer.apply(p, inner, train)
-            return x + inner
+                x = layer.apply(p, x, train)
+            return x
 
-        norms = frozenset(n for layer in made for n in layer.norms)
-        return Layer(apply, shape, lambda g: {k: v for layer in made for k, v in layer.weights(g).items()}, norms)
+        return _joined(apply, made[-1].shape if made else shape, *made)
 
     return make
+
+
+def residual(*layers: Make, skip: tuple[Make, ...] = (), after: tuple[Make, ...] = ()) -> Make:
+    """after(skip(x) + layers(x)), named as by `chain`; `skip` (`name.skip.0.weight`, ...) brings x to the shape of the rest."""
+
+    def make(name: str, shape: Shape) -> Layer:
+        body, way = chain(*layers)(name, shape), chain(*skip)(f"{name}.skip", shape)
+        end = chain(*after)(f"{name}.after", body.shape)
+
+        def apply(p: Params, x: Tensor, train: bool) -> Tensor:
+            return end.apply(p, way.apply(p, x, train) + body.apply(p, x, train), train)
+
+        return _joined(apply, end.shape, body, way, end)
+
+    return make
+
+
+def _joined(apply: Apply, shape: Shape, *parts: Layer) -> Layer:
+    """A layer that holds what its parts hold."""
+    return Layer(
+        apply,
+        shape,
+        lambda g: {k: v for part in parts for k, v in part.weights(g).items()},
+        frozenset(n for part in parts for n in part.norms),
+        any(part.draws for part in parts),
+    )
 
 
 def batchnorm() -> Make:
@@ -214,10 +266,35 @@ def tanh(name: str, shape: Shape) -> Layer:
     return Layer(lambda p, x, train: torch.tanh(x), shape)
 
 
+def dropout(rate: float) -> Make:
+    """Sets that share of the values to zero while training, and makes the others as much larger."""
+    if not 0 < rate < 1:
+        raise Refusal(f"A dropout of {rate} is out of range: it is a share between 0 and 1.")
+    return lambda name, shape: Layer(lambda p, x, train: F.dropout(x, rate, train), shape, draws=True)
+
+
+def max_pool(kernel: Size, stride: int = 0, padding: int = 0, ceil: bool = False) -> Make:
+    """Max pooling, side by side unless a stride is given; `ceil` keeps a last window that is not full."""
+
+    def make(name: str, shape: Shape) -> Layer:
+        channels, *sides = shape
+        steps = _both(stride or kernel)
+
+        def left(side: int, window: int, step: int) -> int:
+            free = side + 2 * padding - window
+            return (-(-free // step) if ceil else free // step) + 1
+
+        return Layer(
+            lambda p, x, train: F.max_pool2d(x, kernel, steps, padding, ceil_mode=ceil),
+            (channels, *map(left, sides, _both(kernel), steps)),
+        )
+
+    return make
+
+
 def pool(name: str, shape: Shape) -> Layer:
     """2x2 max pooling."""
-    channels, height, width = shape
-    return Layer(lambda p, x, train: F.max_pool2d(x, 2), (channels, height // 2, width // 2))
+    return max_pool(2)(name, shape)
 
 
 def mean_over_image(name: str, shape: Shape) -> Layer:

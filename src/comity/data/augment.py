@@ -1,0 +1,99 @@
+"""Random changes to training images, drawn from keys: the same run sees the same pictures wherever it is computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from comity.core.key import Key
+from comity.errors import Refusal, unknown
+from comity.spec import call, parse, split
+
+Change = Callable[[Tensor, torch.Generator], Tensor]
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Left for right, every other image."""
+
+    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        turned = torch.rand(len(x), generator=generator).to(x.device) < 0.5
+        return torch.where(turned.view(-1, 1, 1, 1), x.flip(-1), x)
+
+
+@dataclass(frozen=True)
+class Crop:
+    """The image moved by up to `pad` pixels each way, with black where nothing was."""
+
+    pad: int = 4
+
+    def __post_init__(self) -> None:
+        if self.pad < 1:
+            raise Refusal(f"pad of crop must be at least 1, not {self.pad}.")
+
+    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        n, _, height, width = x.shape
+        wide = F.pad(x, (self.pad,) * 4)
+        down, right = torch.randint(0, 2 * self.pad + 1, (2, n, 1), generator=generator).to(x.device)
+        rows = down + torch.arange(height, device=x.device)
+        columns = right + torch.arange(width, device=x.device)
+        which = torch.arange(n, device=x.device).view(-1, 1, 1)
+        return wide[which, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+
+
+@dataclass(frozen=True)
+class Rotate:
+    """The image turned by up to `degrees` each way, bilinear, with black where nothing was."""
+
+    degrees: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.degrees <= 180:
+            raise Refusal(f"degrees of rotate must be more than 0 and at most 180, not {self.degrees}.")
+
+    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        angle = (torch.rand(len(x), generator=generator).to(x.device) * 2 - 1) * math.radians(self.degrees)
+        cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
+        ratio = x.shape[-2] / x.shape[-1]  # turning is in pixels, but the grid's sides are both 2 long
+        theta = torch.stack([torch.stack([cos, -sin * ratio, zero], 1), torch.stack([sin / ratio, cos, zero], 1)], 1)
+        grid = F.affine_grid(theta, list(x.shape), align_corners=False)
+        return F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+CHANGES: dict[str, Callable[..., Change]] = {"flip": Flip, "crop": Crop, "rotate": Rotate}
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Changes one after the other; `black` is what black is once normalised, a number or one a channel."""
+
+    changes: tuple[Change, ...]
+    black: tuple[float, ...] = (0.0,)
+
+    @staticmethod
+    def read(text: str, black: tuple[float, ...], shape: tuple[int, ...]) -> Augment | None:
+        """`flip|crop(pad=4)`, for samples of that shape; `none` is none."""
+        if text == "none":
+            return None
+        specs = [parse(part) for part in split(text, "|")]
+        for spec in specs:
+            if spec.name not in CHANGES:
+                raise unknown("augmentation", spec.name, [*CHANGES, "none"])
+        if len(shape) != 3:
+            raise Refusal(f"augment is for images, but a sample here has shape {shape}; use augment=none.")
+        return Augment(tuple(call(spec, CHANGES[spec.name]) for spec in specs), black)
+
+    def __call__(self, x: Tensor, key: Key) -> Tensor:
+        """A batch of images, changed; what is no image (a representation that is learned from) stays as it is."""
+        if x.dim() != 4:
+            return x
+        black = torch.tensor(self.black, dtype=x.dtype, device=x.device).view(-1, 1, 1)
+        x = x - black
+        for k, change in enumerate(self.changes):
+            x = change(x, key.fold(k).generator())
+        return x + black

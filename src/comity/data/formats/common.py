@@ -1,0 +1,134 @@
+"""What all readers share: opening a file, what is said when it is bad, and the checks that several formats need."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from lzma import LZMAError
+from pathlib import Path
+from tarfile import TarError
+from typing import IO, Any, cast
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comity.errors import Refusal
+
+Array = NDArray[Any]
+Pixels = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+Source = str | Path
+
+DAMAGED = "is damaged or cut short: get a new copy of it"
+_DAMAGE = (gzip.BadGzipFile, zlib.error, EOFError, LZMAError, TarError, BadZipFile)
+
+
+def bad(where: Source, what: str) -> Refusal:
+    """A refusal of one sentence: the file (or a place in it), then what is wrong with it."""
+    return Refusal(f"{where} {what}.")
+
+
+def shown(value: object) -> str:
+    """A value as it can be quoted in a sentence: on one line and not too long."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:36]}...{text[-1]}"
+
+
+@contextmanager
+def reading(path: Source) -> Iterator[None]:
+    """Whatever the system or a decompressor says about the file becomes a refusal."""
+    try:
+        yield
+    except _DAMAGE as why:
+        raise bad(path, DAMAGED) from why
+    except UnicodeDecodeError as why:
+        raise bad(path, "is not text in UTF-8: save it in that encoding") from why
+    except OSError as why:
+        raise bad(path, f"cannot be read ({why.strerror or type(why).__name__})") from why
+    except MemoryError as why:
+        raise bad(path, "needs more memory than there is") from why
+
+
+@contextmanager
+def parsing(where: Source, what: str = DAMAGED) -> Iterator[None]:
+    """Whatever somebody else's parser says about the bytes becomes a refusal: on damaged ones it fails in every way there is."""
+    try:
+        yield
+    except (Refusal, MemoryError):
+        raise
+    except Exception as why:
+        raise bad(where, what) from why
+
+
+def present(path: Source) -> Path:
+    """The path of a file that is there and not empty."""
+    file = Path(path)
+    with reading(path):
+        if file.is_dir():
+            raise bad(path, "is a folder, but a file is needed here")
+        if not file.is_file():  # not there, or a device or pipe that might never end
+            raise Refusal(f"There is no file {path}.")
+        if not file.stat().st_size:
+            raise bad(path, "is empty: get a new copy of it")
+    return file
+
+
+def folder_of(path: Source, inner: str = "") -> Path:
+    """The path of a folder that is there; when it has a folder called `inner`, that one."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise Refusal(f"There is no folder {path}.")
+    return folder / inner if inner and (folder / inner).is_dir() else folder
+
+
+@contextmanager
+def opened(path: Source) -> Iterator[IO[bytes]]:
+    """The bytes of a file, unpacked when it is gzip: its first bytes decide, since browsers unpack and keep the name."""
+    with reading(path), present(path).open("rb") as raw:
+        if raw.peek(2)[:2] == b"\x1f\x8b":
+            with gzip.GzipFile(fileobj=raw) as unpacked:
+                yield cast(IO[bytes], unpacked)
+        else:
+            yield raw
+
+
+def take(stream: IO[bytes], size: int) -> bytes:
+    """At most `size` bytes, in pieces: a size that a file merely claims reserves no memory."""
+    pieces = []
+    while size > 0 and (piece := stream.read(min(size, 1 << 20))):
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
+
+
+def labels(where: Source, values: Array, classes: int | None = None, first: int = 0, what: str = "label") -> Labels:
+    """Labels that the file counts from `first`, as int64 from 0; there are `classes` of them when that is known."""
+    flat = np.asarray(values).reshape(-1)
+    last = np.inf if classes is None else first + classes - 1
+    good = np.isfinite(flat) & (flat >= first) & (flat <= last) & (flat == np.floor(flat))
+    if not good.all():
+        row = int(np.argmin(good))
+        span = f"whole numbers from {first}" + ("" if classes is None else f" to {int(last)}")
+        raise bad(where, f"has the {what} {flat[row]:g} in row {row + 1}, but {what}s are {span}")
+    return flat.astype(np.int64) - first
+
+
+def same_length(where: Source, **arrays: Array) -> None:
+    """Refuse arrays that do not have one entry a sample."""
+    if len({len(a) for a in arrays.values()}) > 1:
+        sizes = " but ".join(f"{len(a)} {name}" for name, a in arrays.items())
+        raise bad(where, f"has {sizes}: there must be one a sample")
+
+
+def optional(module: str, path: Source) -> Any:
+    """A module that only some readers need, imported when it is."""
+    try:
+        return import_module(module)
+    except ImportError as why:
+        package = module.partition(".")[0]
+        name = {"PIL": "pillow"}.get(package, package)
+        raise bad(path, f"can only be read with {name}: pip install comity[data]") from why

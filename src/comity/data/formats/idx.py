@@ -1,0 +1,62 @@
+"""IDX files: MNIST, Fashion-MNIST and EMNIST, raw or gzipped."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from comity.data.formats.common import Array, Labels, Pixels, Source, bad, labels, opened, take
+from comity.errors import Refusal
+
+UBYTE = 0x08
+KINDS = {1: "labels", 3: "images"}
+
+
+def read_idx(path: Source) -> Array:
+    """The images (uint8, N x 1 x H x W) or the labels (int64, as they are in the file) of an IDX file of bytes."""
+    with opened(path) as stream:
+        magic = take(stream, 4)
+        if len(magic) < 4 or magic[:2] != b"\0\0":
+            raise bad(path, "is not an IDX file: it does not begin as one")
+        if magic[2] != UBYTE or magic[3] not in KINDS:
+            raise bad(path, f"is an IDX file of type {magic[2]:#04x} with {magic[3]} dimensions, but only unsigned bytes "
+                            "(0x08) with 1 (labels) or 3 (images) can be read")
+        header = take(stream, 4 * magic[3])
+        if len(header) < 4 * magic[3]:
+            raise bad(path, "ends within its header: get a new copy of it")
+        shape = [int(n) for n in np.frombuffer(header, ">u4")]
+        if not all(shape):
+            raise bad(path, f"says that it has the shape {_by(shape)}, so it holds nothing")
+        content = take(stream, prod(shape) + 1)  # one more, to see that nothing follows
+    if len(content) != prod(shape):
+        found = "more" if len(content) > prod(shape) else f"only {len(content)}"
+        raise bad(path, f"must hold {_by(shape)} = {prod(shape)} bytes after its header, but there are {found}: "
+                        "get a new copy of it")
+    values = np.frombuffer(content, np.uint8).reshape(shape)
+    return values.astype(np.int64) if values.ndim == 1 else values[:, None].copy()
+
+
+def read_idx_pair(
+    images: Source, answers: Source, classes: int, first: int = 0, transposed: bool = False
+) -> tuple[Pixels, Labels]:
+    """Images and their labels, from 0.
+
+    EMNIST stores its pictures with rows and columns exchanged (`transposed`), and counts its letters from 1 (`first`).
+    """
+    x, y = _only(images, 3), _only(answers, 1)
+    if len(x) != len(y):
+        raise Refusal(f"{images} has {len(x)} images but {answers} has {len(y)} labels: they do not belong together.")
+    return np.ascontiguousarray(x.swapaxes(2, 3)) if transposed else x, labels(answers, y, classes, first)
+
+
+def _only(path: Source, dimensions: int) -> Array:
+    """An IDX file that must be of one of the two kinds."""
+    values = read_idx(path)
+    if (values.ndim == 1) != (dimensions == 1):
+        raise bad(path, f"holds {KINDS[4 - dimensions]}, but {KINDS[dimensions]} are needed here")
+    return values
+
+
+def _by(shape: list[int]) -> str:
+    return " x ".join(map(str, shape))

@@ -1,0 +1,129 @@
+"""Pictures: one file, folders of them, and lists of them, all brought to one size.
+
+The rule: the picture as stored (no rotation by its EXIF notes; transparency dropped), converted to RGB or grey, then the
+whole of it resampled to size x size by Pillow's bicubic filter, which smooths when it makes smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+
+from comity.data.formats.common import (
+    DAMAGED,
+    Labels,
+    Pixels,
+    Source,
+    bad,
+    folder_of,
+    opened,
+    optional,
+    parsing,
+    present,
+    reading,
+    shown,
+)
+from comity.errors import Refusal
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm")
+FORMATS = ("PNG", "JPEG", "BMP", "PPM")  # the only decoders that are let near the file
+DEEP = ("I", "F")  # more than 8 bits a pixel, in all their variants
+
+
+class Pictures(NamedTuple):
+    """Images N x C x size x size, their labels, and the names of the classes in the order of the labels."""
+
+    x: Pixels
+    y: Labels
+    classes: tuple[str, ...]
+
+
+def read_image(path: Source, size: int | None = None, grey: bool = False) -> Pixels:
+    """One picture, C x H x W: png, jpeg, bmp or ppm."""
+    if size is not None:
+        _check(size)
+    file = present(path)
+    pillow = optional("PIL.Image", path)
+    with reading(path), file.open("rb") as stream, parsing(path, f"is no png, jpeg, bmp or ppm picture, or {DAMAGED}"):
+        picture = pillow.open(stream, formats=FORMATS)
+        mode, made = picture.mode, picture.convert("L" if grey else "RGB")
+    if mode.startswith(DEEP):
+        raise bad(path, "has more than 8 bits a colour: save it with 8")
+    if size is not None:
+        made = made.resize((size, size), pillow.Resampling.BICUBIC)
+    pixels: Pixels = np.array(made, np.uint8)
+    return pixels[None] if grey else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def read_image_folder(
+    folder: Source, size: int, classes: Sequence[str] | None = None, grey: bool = False
+) -> Pictures:
+    """The pictures of a folder that has one folder a class: labels follow the sorted names, or `classes`, which also choose.
+
+    Hidden files are passed over; any other file that is no picture is refused, so that none is lost unseen.
+    """
+    root = folder_of(folder)
+    names = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if not names:
+        raise bad(folder, "has no folders in it: put the pictures of each class into a folder of its own")
+    if classes is not None:
+        missing = [name for name in classes if name not in names]
+        if missing:
+            raise bad(folder, f"has no folder for the class {shown(missing[0])}")
+        names = list(classes)
+    found = [(path, label) for label, name in enumerate(names) for path in _pictures(root / name)]
+    return Pictures(_stack([path for path, _ in found], size, grey), np.array([y for _, y in found], np.int64), tuple(names))
+
+
+def read_image_list(
+    root: Source, list_file: Source, size: int, classes: int | None = None, grey: bool = False
+) -> tuple[Pixels, Labels]:
+    """The pictures that a list names: a path within `root`, a space and a label from 0 on each line (as of DomainNet)."""
+    base = folder_of(root)
+    paths, answers = [], []
+    with opened(list_file) as stream:
+        lines = stream.read().decode("utf-8-sig").splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        name, _, label = line.strip().rpartition(" ")
+        if not name or not (label.isascii() and label.isdigit()):
+            raise bad(list_file, f"has {shown(line)} in line {number}, but each line is a path, a space and a label from 0")
+        if classes is not None and int(label) >= classes:
+            raise bad(list_file, f"has the label {label} in line {number}, but labels are whole numbers from 0 to {classes - 1}")
+        inside = PurePosixPath(name.strip())
+        if inside.is_absolute() or ".." in inside.parts:
+            raise bad(list_file, f"has a path in line {number} that leads out of the folder: {shown(name)}")
+        paths.append(base / inside)
+        answers.append(int(label))
+    if not paths:
+        raise bad(list_file, "names no pictures")
+    return _stack(paths, size, grey), np.array(answers, np.int64)
+
+
+def _pictures(folder: Path) -> list[Path]:
+    """The pictures of one class, by name."""
+    paths = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    if not paths:
+        raise bad(folder, "holds no pictures: fill it or remove it")
+    for path in paths:
+        if not path.name.lower().endswith(SUFFIXES):
+            raise bad(path, "is not a png, jpeg, bmp or ppm picture: convert it or move it elsewhere")
+    return paths
+
+
+def _check(size: int) -> None:
+    if size < 1:
+        raise Refusal(f"size is the number of pixels a side, so it cannot be {size}.")
+
+
+def _stack(paths: list[Path], size: int, grey: bool) -> Pixels:
+    """All pictures in one array, which is reserved once."""
+    _check(size)
+    x = np.empty((len(paths), 1 if grey else 3, size, size), np.uint8)
+    for i, path in enumerate(paths):
+        x[i] = read_image(path, size, grey)
+    return x

@@ -1,0 +1,39 @@
+"""MATLAB files: variables by name, and SVHN's cropped digits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from comity.data.formats.common import DAMAGED, Array, Labels, Pixels, Source, bad, labels, parsing, present, reading, same_length
+
+
+def read_mat(path: Source, *names: str) -> dict[str, Array]:
+    """The numeric variables of those names."""
+    from scipy.io import loadmat  # half a second to import
+
+    with reading(path), present(path).open("rb") as stream, parsing(path, f"is no MATLAB file, or {DAMAGED}"):
+        try:
+            held = loadmat(stream, variable_names=list(names))
+        except NotImplementedError as why:
+            raise bad(path, "is a MATLAB 7.3 file: save it again with save(..., '-v7')") from why
+    for name in names:
+        if name not in held:
+            raise bad(path, f"has no variable called {name}")
+        if not isinstance(held[name], np.ndarray) or held[name].dtype.kind not in "biuf":
+            raise bad(path, f"has a variable {name} that is not made of numbers")
+    return {name: held[name] for name in names}
+
+
+def read_svhn_mat(path: Source) -> tuple[Pixels, Labels]:
+    """SVHN's `train_32x32.mat` and the like: images N x 3 x 32 x 32, and the digits.
+
+    SVHN writes 10 for the digit 0, SynthDigits in the same format 0 as well: both are 0 here.
+    """
+    held = read_mat(path, "X", "y")
+    x = held["X"]
+    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[:3] != (32, 32, 3) or not x.size:
+        raise bad(path, f"has an X of shape {x.shape} and type {x.dtype}, but SVHN's is (32, 32, 3, images) and uint8: "
+                        "use the cropped digits (train_32x32.mat)")
+    images, y = np.ascontiguousarray(x.transpose(3, 2, 0, 1)), labels(path, held["y"], classes=11)
+    same_length(path, images=images, labels=y)
+    return images, y % 10

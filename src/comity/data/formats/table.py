@@ -1,0 +1,140 @@
+"""Tables: csv and parquet files as columns with names, and columns as numbers or codes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comity.data.formats.common import DAMAGED, Array, Source, bad, opened, optional, parsing, present, reading, shown
+
+MISSING = ("", "?")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Columns with names, all of one length. Text is str, and '' where it is missing."""
+
+    path: Source
+    names: list[str]
+    columns: list[Array] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, name: str) -> Array:
+        """The column of that name."""
+        if name not in self.names:
+            raise bad(self.path, f"has no column called {shown(name)}; it has {', '.join(self.names)}")
+        return self.columns[self.names.index(name)]
+
+    def numeric(self, name: str) -> NDArray[np.float64]:
+        """The column as numbers, NaN where it is missing."""
+        return numeric(self[name], self.place(name))
+
+    def codes(self, name: str, values: Sequence[str]) -> NDArray[np.int64]:
+        """The column as positions in `values`, -1 where it is missing."""
+        return codes(self[name], values, self.place(name))
+
+    def place(self, name: str) -> str:
+        """How a sentence calls the column."""
+        return f"The column {name!r} of {self.path}"
+
+
+def numeric(column: Array, what: str = "The column") -> NDArray[np.float64]:
+    """Numbers, NaN where missing; anything else is refused by its row, counted from 1 below the header."""
+    if column.dtype.kind in "biuf":
+        return column.astype(np.float64)
+    made = np.full(len(column), np.nan)
+    for row, cell in enumerate(map(str, column)):
+        if cell in MISSING:
+            continue
+        if not NUMBER.fullmatch(cell) or not isfinite(value := float(cell)):
+            raise bad(what, f"has {shown(cell)} in row {row + 1}, which is not a number")
+        made[row] = value
+    return made
+
+
+def codes(column: Array, values: Sequence[str], what: str = "The column") -> NDArray[np.int64]:
+    """The position of each cell in `values`, -1 where missing; anything else is refused by its row."""
+    known = dict.fromkeys(MISSING, -1) | {value: i for i, value in enumerate(values)}
+    made = np.empty(len(column), np.int64)
+    for row, cell in enumerate(map(str, column)):
+        if cell not in known:
+            few = f": it must be one of {', '.join(values)}" if len(values) <= 12 else ""
+            raise bad(what, f"has {shown(cell)} in row {row + 1}, which is not a known value{few}")
+        made[row] = known[cell]
+    return made
+
+
+def read_csv(
+    path: Source, header: Sequence[str] | None = None, delimiter: str = ",", ignore: tuple[str, ...] = ()
+) -> Table:
+    """The columns of a csv file (or csv.gz) in UTF-8, by name, as str without spaces around; missing ('?' or nothing) is ''.
+
+    Its first row names the columns, unless `header` does. Blank lines, and lines that begin with one of `ignore`, are
+    passed over.
+    """
+    rows: list[list[str]] = []
+    names = None if header is None else list(header)
+    with opened(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
+        # A line that is passed over becomes a blank one, so that the reader's count stays that of the file.
+        lines = csv.reader(("\n" if line.startswith(ignore) else line for line in text), delimiter=delimiter,
+                           skipinitialspace=True, strict=True)
+        try:
+            for row in lines:
+                cells = [cell.strip() for cell in row]
+                if not any(cells) and len(cells) <= 1:
+                    continue
+                if names is None:
+                    names = cells
+                elif len(cells) != len(names):
+                    raise bad(path, f"has {len(cells)} cells in line {lines.line_num}, but {len(names)} columns")
+                else:
+                    rows.append(["" if cell in MISSING else cell for cell in cells])
+        except csv.Error as why:
+            raise bad(path, f"has a cell in line {lines.line_num} that is too long, or whose quotes do not match") from why
+    if not rows or names is None:
+        raise bad(path, "has no rows")
+    _check_names(path, names)
+    return Table(path, names, [np.array(column, np.str_) for column in zip(*rows, strict=True)])
+
+
+def read_parquet(path: Source) -> Table:
+    """A parquet file's columns of numbers and text, by name; a missing number is NaN (its column float64), missing text ''."""
+    file = present(path)
+    arrow, parquet = optional("pyarrow", path), optional("pyarrow.parquet", path)
+    with reading(path):
+        with parsing(path, f"is no parquet file, or {DAMAGED}"):
+            held = parquet.ParquetFile(file).read()
+        if not held.num_rows or not held.num_columns:
+            raise bad(path, "has no rows")
+        _check_names(path, held.column_names)
+        kinds, columns = arrow.types, []
+        for name, column in zip(held.column_names, held.columns, strict=True):
+            values = column.cast(column.type.value_type) if kinds.is_dictionary(column.type) else column
+            if kinds.is_string(values.type) or kinds.is_large_string(values.type):
+                columns.append(np.array([cell or "" for cell in values.to_pylist()], np.str_))
+            elif kinds.is_integer(values.type) or kinds.is_floating(values.type) or kinds.is_boolean(values.type):
+                columns.append((values.cast(arrow.float64()) if values.null_count else values).to_numpy())
+            else:
+                raise bad(path, f"has a column {name!r} of type {shown(str(values.type))}, but only numbers and text can be read")
+    return Table(path, list(held.column_names), columns)
+
+
+def _check_names(path: Source, names: Iterable[str]) -> None:
+    """Each column must have a name of its own."""
+    seen: set[str] = set()
+    for number, name in enumerate(names, 1):
+        if not name:
+            raise bad(path, f"has no name for column {number}")
+        if name in seen:
+            raise bad(path, f"has two columns called {shown(name)}")
+        seen.add(name)

@@ -1,0 +1,65 @@
+"""A dataset as a folder of plain arrays: what `comity data import` writes, and the cache of prepared datasets.
+
+`dataset.json` describes it; `x.npy`, `y.npy` and the like hold it. Arrays are memory-mapped, so that all processes that read
+one folder share its pages. A folder appears whole or not at all: it is written beside its place and then moved there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from comity.data.dataset import Dataset
+from comity.data.groups import Groups
+from comity.errors import Refusal
+
+VERSION = 1
+TOLD = ("name", "classes", "description", "licence", "mean", "std", "home", "missing", "class_names", "notes")
+
+
+def save(dataset: Dataset, folder: Path) -> None:
+    """Write a dataset to a folder that does not exist yet; whoever comes second leaves the first one's folder as it is."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        np.save(beside / "x.npy", dataset.x.numpy())
+        np.save(beside / "y.npy", dataset.y.numpy())
+        if dataset.official_test is not None:
+            np.save(beside / "test.npy", dataset.official_test.numpy())
+        for k, group in enumerate(dataset.groups.values()):
+            np.save(beside / f"group-{k}.npy", group.of)
+        told = {name: getattr(dataset, name) for name in TOLD}
+        told |= {"version": VERSION, "groups": {by: g.names for by, g in dataset.groups.items()}}
+        told |= {"fingerprint": dataset.fingerprint()}
+        (beside / "dataset.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
+        beside.chmod(0o755)
+        with contextlib.suppress(OSError):  # it is there already: somebody else was quicker
+            os.rename(beside, folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def read(folder: Path) -> Dataset:
+    """The dataset of a folder, checked against the fingerprint it was written with."""
+    try:
+        told: dict[str, Any] = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+        arrays = {p.stem: np.load(p, mmap_mode="c", allow_pickle=False) for p in folder.glob("*.npy")}
+        groups = {by: Groups(tuple(names), np.array(arrays[f"group-{k}"])) for k, (by, names) in enumerate(told["groups"].items())}
+        held = torch.from_numpy(np.array(arrays["test"])) if "test" in arrays else None
+        known: dict[str, Any] = {name: tuple(v) if isinstance(v := told[name], list) else v for name in TOLD}
+        x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(np.array(arrays["y"]))
+        made = Dataset(x=x, y=y, official_test=held, groups=groups, **known)
+        same = told["version"] == VERSION and made.fingerprint() == told["fingerprint"]
+    except (OSError, ValueError, TypeError, KeyError, EOFError, AttributeError) as why:
+        raise Refusal(f"{folder} holds no dataset that Comity wrote, or a damaged one; import it again.") from why
+    if not same:
+        raise Refusal(f"{folder} is not what was written there: it is damaged, or from another version; import it again.")
+    return made

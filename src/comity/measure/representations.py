@@ -1,0 +1,248 @@
+"""What the models of a run make of their parties' samples, layer by layer, before and after local training.
+
+`before` is the model as the server offers it after the last round, with what the party keeps at home; `after` is that model after
+one more local training. The method's own local step may be intricate (FedRep's two phases, SCAFFOLD's corrections), so all are
+trained alike, which keeps a comparison fair: `fit` on the loss of the task as the method sees it (DBE's with its offset and its
+regulariser), by the run's own settings, from a fresh optimizer. A model that is the party's own (Ditto, ADCOL, SOLO, or anything
+fine-tuned after the last round) is the outcome of local training already: it is `after`, and there is no `before`.
+
+Layers are the network's stages, convolutions flattened; the last one holds the logits. Where a party adds an offset before its
+head (DBE), `fc1` is what the stage puts out, the paper's z^g, and `fc1+offset` what the head gets, its z.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from comity import models
+from comity.checkpoint import Checkpoints
+from comity.core.algorithm import chain
+from comity.core.fit import fit
+from comity.core.key import Key
+from comity.core.party import Party
+from comity.core.record import Empty, Params, on_device
+from comity.core.samples import Samples
+from comity.core.task import Network, Task
+from comity.data import Federation
+from comity.errors import ComityError, Refusal, unknown
+from comity.job import Job
+from comity.run import reopen
+
+When = Literal["before", "after"]
+OFFSET = "+offset"
+CUT = "cut"
+"""A layer by its role: the stage that makes a party's representation, whatever it is called there."""
+ROWS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Representation:
+    """One party's samples at one layer, a row each."""
+
+    party: str
+    layer: str
+    when: When
+    labels: Tensor
+    features: Tensor
+    width: int
+    """Values in the layer, of which `features` may be a projection."""
+
+
+@dataclass(frozen=True)
+class Offered:
+    """A party with the task that its method gives it, and the model that it would deploy."""
+
+    party: Party
+    theta: Params
+
+
+def offered(job: Job, folder: Path) -> Iterator[Offered]:
+    """The parties of a run's folder and their models after the last checkpoint; newcomers are left out."""
+    checkpoints = Checkpoints(folder / "checkpoints")
+    if checkpoints.load() is None:
+        raise ComityError(f"{folder} holds no checkpoint.")
+    algorithm, server = job.algorithm, checkpoints.server_state()
+    for i in job.info.parties:
+        party, saved = job.parties[i], checkpoints.party_state(i)
+        device = party.data.train.x.device
+        mine = algorithm.client(job.root.fold("init"), party) if saved is None else saved.mine
+        letter = Empty() if algorithm.self_contained else algorithm.view(server, i)
+        mine, letter = on_device(mine, device), on_device(letter, device)
+        yield Offered(algorithm.at(party, mine), dict(algorithm.model(mine, letter, party)))
+
+
+def own_model(job: Job) -> bool:
+    """Whether what a party deploys comes from its own training, not from the server."""
+    return any(a.self_contained or a.finishes for a in chain(job.algorithm))
+
+
+def trained(model: Offered, key: Key) -> Offered:
+    """The model after one local training, the same for every method (see above)."""
+    party = model.party
+    with party.task.network.drawing(key.fold("layers")):
+        theta = fit(party.task.loss, model.theta, party.data.train, key, replace(party.training, keep=False)).theta
+    return Offered(party, theta)
+
+
+class _Tap:
+    """A network that notes what its stages put out, and what a head is given if that is something else."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.seen: dict[str, Tensor] = {}
+        self._passed: dict[str, Tensor] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.network, name)
+
+    def run(self, theta: Params, x: Tensor, train: bool, begin: int, end: int) -> Tensor:
+        stages = self.network.stages
+        if begin and x is not self._passed.get(stages[begin - 1]):
+            self._note(stages[begin - 1] + OFFSET, x)
+        for k in range(begin, end):
+            x = self.network.run(theta, x, train, k, k + 1)
+            self._note(stages[k], x)
+        return x
+
+    def _note(self, layer: str, x: Tensor) -> None:
+        if layer not in self._passed:  # of two heads (FedRoD) the first, which is the shared one
+            self._passed[layer] = x
+            self.seen[layer] = x.clone()  # a user's next module may work in place
+
+    def forget(self) -> None:
+        """Begin again."""
+        self.seen, self._passed = {}, {}
+
+
+def _tapped(task: Task, tap: _Tap) -> Task:
+    """The task on a tapped network, and so all tasks that it is made of."""
+    changed: dict[str, Any] = {f.name: _tapped(t, tap) for f in fields(task) if isinstance(t := getattr(task, f.name), Task)}
+    return replace(task, network=cast(Network, tap), **changed)
+
+
+@torch.no_grad()
+def layers_of(model: Offered, x: Tensor) -> Iterator[dict[str, Tensor]]:
+    """All layers' values for x, some hundred rows at a time."""
+    tap = _Tap(model.party.task.network)
+    task = _tapped(model.party.task, tap)
+    for rows in x.split(ROWS):
+        tap.forget()
+        answer = task.logits(model.theta, rows)
+        yield tap.seen | {task.network.stages[-1]: answer}
+
+
+class Projection:
+    """Layers wider than `width` in random directions, as many: distances survive (Johnson and Lindenstrauss), probes stay cheap.
+
+    The directions depend on the seed, the layer and its width alone: methods, parties and times meet the same ones.
+    """
+
+    def __init__(self, width: int | None, key: Key) -> None:
+        self.width = width
+        self._key = key
+        self._known: dict[tuple[str, int], Tensor] = {}
+
+    def __call__(self, layer: str, z: Tensor) -> Tensor:
+        z = z.flatten(1).cpu().float()
+        d = z.shape[1]
+        if self.width is None or d <= self.width:
+            return z
+        which = layer.removesuffix(OFFSET), d
+        if which not in self._known:
+            generator = self._key.fold(*which).generator()
+            self._known[which] = torch.randn(d, self.width, generator=generator) / self.width**0.5
+        return z @ self._known[which]
+
+
+def chosen_layers(job: Job, layers: Sequence[str] | None) -> tuple[str, ...]:
+    """The layers asked for, checked; unless told all stages, or the representation if parties' networks differ."""
+    networks = [task.network for task in job.info.tasks]
+    alike = all(n.stages == networks[0].stages for n in networks)
+    if layers is None:
+        return networks[0].stages if alike else (CUT,)
+    for layer in layers:
+        for network in networks:
+            if layer not in (CUT, *network.stages):
+                raise unknown(f"layer of {network.name} called", layer, (CUT, *network.stages))
+    return tuple(dict.fromkeys(layers))
+
+
+def extract(
+    job: Job, folder: Path, layers: Sequence[str], *, split: str, samples: int | None, seed: int, width: int | None
+) -> list[Representation]:
+    """Representations of a run's parties, in the order of layer, time and party; see `representations`."""
+    key = Key.root(seed).fold("measure")
+    project = Projection(width, key.fold("projection"))
+    own, found = own_model(job), []
+    chosen = _drawn([_samples(job.parties[i], split) for i in job.info.parties], samples, key.fold("samples"))
+    for model, data in zip(offered(job, folder), chosen, strict=True):
+        if not len(data):
+            continue
+        after = model if own else trained(model, key.fold("train", model.party.id))
+        times: dict[When, Offered] = {"after": after} if own else {"before": model, "after": after}
+        for when, which in times.items():
+            found += _at_layers(which, when, data, layers, project)
+    order = {layer: k for k, layer in enumerate(layers)}
+    return sorted(found, key=lambda r: (order[r.layer.removesuffix(OFFSET)], r.layer, r.when == "after"))
+
+
+def _at_layers(model: Offered, when: When, data: Samples, layers: Sequence[str], project: Projection) -> list[Representation]:
+    party, task = model.party.name, model.party.task
+    names = {task.cut if layer == CUT else layer: layer for layer in layers}
+    parts: dict[str, list[Tensor]] = {}
+    widths: dict[str, int] = {}
+    for values in layers_of(model, data.x):
+        for seen, z in values.items():
+            stage = seen.removesuffix(OFFSET)
+            if stage in names:
+                layer = names[stage] + seen[len(stage) :]
+                parts.setdefault(layer, []).append(project(layer, z))
+                widths[layer] = z[0].numel()
+    made = [Representation(party, n, when, data.y.cpu(), torch.cat(z), widths[n]) for n, z in parts.items()]
+    for r in made:
+        if not r.features.isfinite().all():
+            raise ComityError(f"The model of {r.party} has diverged: its representations after {r.layer} are not finite.")
+    return made
+
+
+def _samples(party: Party, split: str) -> Samples:
+    if split not in ("train", "validation", "test"):
+        raise Refusal(f"Samples are train, validation or test, not {split!r}.")
+    data: Samples = getattr(party.data, split)
+    return data
+
+
+def _drawn(everybody: list[Samples], samples: int | None, key: Key) -> Iterator[Samples]:
+    """Of all parties' samples together as many as asked for, party by party."""
+    total = sum(map(len, everybody))
+    kept = torch.zeros(total, dtype=torch.bool)
+    kept[key.permutation(total)[:samples]] = True
+    for data, mine in zip(everybody, kept.split([len(data) for data in everybody]), strict=True):
+        at = mine.nonzero().squeeze(1).to(data.x.device)
+        yield Samples(data.x[at], data.y[at])
+
+
+def representations(
+    folder: str | Path,
+    layers: Sequence[str] | None = None,
+    *,
+    split: str = "test",
+    samples: int | None = None,
+    seed: int = 0,
+    width: int | None = None,
+    federation: Federation | None = None,
+    model: models.Pair | None = None,
+) -> list[Representation]:
+    """Representations of a run's parties at some layers (all unless told; "cut" is the method's own).
+
+    `samples` are drawn from all parties' together (all unless told), `width` caps a layer's values by a random projection. Data
+    given as arrays, and models given as modules, must be given again.
+    """
+    job = reopen(Path(folder), federation, model)
+    return extract(job, Path(folder), chosen_layers(job, layers), split=split, samples=samples, seed=seed, width=width)

@@ -1,0 +1,120 @@
+"""Networks for what comes one after another: words, sensors' signals, and records of patients."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from comity.core.record import Params
+from comity.errors import Refusal
+from comity.models.stack import Builder, Layer, Make, Shape, Stack, conv, flat, linear, max_pool, relu, tanh, uniform
+
+
+def mean_of_words(vocabulary: int, width: int, mean: str) -> Make:
+    """Each token's row of a table, and their mean; token 0 is padding and adds nothing."""
+
+    def make(name: str, shape: Shape) -> Layer:
+        (length,), table = shape, f"{name}.weight"
+
+        def weights(g: torch.Generator) -> Params:
+            rows = torch.randn((vocabulary, width), generator=g)
+            rows[0] = 0  # as nn.Embedding(padding_idx=0) has it
+            return {table: rows}
+
+        def apply(p: Params, x: Tensor, train: bool) -> Tensor:
+            words = _tokens(x, vocabulary)
+            real = (words > 0).unsqueeze(2)
+            total = (F.embedding(words, p[table]) * real).sum(1)
+            return total / (real.sum(1).clamp(min=1) if mean == "tokens" else length)
+
+        return Layer(apply, (width,), weights)
+
+    return make
+
+
+def _tokens(x: Tensor, vocabulary: int) -> Tensor:
+    """Token numbers from the floats that samples are made of, which hold them exactly."""
+    if x.requires_grad:
+        raise Refusal("fasttext's tokens cannot be moved a little: choose a method that does not perturb its samples.")
+    words = x.long()
+    if not torch.equal(words.to(x.dtype), x) or x.min() < 0 or x.max() >= vocabulary:
+        raise Refusal(
+            f"fasttext needs token numbers from 0 (padding) to {vocabulary - 1}, but not all values of the samples, "
+            f"{x.min():g} to {x.max():g}, are such. Give it another vocabulary, or try mlp2."
+        )
+    return words
+
+
+def log_softmax(name: str, shape: Shape) -> Layer:
+    """Logarithms of probabilities."""
+    return Layer(lambda p, x, train: F.log_softmax(x, 1), shape)
+
+
+def bidirectional_lstm(width: int) -> Make:
+    """An LSTM that reads forwards and one that reads backwards, of `width` values each, without bias."""
+
+    def make(name: str, shape: Shape) -> Layer:
+        steps, features = shape
+        sizes = {
+            f"{name}.{part}_{way}": (4 * width, into)
+            for way in ("forward", "backward")
+            for part, into in (("input", features), ("hidden", width))
+        }
+
+        def apply(p: Params, x: Tensor, train: bool) -> Tensor:
+            begin = x.new_zeros(2, len(x), width)
+            return torch.lstm(x, (begin, begin), [p[k] for k in sizes], False, 1, 0.0, train, True, True)[0]
+
+        return Layer(apply, (steps, 2 * width), lambda g: {k: uniform(size, width, g) for k, size in sizes.items()})
+
+    return make
+
+
+def max_over_time(name: str, shape: Shape) -> Layer:
+    """The largest value that each feature ever has."""
+    return Layer(lambda p, x, train: x.amax(1), shape[1:])
+
+
+def line_of_images(name: str, shape: Shape) -> Layer:
+    """Signals (channels x time) as images one line high, which they may already be."""
+    channels, *_, time = shape
+    return Layer(lambda p, x, train: x.reshape(len(x), channels, 1, time), (channels, 1, time))
+
+
+def fasttext(
+    shape: Shape,
+    classes: int,
+    vocabulary: int = 98_635,
+    width: int = 32,
+    mean: Literal["tokens", "positions"] = "tokens",
+    compat_logsoftmax: bool = False,
+) -> Stack:
+    """DBE's fastText for rows of token numbers (0 = padding): mean of the tokens' vectors, FC representation of 32. Its code
+    divides by the row's length, padding too (mean=positions), and takes log_softmax of the representation."""
+    if len(shape) != 1:
+        raise Refusal(f"fasttext needs rows of token numbers, but a sample has shape {shape}. Try mlp2.")
+    b = Builder("fasttext", shape).stage("embedding", mean_of_words(vocabulary, width, mean))
+    b = b.stage("fc1", linear(width), *([log_softmax] if compat_logsoftmax else []))
+    return b.stage("fc2", linear(classes)).build()
+
+
+def har_cnn(shape: Shape, classes: int) -> Stack:
+    """DBE's HAR-CNN for signals (channels x time): two convolutions, representation of 1,664 (9x128); the head is 3 FC layers."""
+    if len(shape) != 2 and not (len(shape) == 3 and shape[1] == 1):
+        raise Refusal(f"har-cnn needs signals (channels x time), but a sample has shape {shape}. Try mlp2.")
+    b = Builder("har-cnn", shape, "longer signals", "mlp2")
+    b = b.stage("conv1", line_of_images, conv(32, (1, 9)), relu, max_pool((1, 2)))
+    b = b.stage("conv2", conv(64, (1, 9)), relu, max_pool((1, 2)), flat)
+    b = b.stage("fc1", linear(1024), relu).stage("fc2", linear(512), relu)
+    return b.stage("fc3", linear(classes)).build(cut="conv2")
+
+
+def bilstm(shape: Shape, classes: int, width: int = 20) -> Stack:
+    """Fed-SPS's LSTM for records (steps x features), read both ways: representation of 40 = tanh's largest over time."""
+    if len(shape) != 2:
+        raise Refusal(f"bilstm needs records (steps x features), but a sample has shape {shape}. Try mlp2.")
+    b = Builder("bilstm", shape).stage("lstm", bidirectional_lstm(width), tanh, max_over_time)
+    return b.stage("fc", linear(classes)).build()
