@@ -194,16 +194,14 @@ def extract(
 
 def _at_layers(model: Offered, when: When, data: Samples, layers: Sequence[str], project: Projection) -> list[Representation]:
     party, task = model.party.name, model.party.task
-    names = {task.cut if layer == CUT else layer: layer for layer in layers}
+    stages = {layer + end: (task.cut if layer == CUT else layer) + end for layer in layers for end in ("", OFFSET)}
     parts: dict[str, list[Tensor]] = {}
     widths: dict[str, int] = {}
     for values in layers_of(model, data.x):
-        for seen, z in values.items():
-            stage = seen.removesuffix(OFFSET)
-            if stage in names:
-                layer = names[stage] + seen[len(stage) :]
-                parts.setdefault(layer, []).append(project(layer, z))
-                widths[layer] = z[0].numel()
+        for layer, stage in stages.items():
+            if stage in values:
+                parts.setdefault(layer, []).append(project(layer, values[stage]))
+                widths[layer] = values[stage][0].numel()
     made = [Representation(party, n, when, data.y.cpu(), torch.cat(z), widths[n]) for n, z in parts.items()]
     for r in made:
         if not r.features.isfinite().all():

@@ -79,7 +79,8 @@ class _Split:
 def _by_party(values: Tensor, owner: Tensor) -> Tensor:
     """Means of values (last axis: samples) by party."""
     member = F.one_hot(owner).double()
-    return values.double() @ (member / member.sum(0))
+    means: Tensor = values.double() @ member / member.sum(0)
+    return means
 
 
 def separability(

@@ -96,6 +96,8 @@ def test_missing_empty_and_folder(reader: Any, tmp_path: Path, refuses: Any) -> 
     path = tmp_path / "file"
     with refuses(path, "There is no file"):
         read(path)
+    with refuses("n" * 300, "File name too long"):
+        read(tmp_path / ("n" * 300))
     path.touch()
     with refuses(path, "is empty"):
         read(path)

@@ -83,7 +83,8 @@ class TestParquet:
         arrow = pytest.importorskip("pyarrow")
         words = arrow.array(["x", None, "z"]).dictionary_encode()
         table = read_parquet(self.save(tmp_path / "a.parquet", i=[1, 2, 3], j=[1, None, 3], f=[0.5, None, 2.0],
-                                       s=["a", None, "c"], w=words, b=[True, False, True], t=arrow.array([1, 2, 3], arrow.int8())))
+                                       s=["a", None, "c"], w=words, b=[True, False, True],
+                                       t=arrow.array([1, 2, 3], arrow.int8())))
         assert table.names == ["i", "j", "f", "s", "w", "b", "t"]
         assert [column.dtype.kind for column in table.columns] == ["i", "f", "f", "U", "U", "b", "i"]
         assert table["s"].tolist() == ["a", "", "c"]

@@ -13,7 +13,20 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from comity.data.formats.common import Labels, Pixels, Source, bad, folder_of, labels, opened, parsing, same_length, shown, take
+from comity.data.formats.common import (
+    Labels,
+    Pixels,
+    Source,
+    bad,
+    folder_of,
+    labels,
+    opened,
+    parsing,
+    reading,
+    same_length,
+    shown,
+    take,
+)
 from comity.errors import Refusal
 
 Classes = Literal[10, 100]
@@ -143,7 +156,9 @@ def _read(source: Source | Sequence[Source], version: _Version, batch: Callable[
 def _contents(source: Source, version: _Version) -> Iterator[tuple[str, str, bytes]]:
     """Where each batch is, its name and its bytes: all batches of an archive or folder, or the one file."""
     path = Path(source)
-    if path.is_dir():
+    with reading(source):
+        is_folder = path.is_dir()
+    if is_folder:
         folder = folder_of(path, version.folder)
         missing = [name for name in version.files if not (folder / name).exists()]
         if missing:
@@ -155,7 +170,7 @@ def _contents(source: Source, version: _Version) -> Iterator[tuple[str, str, byt
         for name in version.files:
             if name not in held:
                 raise bad(source, _lacks(name, version))
-            yield f"{name} in {source}", name, held.pop(name)  # each is let go as soon as it is read
+            yield f"{name} in {source}", name, held[name]
     else:
         with opened(path) as stream:
             content = take(stream, MOST + 1)

@@ -80,9 +80,16 @@ def present(path: Source) -> Path:
 def folder_of(path: Source, inner: str = "") -> Path:
     """The path of a folder that is there; when it has a folder called `inner`, that one."""
     folder = Path(path)
-    if not folder.is_dir():
-        raise Refusal(f"There is no folder {path}.")
-    return folder / inner if inner and (folder / inner).is_dir() else folder
+    with reading(path):
+        if not folder.is_dir():
+            raise Refusal(f"There is no folder {path}.")
+        return folder / inner if inner and (folder / inner).is_dir() else folder
+
+
+def inside(folder: Path) -> list[Path]:
+    """What a folder holds, by name, without what is hidden."""
+    with reading(folder):
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
 @contextmanager

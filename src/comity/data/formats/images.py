@@ -19,6 +19,7 @@ from comity.data.formats.common import (
     Source,
     bad,
     folder_of,
+    inside,
     opened,
     optional,
     parsing,
@@ -66,7 +67,7 @@ def read_image_folder(
     Hidden files are passed over; any other file that is no picture is refused, so that none is lost unseen.
     """
     root = folder_of(folder)
-    names = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    names = [path.name for path in inside(root) if path.is_dir()]
     if not names:
         raise bad(folder, "has no folders in it: put the pictures of each class into a folder of its own")
     if classes is not None:
@@ -94,10 +95,10 @@ def read_image_list(
             raise bad(list_file, f"has {shown(line)} in line {number}, but each line is a path, a space and a label from 0")
         if classes is not None and int(label) >= classes:
             raise bad(list_file, f"has the label {label} in line {number}, but labels are whole numbers from 0 to {classes - 1}")
-        inside = PurePosixPath(name.strip())
-        if inside.is_absolute() or ".." in inside.parts:
+        within = PurePosixPath(name.strip())
+        if within.is_absolute() or ".." in within.parts:
             raise bad(list_file, f"has a path in line {number} that leads out of the folder: {shown(name)}")
-        paths.append(base / inside)
+        paths.append(base / within)
         answers.append(int(label))
     if not paths:
         raise bad(list_file, "names no pictures")
@@ -106,7 +107,7 @@ def read_image_list(
 
 def _pictures(folder: Path) -> list[Path]:
     """The pictures of one class, by name."""
-    paths = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    paths = inside(folder)
     if not paths:
         raise bad(folder, "holds no pictures: fill it or remove it")
     for path in paths:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from comity.data.formats.common import DAMAGED, Labels, Pixels, Source, bad, folder_of, labels, opened, shown
+from comity.data.formats.common import DAMAGED, Labels, Pixels, Source, bad, folder_of, inside, labels, opened, shown
 
 SIDE = 28
 CLASSES = 62
@@ -35,7 +35,7 @@ def read_leaf(folder: Source) -> Leaf:
     parts = [part for name in ("train", "test") if (part := root / name).is_dir()] or [root]
     found: list[tuple[str, Pixels, Labels, bool]] = []
     for part in parts:
-        files = sorted(part.glob("*.json"))
+        files = [path for path in inside(part) if path.suffix == ".json"]
         if not files:
             raise bad(part, "holds no json files: it must be a folder that LEAF's preprocess.sh made")
         seen: dict[str, Path] = {}

@@ -1,0 +1,5 @@
+"""`python -m comity.cli`."""
+
+from comity.cli import main
+
+main()

@@ -1,0 +1,151 @@
+"""What commands have in common: every option of an experiment is declared once, in `config.Experiment`."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+from comity.config import Experiment, experiment, read
+from comity.errors import ComityError, Refusal, describe
+from comity.spec import value
+
+app = typer.Typer(
+    help="Collaborative learning between parties whose data differ and may not be pooled.",
+    no_args_is_help=True,
+    add_completion=False,
+    suggest_commands=False,  # click suggests already
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(
+    help="Look at federations, and bring one's own.", no_args_is_help=True, rich_markup_mode=None, suggest_commands=False
+)
+app.add_typer(data_app, name="data")
+
+Settings = dict[str, Any]
+Out = Annotated[Path | None, typer.Option("--out", help="folder for the results")]
+Algo = Annotated[str, typer.Argument(metavar="ALGO", help="method (fedavg, fedavg+dbe, ./mine.py) or FILE.toml")]
+Seeds = Annotated[str | None, typer.Option("--seeds", help="several seeds, as in 0,1,2")]
+NOT_OPTIONS = {"algorithm", "set", "party"}
+
+
+def _plain(kind: Any) -> Any:
+    """`int | None` -> int; a choice of words -> str (checked by Experiment, whose sentence is better)."""
+    inner = [k for k in get_args(kind) if k is not type(None)] or [kind]
+    return inner[0] if inner[0] in (int, float, str) else str
+
+
+def with_experiment(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command all options of an experiment; it receives those that were typed as `settings`."""
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
+    added = []
+    for name, about in Experiment.model_fields.items():
+        if name in NOT_OPTIONS:
+            continue
+        default = "" if about.default is None else f" [{about.default}]"
+        flag = typer.Option(f"--{name.replace('_', '-')}", help=f"{about.description}{default}", show_default=False)
+        kind: Any = Annotated[_plain(about.annotation) | None, flag]
+        added.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind))
+    flag = typer.Option("--set", help="a method's own option: mu=1, or dbe.mu=1", metavar="NAME=VALUE")
+    pairs = Annotated[list[str] | None, flag]
+    added.append(inspect.Parameter("set", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=pairs))
+    flag = typer.Option("--party", help="what one party does its own way: p1.model=lenet5", metavar="NAME.SETTING=VALUE")
+    own_ways = Annotated[list[str] | None, flag]
+    added.append(inspect.Parameter("party", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=own_ways))
+    names = [p.name for p in added]
+
+    def wrapped(**given: Any) -> None:
+        typed = {n: given.pop(n) for n in names}
+        settings = {n: v for n, v in typed.items() if v is not None}
+        if "set" in settings:
+            settings["set"] = dict(_pair(text) for text in settings["set"])
+        if "party" in settings:
+            settings["party"] = _parties(settings["party"])
+        command(**given, settings=settings)
+
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + added
+    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapped
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    name, equals, right = text.partition("=")
+    if not equals or not name.strip():
+        raise Refusal(f"--set takes name=value, not {text!r}.")
+    return name.strip(), value(right)
+
+
+def _parties(texts: list[str]) -> dict[str, dict[str, Any]]:
+    """`p1.model=lenet5`, one or more, as tables by party."""
+    tables: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        left, equals, right = text.partition("=")
+        name, dot, setting = left.strip().rpartition(".")
+        if not (equals and dot and name and setting):
+            raise Refusal(f"--party takes name.setting=value, as in p1.model=lenet5, not {text!r}.")
+        tables.setdefault(name, {})[setting] = right.split(",") if setting == "peers" else right.strip()
+    return tables
+
+
+def chosen_experiment(algo: str, settings: Settings) -> Experiment:
+    """What was asked for: a file's settings, or a method's name, with the typed options on top."""
+    if algo.endswith(".toml"):
+        base = read(algo)
+        if "set" in settings:
+            settings["set"] = base.set | settings["set"]
+        if "party" in settings:
+            before = {name: own.model_dump(exclude_none=True) for name, own in base.party.items()}
+            settings["party"] = before | {name: before.get(name, {}) | own for name, own in settings["party"].items()}
+        return base.but(**settings)
+    return experiment({"algorithm": algo, **settings})
+
+
+def chosen_seeds(text: str | None, default: int) -> list[int]:
+    if text is None:
+        return [default]
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise Refusal(f"--seeds takes whole numbers, as in 0,1,2, not {text!r}.") from None
+    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise Refusal(f"--seeds takes different numbers from 0, not {text!r}.")
+    return seeds
+
+
+class Stopped(ComityError):
+    """Ctrl-C."""
+
+    exit_code = 130
+
+
+@contextlib.contextmanager
+def resumable(how: str) -> Iterator[None]:
+    """Whatever ends a run early, the last words say how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(f"Stopped; go on from the last checkpoint with: {how}") from None
+    except Refusal:
+        raise
+    except (ComityError, OSError) as why:
+        raise ComityError(f"{describe(why)} Go on with: {how}") from why
+
+
+def free_folder(name: str) -> Path:
+    """The first of runs/name, runs/name-2, ... that holds nothing yet."""
+    base = Path("runs") / name
+    return next(p for k in range(1, 10**6) if not (p := base if k == 1 else base.with_name(f"{name}-{k}")).exists())
+
+
+def caution(text: str) -> None:
+    """On stdout: stderr is for the one sentence of a run that fails."""
+    from comity import screen
+
+    screen.out.print(f"Caution: {text}", markup=False, soft_wrap=True)

@@ -1,0 +1,173 @@
+"""Commands about papers and what a finished run holds: reproduce, measure."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from comity.checkpoint import write_atomically
+from comity.cli.options import Out, Seeds, app, chosen_seeds, resumable
+from comity.errors import Refusal, unknown
+
+ScaleOption = Annotated[str, typer.Option("--scale", help="smoke (a minute), reduced (half an hour) or full (the paper's)")]
+Some = Annotated[str | None, typer.Option(help="only these, as in a,b")]
+
+
+def _some(text: str | None, known: list[str], what: str) -> list[str]:
+    """The names of a list that was typed; all of them if none was."""
+    if text is None:
+        return known
+    chosen = [part.strip() for part in text.split(",")]
+    for name in chosen:
+        if name not in known:
+            raise unknown(what, name, known)
+    return chosen
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="as in dbe/table5, or a FILE.toml of one's own")],
+    scale: ScaleOption = "reduced",
+    columns: Some = None,
+    rows: Some = None,
+    seeds: Seeds = None,
+    rounds: Annotated[int | None, typer.Option(help="other than the scale's")] = None,
+    only_plan: Annotated[bool, typer.Option("--plan", help="only say what it will cost here")] = False,
+    out: Out = None,
+) -> None:
+    """A paper's table again: printed beside measured. The same command goes on where it was stopped."""
+    from comity import papers, reproduce, screen
+
+    if scale not in papers.SCALES:
+        raise Refusal(f"--scale must be one of {', '.join(papers.SCALES)}, not {scale!r}.")
+    table = papers.table(name)
+    every = chosen_seeds(seeds, 0) if seeds else list(range(table.seeds(scale)))
+    able_columns, able_rows = table.chosen(scale)
+    if columns:
+        able_columns = list(table.columns)
+    wanted = _some(columns, [c.name for c in able_columns], "column called")
+    methods = _some(rows, [r.name for r in table.rows], "row called")
+    kept = [c for c in table.columns if c.name in wanted]
+    lines = [r for r in (table.rows if rows else able_rows) if r.name in methods]
+    changes: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
+    runs = reproduce.plan_runs(table, scale, every, kept, lines, changes)
+    screen.out.print(f"{table.source}: {table.title}", style="bold", soft_wrap=True)
+    for run_name, why in dict.fromkeys((run.name, run.why) for run in runs if run.why.startswith("no data")):
+        screen.out.print(f"{run_name}: {why}", soft_wrap=True)
+    if only_plan or scale == "full":
+        _costs(runs, len(every))
+    if only_plan:
+        return
+    if not any(not run.why for run in runs):
+        raise Refusal(f"Nothing of {name} can be run here: {runs[0].why}.")
+    folder = out or Path("runs") / "reproduce" / Path(name).with_suffix("") / scale
+    several = {run.name for run in runs}
+    with resumable(f"the same command and --out {folder}"):
+        done = reproduce.execute(
+            runs, folder, lambda text: screen.progress(text if len(several) > 1 else text.split(" ", 1)[1])
+        )
+    cells = reproduce.collect(runs, done, kept, lines)
+    screen.table(reproduce.HEADS, reproduce.lines(cells), words=2)
+    told = [str(verdict) for verdict in reproduce.verdicts(table, cells)]
+    for text in told:
+        screen.out.print(text, markup=False, soft_wrap=True)
+    spent = reproduce.spent(done)
+    cost = f"{screen.duration(spent.seconds)} of computing, at most {screen.size(spent.memory)} of memory"
+    screen.out.print(f"{cost}. The table and the runs are in {folder}", soft_wrap=True)
+    command = "comity " + " ".join(f"'{part}'" if " " in part or "(" in part else part for part in sys.argv[1:])
+    head = [f"# {name}: {table.title}", "", f"{table.source}. Scale {scale}, seeds {', '.join(map(str, every))}; {cost}.", "",
+            f"`{command}` at {_version()}.", "", table.notes, ""]
+    settings = [f"- {text}" for text in reproduce.settings_of(runs)]
+    body = "\n".join([*head, "Settings of each run:", "", *settings, "", reproduce.markdown(cells), *[f"- {text}" for text in told], ""])
+    write_atomically(folder / "table.md", body)
+    write_atomically(folder / "table.txt", "\n".join("\t".join(row) for row in [reproduce.HEADS, *reproduce.lines(cells)]) + "\n")
+    reproduce.write_csv(folder / "table.csv", cells)
+
+
+def _version() -> str:
+    """The commit of a checkout, or the version of an installed package."""
+    here = Path(__file__).parent
+    try:
+        asked = ["git", "-C", str(here), "describe", "--always", "--dirty"]
+        return "commit " + subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        from importlib.metadata import version
+
+        return f"version {version('comity')}"
+
+
+def _costs(runs: list[Any], seeds: int) -> None:
+    """What all runs will take here, from one round of each tried with one party."""
+    from comity import reproduce, screen
+    from comity.plan import plan
+
+    rows, total = [], 0.0
+    for run, job in reproduce.jobs(runs):
+        made = plan(job)
+        seconds = (made.train_seconds + made.evaluate_seconds) * seeds
+        total += seconds
+        memory = made.data_bytes + made.state_bytes + made.message_bytes
+        rows.append([run.name, run.row.title, str(job.experiment.rounds), screen.duration(seconds), screen.size(memory)])
+    screen.table(["data", "method", "rounds", "time", "memory"], rows, f"What it will cost here, {seeds} seeds", words=2)
+    screen.out.print(f"together about {screen.duration(total)}, scaled from one round of each tried with one party; "
+                     "memory is beside torch itself")
+
+
+@app.command()
+def measure(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")],
+    layers: Some = None,
+    samples: Annotated[int, typer.Option(help="how many samples of all parties together")] = 2000,
+    full: Annotated[bool, typer.Option("--full", help="description length as its authors measure it: slow")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """A finished run's representations: description length, distance between parties, drift; and its accuracy in all conventions."""
+    from comity import screen
+    from comity.measure import conventions, mdl, study
+    from comity.run import check_run
+
+    check_run(run_dir)
+    chosen = None if layers is None else [part.strip() for part in layers.split(",")]
+    found = study.study(run_dir, chosen, samples, mdl=mdl.FULL if full else mdl.CHEAP, told=_told)
+    accuracy = conventions.of_run(run_dir)
+    write_atomically(run_dir / "measures.json", json.dumps(found | {"accuracy": accuracy}, indent=2) + "\n")
+    if as_json:
+        print(json.dumps(found | {"accuracy": accuracy}))
+        return
+    rows = []
+    for layer, entry in found["layers"].items():
+        for when in ("before", "after"):
+            if when in entry:
+                rows.append([layer, when, *_figures(entry[when])])
+    heads = ["layer", "training", "MDL nats", "bits", "Fréchet", "told apart", "chance", "drift"]
+    screen.table(heads, rows, f"{found['algorithm']} on {found['dataset']}, {found['samples']} test samples", words=2)
+    shown = [[name, f"{value:.4f}"] for name, value in accuracy.items() if value is not None]
+    screen.table(["accuracy", ""], shown)
+    screen.out.print(
+        "before, after: local training. MDL: description length of the labels, given the representations. Fréchet: each party's "
+        "distance to all together. told apart: how often a probe names the party. drift: distance of class centroids between "
+        "parties, over the spread within a class.",
+        style="dim",
+    )
+    screen.out.print(f"Written to {run_dir / 'measures.json'}", soft_wrap=True)
+
+
+def _told(what: str) -> None:
+    from comity import screen
+
+    if screen.err.is_terminal:
+        screen.err.print(what, style="dim")
+
+
+def _figures(entry: dict[str, Any]) -> list[str]:
+    def number(value: float | None, digits: int = 1) -> str:
+        return "" if value is None else f"{value:.{digits}f}"
+
+    mdl, probe, drift = entry["mdl"] or {}, entry["separability"] or {}, entry["drift"] or {}
+    return [number(mdl.get("nats"), 0), number(mdl.get("bits"), 0), number(entry["frechet"]["mean"]),
+            number(probe.get("accuracy"), 3), number(probe.get("chance"), 3), number(drift.get("relative"), 2)]

@@ -1,0 +1,190 @@
+"""Commands that run methods: run, resume, compare, tune, and plan before them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from comity.cli.options import (
+    Algo,
+    Out,
+    Seeds,
+    Settings,
+    app,
+    caution,
+    chosen_experiment,
+    chosen_seeds,
+    free_folder,
+    resumable,
+    with_experiment,
+)
+from comity.config import experiment
+
+
+@app.command()
+@with_experiment
+def run(algo: Algo, settings: Settings, out: Out = None) -> None:
+    """Run one method, or an experiment's file."""
+    from comity import screen
+    from comity.compare import folder_name
+    from comity.job import federation_of, prepare
+    from comity.run import start
+
+    chosen = chosen_experiment(algo, settings)
+    job = prepare(chosen, federation_of(chosen))
+    for text in job.cautions():
+        caution(text)
+    folder = out or free_folder(f"{folder_name(chosen.algorithm)}-{Path(chosen.data).stem}-s{chosen.seed}")
+    with resumable(f"comity resume {folder}"):
+        _finish(folder, start(job, folder, screen.progress(chosen.algorithm)).summary)
+
+
+@app.command()
+def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")]) -> None:
+    """Continue a run that was stopped or killed; the result is what it would have been."""
+    from comity import screen
+    from comity.compare import finished
+    from comity.run import check_run, reopen, resume_in
+
+    check_run(run_dir)
+    with resumable(f"comity resume {run_dir}"):
+        if (done := finished(run_dir)) is None:
+            job = reopen(run_dir)
+            done = resume_in(job, run_dir, screen.progress(job.experiment.algorithm)).summary
+        _finish(run_dir, done)
+
+
+def _finish(folder: Path, summary: dict[str, Any]) -> None:
+    """The end of a run on the screen."""
+    from comity import screen
+
+    got, sent, took = summary["accuracy"], summary["bytes"], summary["seconds"]
+    screen.out.print(
+        f"{summary['algorithm']}: accuracy {got['mean']:.1%} (mean of {summary['parties']} parties), "
+        f"worst {got['per_party'][got['worst_party']]:.1%} ({got['worst_party']}), "
+        f"best {got['per_party'][got['best_party']]:.1%} ({got['best_party']})",
+        soft_wrap=True,
+    )
+    if got["unfinished"] is not None:
+        screen.out.print(f"before its last fine-tuning: {got['unfinished']:.1%}")
+    for name, new in summary["newcomers"].items():
+        screen.out.print(
+            f"newcomer {name}: offered {new['offered']:.1%}, after its warm-up {new['joined']:.1%}, "
+            f"alone {new['alone']:.1%}: {100 * new['gain']:+.1f} points by joining",
+            soft_wrap=True,
+        )
+    screen.out.print(
+        f"up {screen.size(sent['up'])}, down {screen.size(sent['down'])}, peer {screen.size(sent['peer'])}, "
+        f"{summary['steps']} steps, {screen.duration(took['total'])}"
+    )
+    screen.out.print(f"The run is in {folder}", soft_wrap=True)
+    if summary["diverged"]:
+        print(f"comity: The loss of {', '.join(summary['diverged'])} is not finite; try a smaller --lr.", file=sys.stderr)
+
+
+@app.command()
+@with_experiment
+def compare(
+    algos: Annotated[list[str], typer.Argument(metavar="ALGO...")], settings: Settings, seeds: Seeds = None, out: Out = None
+) -> None:
+    """Run several methods, and SOLO, on one split; end with a table."""
+    from comity import screen
+    from comity.compare import compare as compare_runs
+
+    base = experiment(settings)
+    every = chosen_seeds(seeds, base.seed)
+    folder = out or free_folder(f"compare-{Path(base.data).stem}")
+    several = len(every) > 1
+    with resumable(f"the same command and --out {folder}"):
+        rows = compare_runs(
+            base,
+            algos,
+            every,
+            folder,
+            lambda e: screen.progress(e.algorithm + (f" seed {e.seed}" if several else "")),
+            caution,
+        )
+    shown = []
+    for row in rows:
+        mean, worst = sum(row.accuracy) / len(row.accuracy), sum(row.worst) / len(row.worst)
+        shown.append([
+            row.algorithm,
+            f"{mean:.1%}" + (f" ± {100 * row.spread():.1f}" if several else ""),
+            f"{worst:.1%}",
+            f"{row.gained}/{row.judged}" if row.judged else "",
+            f"{row.hurt}/{row.judged}" if row.judged else "",
+            *([f"{row.joined:.1%} ({100 * (row.joined_gain or 0):+.1f})"] if row.joined is not None else []),
+            *(screen.size(row.bytes[kind]) if row.bytes[kind] else "0" for kind in ("up", "down", "peer")),
+            screen.duration(row.seconds),
+        ])
+    title = f"{base.data}, {base.partition}, {base.rounds} rounds" + (f", {len(every)} seeds" if several else "")
+    late = ["newcomers"] if base.newcomers else []
+    screen.table(["method", "accuracy", "worst", "gained", "hurt", *late, "up", "down", "peer", "time"], shown, title)
+    screen.out.print(
+        "worst: the worst party. gained, hurt: parties whose 95% interval against SOLO, paired over their test samples, "
+        "excludes zero."
+        + (" newcomers: their accuracy after joining, and what it gave them against training alone." if late else ""),
+        style="dim",
+    )
+    screen.out.print(f"The runs are in {folder}", soft_wrap=True)
+
+
+@app.command()
+@with_experiment
+def tune(
+    algo: Algo,
+    settings: Settings,
+    grid: Annotated[list[str], typer.Option("--grid", help="values to try: mu=0.1,1", metavar="NAME=V,V")],
+    seeds: Seeds = None,
+    out: Out = None,
+) -> None:
+    """Try a grid of values with equal budgets; choose on validation data."""
+    from comity import screen
+    from comity.compare import folder_name, parse_grid
+    from comity.compare import tune as tune_runs
+
+    base = chosen_experiment(algo, settings)
+    folder = out or free_folder(f"tune-{folder_name(base.algorithm)}")
+    points = parse_grid(grid)
+    with resumable(f"the same command and --out {folder}"):
+        trials = tune_runs(base, points, chosen_seeds(seeds, base.seed), folder, lambda e: screen.progress(e.algorithm))
+    rows = [[*(str(v) for v in t.settings.values()), f"{t.validation:.1%}", f"{t.test:.1%}"] for t in trials]
+    screen.table([*points, "validation", "test"], rows, f"{base.algorithm}, {base.rounds} rounds each, best by validation first")
+    best = ", ".join(f"{n}={v}" for n, v in trials[0].settings.items())
+    screen.out.print(f"Chosen on validation data: {best}. The runs are in {folder}", soft_wrap=True)
+
+
+@app.command()
+@with_experiment
+def plan(algo: Algo, settings: Settings) -> None:
+    """Bytes, memory and time before a run."""
+    from comity import screen
+    from comity.job import federation_of, prepare
+    from comity.plan import plan as make
+
+    chosen = chosen_experiment(algo, settings)
+    job = prepare(chosen, federation_of(chosen))
+    made = make(job)
+    bytes_of = ("up", "down", "peer")
+    rows = [
+        [name, *(screen.size(getattr(part, kind)) for kind in bytes_of)]
+        for name, part in (("before round 1", made.start), ("largest round", made.per_round), ("whole run", made.total))
+    ]
+    screen.table(["bytes", *bytes_of], rows, f"{chosen.algorithm} on {chosen.data}, {len(job.parties)} parties")
+    screen.out.print(f"closed form: {job.algorithm.bytes_formula}")
+    screen.out.print(
+        f"model: {job.info.task.network.name}, {made.parameters:,} values, {screen.size(made.model_bytes)}; "
+        f"representation of {job.info.width}"
+    )
+    screen.out.print(
+        f"memory beside torch itself: data {screen.size(made.data_bytes)}, party states {screen.size(made.state_bytes)}, "
+        f"messages of a round {screen.size(made.message_bytes)}"
+    )
+    where = job.experiment.engine + (f" with {job.experiment.workers} workers" if job.experiment.workers else "")
+    screen.out.print(
+        f"time, scaled from one round tried with one party: training {screen.duration(made.train_seconds)}, evaluation "
+        f"{screen.duration(made.evaluate_seconds)}; {made.steps:,} steps on engine {where}"
+    )

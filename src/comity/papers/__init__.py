@@ -1,0 +1,151 @@
+"""The papers' tables as data: one TOML file a table or figure, with the setting, the methods and the printed numbers.
+
+A run's settings are the table's, then its column's, then its row's; the scale's come last, in the same order.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from comity.errors import ComityError, unknown
+
+HERE = Path(__file__).parent
+Scale = Literal["smoke", "reduced", "full"]
+SCALES: tuple[Scale, ...] = ("smoke", "reduced", "full")
+Settings = dict[str, Any]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    title: str
+    settings: Settings = Field(default_factory=dict)
+    reduced: Settings = Field(default_factory=dict)
+    smoke: Settings = Field(default_factory=dict)
+
+    def at(self, scale: Scale) -> Settings:
+        """What replaces the settings at a scale."""
+        return {"full": {}, "reduced": self.reduced, "smoke": self.smoke}[scale]
+
+
+class Column(_Entry):
+    """A column: what is measured, and on which run."""
+
+    measure: str
+    run: str = ""
+    """Columns of one run share it: they only measure different things."""
+
+    @property
+    def runs(self) -> str:
+        """The name of its run."""
+        return self.run or self.name
+
+
+class Line(_Entry):
+    """A row: a method and what the paper prints for it, by column; a pair is a mean and its standard deviation."""
+
+    algorithm: str
+    paper: dict[str, float | tuple[float, float]] = Field(default_factory=dict)
+
+    def printed(self, column: str) -> tuple[float | None, float | None]:
+        """The paper's figure and standard deviation, as far as it gives them."""
+        given = self.paper.get(column)
+        return given if isinstance(given, tuple) else (given, None)
+
+
+class Table(BaseModel):
+    """A table of a paper."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str
+    source: str
+    trials: int = 1
+    notes: str = ""
+    claims: tuple[str, ...] = ()
+    settings: Settings = Field(default_factory=dict)
+    reduced: Settings = Field(default_factory=dict)
+    smoke: Settings = Field(default_factory=dict)
+    columns: tuple[Column, ...]
+    rows: tuple[Line, ...]
+
+    def at(self, scale: Scale) -> Settings:
+        """What replaces the settings at a scale; `seeds`, `columns` and `rows` are about the table itself."""
+        return {"full": {}, "reduced": self.reduced, "smoke": self.smoke}[scale]
+
+    def seeds(self, scale: Scale) -> int:
+        """How many seeds."""
+        many: int = self.at(scale).get("seeds", self.trials)
+        return many
+
+    def chosen(self, scale: Scale) -> tuple[list[Column], list[Line]]:
+        """The columns and rows of a scale."""
+        asked = self.at(scale)
+        columns = [c for c in self.columns if c.name in asked.get("columns", [c.name])]
+        return columns, [r for r in self.rows if r.name in asked.get("rows", [r.name])]
+
+    def run_settings(self, run: str, row: Line, scale: Scale) -> Settings:
+        """The settings of one run of a row."""
+        mine = [c for c in self.columns if c.runs == run]
+        layers: list[Mapping[str, Any]] = [self.settings, *(c.settings for c in mine), row.settings]
+        layers += [self.at(scale), *(c.at(scale) for c in mine), row.at(scale)]
+        made = {name: value for layer in layers for name, value in layer.items() if name not in ("seeds", "columns", "rows")}
+        return made | {"algorithm": row.algorithm}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An ordering that a paper asserts: `better` above `worse`, in every column or in one."""
+
+    text: str
+
+    @cached_property
+    def parts(self) -> tuple[str, str, str]:
+        """The better row, the worse row, and the column ("" for all)."""
+        order, _, column = self.text.partition("@")
+        better, _, worse = order.partition(">")
+        return better.strip(), worse.strip(), column.strip()
+
+
+def names() -> list[str]:
+    """All experiments, as in dbe/table5."""
+    found = sorted(HERE.glob("*/*.toml"), key=lambda p: (p.parent.name, p.stem.rstrip("0123456789abc"), _number(p.stem), p.stem))
+    return [f"{path.parent.name}/{path.stem}" for path in found]
+
+
+def _number(stem: str) -> int:
+    return int("".join(c for c in stem if c.isdigit()) or 0)
+
+
+def table(name: str) -> Table:
+    """A table by its name, or by the path of a TOML file of a user's own."""
+    path = Path(name) if name.endswith(".toml") else HERE / f"{name}.toml"
+    if not name.endswith(".toml") and name not in names():
+        raise unknown("experiment", name, names())
+    try:
+        return Table.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as why:
+        raise ComityError(f"{path} cannot be read.") from why
+    except tomllib.TOMLDecodeError as why:
+        raise ComityError(f"{path} is not valid TOML: {why}.") from why
+    except ValidationError as why:
+        first = why.errors()[0]
+        raise ComityError(f"{path} is not a paper's table: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from why
+
+
+def catalogue() -> list[dict[str, object]]:
+    """What `comity list experiments` shows."""
+    rows: list[dict[str, object]] = []
+    for name in names():
+        made = table(name)
+        rows.append({"name": name, "rows": len(made.rows), "columns": len(made.columns), "description": made.title,
+                     "source": made.source})
+    return rows
