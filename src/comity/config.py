@@ -63,7 +63,7 @@ class Experiment(BaseModel):
     eval_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
     patience: int | None = Field(None, ge=1, description="end the run when it got no better for so many rounds, judged on "
                                  "validation data (on test data if validation is 0)")
-    augment: str = Field("none", description="random changes to training images: flip, crop(pad=4), rotate(degrees=10), joined by |")
+    augment: str = Field("none", description="random changes to training images, as in flip|crop(pad=4)|rotate(degrees=10)")
     bn: Literal["all", "params_only", "none"] = Field("all", description="which BatchNorm values are shared")
     cut: str | None = Field(None, description="stage after which the representation is taken; the model's own unless told")
     opt_state: Literal["reset", "keep"] = Field("reset", description="parties' optimizers from round to round: new, or kept")

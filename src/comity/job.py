@@ -132,7 +132,7 @@ def prepare(experiment: Experiment, federation: Federation, model: models.Pair |
     device = _device(experiment.device)
     training = experiment.training()
     there = len(federation.names) - experiment.newcomers
-    augment = Augment.read(experiment.augment, federation.black, federation.shape)
+    augment = Augment.read(experiment.augment, federation.preprocess.black, federation.shape)
     parties = []
     tasks: dict[str, Task] = {}
     for i, (name, data) in enumerate(federation.parties.items()):

@@ -283,11 +283,11 @@ def _figure(measure: str, one: Outcome, column: dict[str, list[Outcome]]) -> flo
 def _percent(name: str, value: float | None) -> float:
     if value is None:
         raise Refusal(f"this method has no {name} accuracy.")
-    return 100 * value
+    return 100.0 * value
 
 
 def _seconds(summary: dict[str, Any]) -> float:
-    return float(summary["seconds"]["train"]) / max(1, summary["rounds"])
+    return float(summary["seconds"]["train"]) / max(1, int(summary["rounds"]))
 
 
 def _newcomers(summary: dict[str, Any]) -> float:
@@ -350,4 +350,5 @@ def write_csv(path: Path, cells: Sequence[Cell]) -> None:
         writer.writerow(("column", "row", "algorithm", "paper", "paper_std", "measured", "measured_std", "seeds", "note"))
         for cell in cells:
             each = " ".join(f"{v:.6g}" for v in cell.measured)
-            writer.writerow((cell.column.name, cell.row.name, cell.row.algorithm, *cell.paper, cell.mean, cell.std, each, cell.why))
+            which = cell.column.name, cell.row.name, cell.row.algorithm
+            writer.writerow((*which, *cell.paper, cell.mean, cell.std, each, cell.why))

@@ -78,6 +78,16 @@ class Result:
 
     def model(self, party: str) -> Deployed:
         """What that party would deploy after the last round."""
+        i, checkpoints, mine = self._kept(party)
+        letter, who = self.job.algorithm.view(checkpoints.server_state(), i), self.job.parties[i]
+        return Deployed(self.job.algorithm.at(who, mine).task, self.job.algorithm.model(mine, letter, who))
+
+    def state(self, party: str) -> Any:
+        """What the method keeps at that party."""
+        return self._kept(party)[2]
+
+    def _kept(self, party: str) -> tuple[int, Checkpoints, Any]:
+        """A party's number, the checkpoints, and its state there."""
         everyone = self.job.info.names + self.job.info.newcomers
         if party not in everyone:
             raise unknown("party called", party, everyone)
@@ -85,12 +95,9 @@ class Result:
         if checkpoints.load() is None:
             raise ComityError(f"{self.folder} holds no checkpoint.")
         i = everyone.index(party)
-        site = Site(self.job.algorithm, self.job.parties[i], self.job.root)
         saved = checkpoints.party_state(i)
-        mine = site.mine if saved is None else saved.mine
-        letter = self.job.algorithm.view(checkpoints.server_state(), i)
-        task = self.job.algorithm.at(site.party, mine).task
-        return Deployed(task, self.job.algorithm.model(mine, letter, site.party))
+        mine = Site(self.job.algorithm, self.job.parties[i], self.job.root).mine if saved is None else saved.mine
+        return i, checkpoints, mine
 
 
 @contextlib.contextmanager

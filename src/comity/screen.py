@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -119,18 +119,20 @@ def progress(title: str) -> Bar | Lines:
     return Bar(title) if err.is_terminal else Lines(title)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", words: int = 1, wide: int = -1) -> None:
-    """A table on the screen: the first `words` columns are words, the others figures; only column `wide` may wrap.
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", words: int = 1, wide: Collection[int] = ()
+) -> None:
+    """A table on the screen: the first `words` columns are words, the others figures; only the columns `wide` may wrap.
 
-    Without such a column a table that does not fit is printed in full: a cut figure is worth less than a long line.
+    Without such columns a table that does not fit is printed in full: a cut figure is worth less than a long line.
     """
     made = Table(header_style="bold", pad_edge=False, box=None)
     for k, column in enumerate(columns):
-        made.add_column(column, justify="left" if k < words else "right", no_wrap=k != wide, overflow="fold")
+        made.add_column(column, justify="left" if k < words else "right", no_wrap=k not in wide, overflow="fold")
     for row in rows:
         made.add_row(*row)
     if title:
         out.print(title, style="bold", soft_wrap=True)
     needed = out.measure(made, options=out.options.update(max_width=1000)).maximum
-    fits = out if wide >= 0 or needed <= out.width else Console(highlight=False, width=needed)
+    fits = out if wide or needed <= out.width else Console(highlight=False, width=needed)
     fits.print(made)

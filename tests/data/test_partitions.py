@@ -160,6 +160,64 @@ def test_shard_parties_hold_few_classes(parties: int, per_party: int, seed: int)
         assert max(len(np.unique(y[p])) for p in found) <= 2 * per_party
 
 
+@given(classes=st.integers(1, 8), each=st.integers(1, 6), per_party=st.integers(1, 4), seed=seeds)
+def test_shards_by_class_hold_one_class_each(classes: int, each: int, per_party: int, seed: int) -> None:
+    shards = classes * each
+    if shards % per_party:
+        return
+    draw = np.random.default_rng(seed)
+    sizes = draw.integers(each, 40, classes)
+    y = draw.permutation(np.repeat(3 * np.arange(classes), sizes))  # labels 0, 3, 6, ...: others count for nothing
+    if per_party > len(y) // (shards // per_party):
+        return
+    found = parts(f"shard(per_party={per_party},by_class=true)", y, shards // per_party, seed)
+    assert len(assert_disjoint(found, y, shards // per_party)) == len(y)
+    counts = np.array([[(y[p] == c).sum() for c in 3 * np.arange(classes)] for p in found])
+    assert ((counts > 0).sum(axis=1) <= per_party).all()
+    low, high = sizes // each, -(-sizes // each)  # the shards of a class are equal but for one sample
+    if (low > per_party).all():  # then the number of shards can be told from the number of samples
+        held = np.array([[k for c, n in enumerate(row) for k in range(per_party + 1) if k * low[c] <= n <= k * high[c]]
+                         for row in counts])
+        assert (held.sum(axis=1) == per_party).all()
+        assert (held.sum(axis=0) == each).all()
+
+
+def test_shards_by_class_by_hand() -> None:
+    """Two classes of 4 and 8 in four shards: two of 2 and two of 4."""
+    y = np.array([1, 0, 1, 1, 0, 1, 1, 0, 1, 1, 0, 1])
+    found = parts("shard(per_party=1,by_class=true)", y, 4)
+    assert sorted((len(p), set(y[p].tolist()) == {0}) for p in found) == [(2, True), (2, True), (4, False), (4, False)]
+    plain = parts("shard(per_party=1)", y, 4)
+    assert [len(p) for p in plain] == [3] * 4  # equal shards, one of which holds both classes
+    assert any(len(set(y[p].tolist())) == 2 for p in plain)
+
+
+def test_shards_by_class_are_dealt_at_random() -> None:
+    y = np.repeat(np.arange(10), 20)
+    first = [tuple(np.unique(y[parts("shard(2,by_class=true)", y, 10, s)[0]])) for s in range(20)]
+    assert len(set(first)) > 10
+
+
+@given(parties=st.integers(1, 20), classes=st.integers(1, 10), seed=seeds)
+def test_pathological_equal_shares_are_equal(parties: int, classes: int, seed: int) -> None:
+    y = labels(1000, seed=seed)
+    found = parts(f"pathological(classes={classes},equal=true)", y, parties, seed)
+    everything = assert_disjoint(found, y, parties)
+    table = class_table(y, found)
+    assert ((table > 0).sum(axis=1) == classes).all()
+    for column in table.T:
+        shares = column[column > 0]
+        assert len(shares) == 0 or shares.max() - shares.min() <= 1
+    assert len(everything) == np.bincount(y)[(table > 0).any(axis=0)].sum()
+
+
+def test_pathological_equal_changes_the_amounts_not_the_classes() -> None:
+    y = labels(1000)
+    unequal, equal = (class_table(y, parts(f"pathological(classes=2,equal={e})", y, 10)) for e in ("false", "true"))
+    assert ((unequal > 0) == (equal > 0)).all()
+    assert np.std(unequal.sum(axis=1)) > 3 * np.std(equal.sum(axis=1))
+
+
 @pytest.mark.parametrize("spec", ["quantity(beta={},min=3)", "lognormal(sigma={},min=3)"])
 @given(parties=st.integers(2, 50), seed=seeds, option=st.sampled_from([0.1, 0.5, 2.0]))
 def test_sizes_keep_to_min(spec: str, parties: int, seed: int, option: float) -> None:
@@ -193,6 +251,13 @@ def test_sizes_follow_their_option() -> None:
     ("pathological(classes=2)", 500, "parties would share the"),
     ("shard(per_party=0)", 5, "per_party of shard must be from 1 to 120 for 5 parties and 600 samples, not 0."),
     ("shard(per_party=3)", 300, "per_party of shard must be from 1 to 2"),
+    ("shard(per_party=3,by_class=true)", 5, "15 shards cannot be 10 classes cut in equally many of at least one sample; use "
+     "other parties or per_party, or by_class=false."),
+    ("shard(per_party=1,by_class=true)", 600, "600 shards cannot be 10 classes cut in equally many of at least one sample"),
+    ("shard(per_party=2,by_class=perhaps)", 5, "by_class of shard must be true or false, not 'perhaps'."),
+    ("shard(per_party=2,by_class=1)", 5, "by_class of shard must be true or false, not '1'."),
+    ("pathological(equal=0)", 5, "equal of pathological must be true or false, not '0'."),
+    ("pathological(even=true)", 5, "There is no option of pathological called 'even'."),
     ("quantity(beta=0)", 5, "beta of quantity must be more than 0"),
     ("quantity(min=61)", 10, "quantity with min=61 needs 610 samples"),
     ("lognormal(sigma=0)", 5, "sigma of lognormal must be more than 0"),
@@ -219,6 +284,10 @@ def test_catalogue_names_options() -> None:
     rows = {row["name"]: row for row in partition_catalogue()}
     assert rows["dirichlet"]["options"] == {"alpha": None, "min": 10, "balanced": False}
     assert rows["iid"]["options"] == {}
+    assert rows["shard"]["options"] == {"per_party": 2, "by_class": False}
+    assert rows["pathological"]["options"] == {"classes": 2, "equal": False}
+    assert rows["natural"]["options"] == {"by": "", "min": 4}
+    assert rows["domain"]["options"] == {"by": "", "parts": 1, "take": None}
     assert all(str(row["description"]).endswith(".") for row in rows.values())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comity.data import Dataset, Federation
+from comity.data.groups import Groups
 from comity.data.protocols import read, stratified
 from comity.errors import Refusal
 
@@ -214,3 +216,224 @@ def test_matched_says_how_many_there_are(digits: Dataset) -> None:
 def test_rules_read_their_options() -> None:
     assert repr(read("own(0.3)")) == "Own(fraction=0.3)"
     assert repr(read("matched(40,fraction=0.5)")) == "Matched(size=40, fraction=0.5)"
+
+
+# --- tail: the last part of each class, in order
+
+
+def tail(y: list[int], text: str = "tail(0.25)") -> tuple[list[int], list[int]]:
+    """What is learned from and what is tested on, of samples with these labels in this order."""
+    learn, test = read(text).divide("p", np.array(y), np.arange(len(y)), np.arange(0), None, np.random.default_rng(0))
+    return learn.tolist(), test.tolist()
+
+
+@pytest.mark.parametrize(("y", "text", "learn", "test"), [
+    ([0] * 8, "tail(0.25)", [0, 1, 2, 3, 4], [6, 7]),
+    ([0] * 8, "tail(0.25,gap=0)", [0, 1, 2, 3, 4, 5], [6, 7]),
+    ([0] * 8, "tail(0.25,gap=3)", [0, 1, 2], [6, 7]),
+    ([0] * 8, "tail(0.5,2)", [0, 1], [4, 5, 6, 7]),
+    ([0, 1] * 4, "tail(0.25)", [0, 1, 2, 3], [6, 7]),  # of each class the last, and the one before it left out
+    ([0, 0, 0, 0, 1, 1, 1, 1], "tail(0.25)", [0, 1, 4, 5], [3, 7]),
+    ([1, 1, 0, 0, 1, 1, 0, 0], "tail(0.25)", [0, 1, 2, 3], [5, 7]),
+    ([0] * 8 + [1], "tail(0.25)", [0, 1, 2, 3, 4, 8], [6, 7]),  # too few to be tested on: nothing is left out either
+    ([2] * 12 + [0] * 4, "tail(0.25)", [*range(8), 12, 13], [9, 10, 11, 15]),
+])
+def test_tail_by_hand(y: list[int], text: str, learn: list[int], test: list[int]) -> None:
+    assert tail(y, text) == (learn, test)
+
+
+@given(st.lists(st.integers(0, 3), min_size=30, max_size=120), st.floats(0.1, 0.5), st.integers(0, 3))
+def test_tail_tests_on_what_comes_last_and_keeps_its_distance(y: list[int], fraction: float, gap: int) -> None:
+    try:
+        learn, test = tail(y, f"tail({fraction},gap={gap})")
+    except Refusal:
+        return
+    labels = np.array(y)
+    assert not set(learn) & set(test)
+    for c in set(y):
+        at = np.flatnonzero(labels == c).tolist()
+        mine, tested = ([i for i in part if y[i] == c] for part in (learn, test))
+        wanted = round(fraction * len(at))
+        assert tested == at[len(at) - wanted :]
+        assert mine == at[: max(0, len(at) - wanted - (gap if wanted else 0))]
+        assert not mine or not tested or at.index(tested[0]) - at.index(mine[-1]) > gap  # no neighbours of one class
+
+
+def test_tail_in_a_partition_keeps_the_datas_order_and_no_chance() -> None:
+    """Each party's own last quarter: another seed changes the validation part, nothing else."""
+    n = 240
+    data = Dataset("steps", torch.arange(float(n))[:, None], torch.arange(n) // 10 % 2, 2,
+                   groups={"who": Groups(("ann", "bob"), np.arange(n) // 120)})
+    feds = [data.partition("natural", seed=s, test="tail(0.25,gap=2)", validation=0.2) for s in (0, 1)]
+    for fed in feds:
+        for k, share in enumerate(fed.split.parties.values()):
+            labels = data.y.numpy()
+            for c in (0, 1):
+                mine = [i for i in range(120 * k, 120 * k + 120) if labels[i] == c]
+                assert [i for i in share.test if labels[i] == c] == mine[45:]
+                assert sorted(i for i in share.train + share.validation if labels[i] == c) == mine[:43]
+    assert [s.test for s in feds[0].split.parties.values()] == [s.test for s in feds[1].split.parties.values()]
+    assert feds[0].split.parties["ann"].validation != feds[1].split.parties["ann"].validation
+
+
+def test_tail_of_shuffled_parts_follows_the_data_not_the_shuffle() -> None:
+    fed = Dataset("steps", torch.zeros(80, 2), torch.zeros(80), 1).partition("iid", 2, test="tail(0.25,gap=1)", validation=0)
+    for share in fed.split.parties.values():
+        assert len(share.test) == 10
+        assert max(share.train) < min(share.test)
+
+
+def test_tail_pools_the_official_test_part(official: Dataset) -> None:
+    fed = official.partition("iid", 4, test="tail(0.25,gap=0)")
+    assert sorted(indices(fed, "train", "validation", "test")) == list(range(len(official)))
+
+
+def test_tail_of_ones_own_arrays() -> None:
+    x, y = np.arange(16.0)[:, None], [0] * 8 + [1] * 8
+    fed = Federation.from_arrays({"north": (x, y)}, test="tail(0.25)", validation=0)
+    north = fed.parties["north"]
+    assert north.test.x[:, 0].tolist() == [6, 7, 14, 15]
+    assert north.train.x[:, 0].tolist() == [0, 1, 2, 3, 4, 8, 9, 10, 11, 12]
+    with pytest.raises(Refusal, match="have no common test set for 'official'"):
+        Federation.from_arrays({"north": (x, y)}, test="official")
+
+
+@pytest.mark.parametrize(("y", "text"), [
+    ([0, 1, 2, 3], "tail(0.25)"),  # a quarter of one sample is none
+    ([0, 0, 0, 0], "tail(0.25,gap=3)"),  # nothing is left to learn from
+    ([0, 0], "tail(0.9)"),
+])
+def test_tail_without_enough_samples_is_refused(y: list[int], text: str) -> None:
+    with pytest.raises(Refusal, match=r"^Party 'p' has too few samples to set the last [0-9.]+ of each class apart; use own"):
+        tail(y, text)
+
+
+# --- official: the makers' own test samples of the party's own source
+
+
+def sources(n: int = 120, **more: Any) -> Dataset:
+    """Three sources that take turns; every fourth sample is an official test sample, and every fifth of the last source."""
+    of = np.arange(n) % 3
+    held = np.where(of < 2, np.arange(n) // 3 % 4 == 0, np.arange(n) // 3 % 5 == 0)
+    more.setdefault("groups", {"source": Groups(("ann", "bob", "cyd"), of)})
+    return Dataset("sources", torch.arange(float(n))[:, None], torch.arange(n) // 3 % 2, 2, mean=(0.0,), std=(1.0,),
+                   official_test=torch.from_numpy(held), **more)
+
+
+def official_of(data: Dataset, source: int) -> list[int]:
+    assert data.official_test is not None
+    return [i for i in range(len(data)) if data.official_test[i] and i % 3 == source]
+
+
+@pytest.mark.parametrize("spec", ["natural", "domain", "domain(parts=3)", "domain(parts=2,take=7)|keep(samples=5)"])
+def test_official_is_all_of_the_own_source_and_nothing_else(spec: str) -> None:
+    data = sources()
+    fed = data.partition(spec, test="official", validation=0.2)
+    for name, share in fed.split.parties.items():
+        source = ("ann", "bob", "cyd").index(name.split("-")[0])
+        assert list(share.test) == official_of(data, source)  # the parts of a source share them
+        assert fed.parties[name].test.x[:, 0].tolist() == official_of(data, source)
+    learned = indices(fed, "train", "validation")
+    assert not set(learned) & {i for s in range(3) for i in official_of(data, s)}
+    if spec in ("natural", "domain", "domain(parts=3)"):
+        assert sorted(learned) == [i for i in range(120) if data.official_test is not None and not data.official_test[i]]
+
+
+def test_official_of_some_parties_leaves_out_the_others() -> None:
+    fed = sources().partition("natural", 2, test="official")
+    assert set(indices(fed, "test")) == {*official_of(sources(), 0), *official_of(sources(), 1)}
+
+
+def test_official_by_the_grouping_that_parties_follow() -> None:
+    groups = {"source": Groups(("ann", "bob", "cyd"), np.arange(120) % 3), "half": Groups(("one", "two"), np.arange(120) // 60)}
+    data = sources(groups=groups)
+    fed = data.partition("natural(by=half)", test="official")
+    every = sorted(i for s in range(3) for i in official_of(data, s))
+    assert [list(s.test) for s in fed.split.parties.values()] == [[i for i in every if i < 60], [i for i in every if i >= 60]]
+
+
+@pytest.mark.parametrize("size", [1, 2, 6])
+def test_official_size_is_a_stratified_draw(size: int) -> None:
+    data = sources(n=600)
+    one, same, other = (data.partition("domain(parts=2)", seed=s, test=f"official(size={size})") for s in (0, 0, 1))
+    for fed in (one, other):
+        for name, share in fed.split.parties.items():
+            source = ("ann", "bob", "cyd").index(name.split("-")[0])
+            assert len(share.test) == size == len(set(share.test))
+            assert set(share.test) <= set(official_of(data, source))
+            counts = np.bincount(data.y[list(share.test)], minlength=2)
+            everything = np.bincount(data.y[official_of(data, source)], minlength=2)
+            assert abs(counts - size * everything / everything.sum()).max() <= 1
+    assert [s.test for s in one.split.parties.values()] == [s.test for s in same.split.parties.values()]
+    assert [s.test for s in one.split.parties.values()] != [s.test for s in other.split.parties.values()]
+    assert one.split.parties["ann-0"].test != one.split.parties["ann-1"].test  # each draws for itself
+
+
+def test_official_size_beyond_what_there_is_means_all() -> None:
+    fed = sources().partition("natural", test="official(size=1000)")
+    assert [list(s.test) for s in fed.split.parties.values()] == [official_of(sources(), k) for k in range(3)]
+
+
+def test_official_test_samples_have_the_partys_shift() -> None:
+    x = torch.rand(120, 1, 4, 4)
+    data = Dataset("d", x, torch.arange(120) % 2, 2, official_test=torch.arange(120) % 4 == 0,
+                   groups={"who": Groups(("ann", "bob"), np.arange(120) // 60)})
+    fed = data.partition("domain(parts=2)|shift(kinds=none,invert)", test="official")
+    plain, inverted = fed.parties["ann-0"].test.x, fed.parties["ann-1"].test.x
+    assert torch.equal(plain, (x[:60:4] - 0.5) / 0.5)
+    assert torch.equal(inverted, (1 - x[:60:4] - 0.5) / 0.5)
+
+
+def test_official_is_refused_where_it_means_nothing(digits: Dataset, official: Dataset) -> None:
+    with pytest.raises(Refusal, match=r"^These data have no official test part; use own\(0\.25\), matched or common\.$"):
+        digits.partition("iid", 3, test="official")
+    with pytest.raises(Refusal, match=r"^official tests each party on its own source's .* but this partition follows no sources"):
+        official.partition("iid", 3, test="official")
+    held = torch.arange(120) % 3 == 0  # of ann alone
+    lacking = replace(sources(), official_test=held & (torch.arange(120) > 60))
+    with pytest.raises(Refusal, match=r"^The official test part has no samples of party 'bob'; use own\(0\.25\)\.$"):
+        lacking.partition("natural", test="official")
+    assert lacking.partition("natural", 1, test="official").names == ["ann"]
+
+
+def test_rules_of_order_and_source_read_their_options() -> None:
+    assert repr(read("tail")) == "Tail(fraction=0.25, gap=1)"
+    assert repr(read("tail(0.3,gap=4)")) == "Tail(fraction=0.3, gap=4)"
+    assert repr(read("official")) == "Official(size=None)"
+    assert repr(read("official(40)")) == "Official(size=40)"
+    for text, message in (
+        ("tail(0)", "fraction of tail must be more than 0 and less than 1, not 0.0."),
+        ("tail(1)", "fraction of tail must be more than 0 and less than 1, not 1.0."),
+        ("tail(0.25,gap=-1)", "gap of tail must be at least 0, not -1."),
+        ("tail(0.25,gap=some)", "gap of tail must be a whole number, not 'some'."),
+        ("official(size=0)", "size of official must be at least 1, not 0."),
+        ("official(size=x)", "size of official cannot be 'x'."),
+        ("official(0.25)", "size of official cannot be '0.25'."),
+        ("offical", "There is no test protocol 'offical'. Did you mean 'official'?"),
+    ):
+        with pytest.raises(Refusal, match=re.escape(message)):
+            read(text)
+
+
+# --- known faults: remove the mark when they are mended
+
+
+@pytest.mark.xfail(strict=True, reason="the gap is counted within a class: beside it another one's samples are learned from")
+def test_tail_leaves_no_neighbour_of_a_test_sample_to_learn_from() -> None:
+    learn, test = tail([0] * 8 + [1] * 8 + [0] * 8 + [1] * 8)
+    assert not {i + step for i in test for step in (-1, 1)} & set(learn)
+
+
+@pytest.mark.xfail(strict=True, reason="a class of one sample is tested on without having been learned")
+def test_tail_leaves_something_to_learn_from_of_each_class() -> None:
+    y = [0] * 10 + [1]
+    learn, _ = tail(y, "tail(0.6,gap=0)")
+    assert {y[i] for i in learn} == {0, 1}
+
+
+@pytest.mark.xfail(strict=True, reason="the draw never takes a class's last sample: fewer than asked for")
+def test_official_size_is_exact_whatever_the_classes() -> None:
+    y = torch.cat([torch.arange(20) % 10, torch.arange(20) % 10])
+    groups = {"who": Groups(("ann",), np.zeros(40, dtype=np.int64))}
+    data = Dataset("d", torch.rand(40, 2), y, 10, official_test=torch.arange(40) >= 20, groups=groups)
+    assert len(data.partition("natural", test="official(size=15)").parties["ann"].test) == 15

@@ -75,6 +75,49 @@ def test_blur_is_the_binomial_filter() -> None:
     assert torch.equal(apply("blur", flat, KEY), flat)
 
 
+def test_thick_and_thin_by_hand() -> None:
+    """The largest, or smallest, of a pixel and its neighbours to the right, below, and below to the right."""
+    x = torch.tensor([[[[0.0, 0.0, 0.0, 0.0], [0.0, 0.8, 0.6, 0.0], [0.0, 0.7, 0.5, 0.0], [0.0, 0.0, 0.0, 0.25]]]])
+    thicker = torch.tensor([[[[0.8, 0.8, 0.6, 0.0], [0.8, 0.8, 0.6, 0.0], [0.7, 0.7, 0.5, 0.25], [0.0, 0.0, 0.25, 0.25]]]])
+    thinner = torch.tensor([[[[0.0, 0.0, 0.0, 0.0], [0.0, 0.5, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.25]]]])
+    torch.testing.assert_close(apply("thick", x, KEY), thicker)
+    torch.testing.assert_close(apply("thin", x, KEY), thinner)
+
+
+def test_thick_and_thin_are_each_others_negatives() -> None:
+    x = images()
+    assert (apply("thin", x, KEY) <= x + 1e-6).all()
+    assert (apply("thick", x, KEY) >= x).all()
+    torch.testing.assert_close(apply("invert|thick|invert", x, KEY), apply("thin", x, KEY))
+    for flat in (0.0, 0.25, 1.0):  # strokes of light on nothing: a plain picture stays
+        same = torch.full((1, 1, 4, 4), flat)
+        torch.testing.assert_close(apply("thin", same, KEY), same)
+        torch.testing.assert_close(apply("thick", same, KEY), same)
+
+
+def test_texture_is_a_soft_pattern_of_each_samples_own() -> None:
+    dark, light = torch.zeros(200, 1, 8, 8), torch.ones(200, 1, 8, 8)
+    pattern = apply("texture", dark, KEY)
+    torch.testing.assert_close(apply("texture", light, KEY), 1 - pattern)  # the absolute difference, with one pattern
+    half = torch.full((200, 1, 8, 8), 0.5)
+    torch.testing.assert_close(apply("texture", half, KEY), (0.5 - pattern).abs())
+    assert pattern.max() <= 0.7
+    assert pattern.mean().item() == pytest.approx(0.35, abs=0.02)
+    assert pattern.std() > 0.1
+    one, two = pattern[:, :, 2:-2, 2:-3], pattern[:, :, 2:-2, 3:-2]
+    neighbours = torch.corrcoef(torch.stack([one.flatten(), two.flatten()]))[0, 1]
+    samples = torch.corrcoef(pattern[:40].flatten(1))
+    assert neighbours > 0.6  # soft
+    assert (samples - torch.eye(40)).abs().mean() < 0.3  # each its own
+    assert torch.equal(pattern, apply("texture", dark, KEY))
+    assert not torch.equal(pattern, apply("texture", dark, KEY.fold("other")))
+
+
+def test_texture_has_a_colour_where_there_are_channels() -> None:
+    pattern = apply("texture", torch.zeros(50, 3, 8, 8), KEY)
+    assert not torch.equal(pattern[:, 0], pattern[:, 1])
+
+
 def test_noise_has_its_size_and_belongs_to_its_key() -> None:
     x = torch.full((200, 1, 8, 8), 0.5)
     one = apply("noise", x, KEY)
@@ -102,6 +145,14 @@ def test_all_kinds_by_default_and_steps_chain(digits: Dataset) -> None:
         "none|none", "invert|invert", "rotate|none", "noise|invert", "contrast|none", "blur|invert", "none|none",
     ]
     assert fed.split.partition == "iid|shift|shift(kinds=none,invert)"
+
+
+def test_what_shift_means_without_kinds_stays_what_it_was(digits: Dataset) -> None:
+    """New kinds are asked for by name: a saved command means one thing for ever."""
+    shifts = [s.shift for s in digits.partition("iid|shift", 9).split.parties.values()]
+    assert shifts == ["none", "invert", "rotate", "noise", "contrast", "blur", "none", "invert", "rotate"]
+    new = digits.partition("iid|shift(kinds=thin,thick,texture)", 3)
+    assert [s.shift for s in new.split.parties.values()] == ["thin", "thick", "texture"]
 
 
 def test_without_a_shift_there_is_none(digits: Dataset) -> None:
@@ -134,6 +185,13 @@ def test_matched_test_samples_are_shifted(digits: Dataset) -> None:
     fed = digits.partition("iid|shift(kinds=invert)", 2, test="matched(size=10)")
     raw = digits.x[list(fed.split.parties["p1"].test)]
     assert torch.equal(fed.parties["p1"].test.x, (1 - raw - 0.5) / 0.5)
+
+
+@pytest.mark.parametrize("kind", ["rotate", "blur", "texture", "thick", "thin"])
+def test_kinds_for_images_are_refused_for_tables(kind: str) -> None:
+    with pytest.raises(Refusal, match=re.escape(f"The shift {kind} is for images, but a sample here has shape (4,); "
+                                                "use kinds=none,invert,noise,contrast.")):
+        table().partition(f"iid|shift(kinds={kind})", 4)
 
 
 @pytest.mark.parametrize(("spec", "message"), [

@@ -25,8 +25,8 @@ def runs(tmp_path_factory) -> dict[str, comity.Result]:
     """One short run of each kind of method, all on one split."""
     root = tmp_path_factory.mktemp("runs")
     how = {"parties": 3, "rounds": 1, "model": "mlp2(width=16)", "partition": "dirichlet(alpha=0.5)"}
-    methods = ("fedavg", "fedavg+dbe", "fedrod", "solo")
-    return {name: comity.run(name, out=root / name, **how) for name in methods}
+    made = {name: comity.run(name, out=root / name, **how) for name in ("fedavg", "fedavg+dbe", "solo")}
+    return made | {"fedrod": comity.run("fedrod", out=root / "fedrod", cut="fc1", **how)}
 
 
 def by_party(rows, layer, when):
@@ -51,7 +51,7 @@ def test_after_is_one_local_training_of_what_was_offered(runs):
     run = runs["fedavg+dbe"]
     rows = representations(run.folder, ["fc2"], seed=4)
     for party in run.job.parties:
-        model, key = run.model(party.name), Key.root(4).fold("measure", ).fold("train", party.id)
+        model, key = run.model(party.name), Key.root(4).fold("measure").fold("train", party.id)
         assert model.task.kappa == 50  # the task is DBE's, with its regulariser
         theta = fit(model.task.loss, model.theta, party.data.train, key, party.training).theta
         z_g, z = (by_party(rows, layer, "after")[party.name].features for layer in ("fc2", "fc2+offset"))
@@ -70,12 +70,15 @@ def test_a_model_of_ones_own_has_no_before(runs):
         assert torch.allclose(got, model.task.features(model.theta, party.data.test.x), atol=1e-6)
 
 
-def test_two_heads_answer_together(runs):
+def test_two_heads_answer_together_and_are_seen_as_the_shared_one(runs):
     run = runs["fedrod"]
-    rows = representations(run.folder, ["fc3"])
+    rows = representations(run.folder)
+    assert list(dict.fromkeys(r.layer for r in rows)) == ["fc1", "fc2", "fc3"]
     for party in run.job.parties:
-        got = by_party(rows, "fc3", "before")[party.name].features
-        assert torch.allclose(got, run.model(party.name).logits(party.data.test.x), atol=1e-6)
+        model, x = run.model(party.name), party.data.test.x
+        assert torch.allclose(by_party(rows, "fc3", "before")[party.name].features, model.logits(x), atol=1e-6)
+        shared = party.task.network.run(model.theta, x, False, 0, 2)
+        assert torch.allclose(by_party(rows, "fc2", "before")[party.name].features, shared, atol=1e-6)
 
 
 def test_samples_are_drawn_from_all_parties_together_and_from_any_split(runs):

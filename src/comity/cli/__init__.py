@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from comity.cli import data, looking, papers, running  # noqa: F401  (each adds its commands)
+from comity.cli import data, finished, looking, papers, running  # noqa: F401  (each adds its commands)
 from comity.cli.options import Stopped, app
 from comity.errors import ComityError, describe
 

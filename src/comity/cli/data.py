@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from comity.cli.options import Settings, data_app, with_experiment
 from comity.config import experiment
 
@@ -25,3 +30,41 @@ def inspect_data(settings: Settings) -> None:
     columns = ["party", *(["shift"] if shifts else []), "train", "validation", "test", *map(str, range(federation.classes))]
     title = f"{federation.name}: samples of shape {'x'.join(map(str, federation.shape))}, {federation.split.partition}"
     screen.table(columns, rows, title, words=1 + shifts)
+
+
+@data_app.command("prepare")
+def prepare(
+    name: Annotated[str, typer.Argument(metavar="DATASET")],
+    trust: Annotated[bool, typer.Option("--trust-pickle", help="read files that hold pickles, which can run anything")] = False,
+) -> None:
+    """Read a dataset's files once, so that runs take it from the cache."""
+    from comity import screen
+    from comity.data import load
+
+    made = load(name, trust)
+    parties = ", ".join(f"{len(g.names)} by {by}" for by, g in made.groups.items())
+    shape = "x".join(map(str, made.shape))
+    screen.out.print(f"{made.name}: {len(made)} samples of shape {shape}, {made.classes} classes"
+                     + (f", natural parties: {parties}" if parties else ""), soft_wrap=True)
+    for note in made.notes:
+        screen.out.print(note, soft_wrap=True, markup=False)
+
+
+@data_app.command("import")
+def import_(
+    source: Annotated[Path, typer.Argument(metavar="FOLDER", help="one file (npz, csv, parquet) or folder of images a party")],
+    out: Annotated[Path, typer.Option("--out", help="folder for the imported data, then used as --data FOLDER")],
+    label: Annotated[str, typer.Option("--label", help="the column of a table that holds the class")] = "label",
+    size: Annotated[int | None, typer.Option("--size", help="pixels a side that images are brought to")] = None,
+) -> None:
+    """Bring one's own federation."""
+    from comity import screen
+    from comity.data.importing import import_federation
+
+    made = import_federation(source, out, label=label, size=size)
+    (names,) = (g.names for g in made.groups.values())
+    screen.out.print(f"{len(made)} samples of {len(names)} parties ({', '.join(names)}), {made.classes} classes, in {out}",
+                     soft_wrap=True)
+    for note in made.notes:
+        screen.out.print(note, soft_wrap=True, markup=False)
+    screen.out.print(f"Use them with --data {out}", soft_wrap=True)

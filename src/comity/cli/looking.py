@@ -51,7 +51,7 @@ def list_(
         print(json.dumps(rows))
         return
     columns = [c for c in rows[0] if c not in FOR_PROGRAMS]
-    wide = next(k for k, c in enumerate(columns) if c in ("description", "paper"))
+    wide = [k for k, c in enumerate(columns) if c in ("description", "paper", "options", "source")]
     screen.table(columns, [[_cell(row[c]) for c in columns] for row in rows], words=len(columns), wide=wide)
 
 
@@ -72,5 +72,5 @@ def show(algo: Algo) -> None:
         screen.out.print(f"\nBytes: {card.bytes}" if card.bytes else "", markup=False)
         rows = [[o.name, "none" if o.default in ("", None) else show_value(o.default), _meaning(o)] for o in card.options]
         if rows:
-            screen.table(["option", "default", "meaning"], rows, words=3, wide=2)
+            screen.table(["option", "default", "meaning"], rows, words=3, wide=[2])
         screen.out.print()

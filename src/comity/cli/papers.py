@@ -1,8 +1,7 @@
-"""Commands about papers and what a finished run holds: reproduce, measure."""
+"""The command about papers: reproduce."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -82,9 +81,9 @@ def reproduce(
     command = "comity " + " ".join(f"'{part}'" if " " in part or "(" in part else part for part in sys.argv[1:])
     head = [f"# {name}: {table.title}", "", f"{table.source}. Scale {scale}, seeds {', '.join(map(str, every))}; {cost}.", "",
             f"`{command}` at {_version()}.", "", table.notes, ""]
-    settings = [f"- {text}" for text in reproduce.settings_of(runs)]
-    body = "\n".join([*head, "Settings of each run:", "", *settings, "", reproduce.markdown(cells), *[f"- {text}" for text in told], ""])
-    write_atomically(folder / "table.md", body)
+    settings, said = ([f"- {text}" for text in texts] for texts in (reproduce.settings_of(runs), told))
+    page = [*head, "Settings of each run:", "", *settings, "", reproduce.markdown(cells), *said, ""]
+    write_atomically(folder / "table.md", "\n".join(page))
     write_atomically(folder / "table.txt", "\n".join("\t".join(row) for row in [reproduce.HEADS, *reproduce.lines(cells)]) + "\n")
     reproduce.write_csv(folder / "table.csv", cells)
 
@@ -116,58 +115,3 @@ def _costs(runs: list[Any], seeds: int) -> None:
     screen.table(["data", "method", "rounds", "time", "memory"], rows, f"What it will cost here, {seeds} seeds", words=2)
     screen.out.print(f"together about {screen.duration(total)}, scaled from one round of each tried with one party; "
                      "memory is beside torch itself")
-
-
-@app.command()
-def measure(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")],
-    layers: Some = None,
-    samples: Annotated[int, typer.Option(help="how many samples of all parties together")] = 2000,
-    full: Annotated[bool, typer.Option("--full", help="description length as its authors measure it: slow")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
-) -> None:
-    """A finished run's representations: description length, distance between parties, drift; and its accuracy in all conventions."""
-    from comity import screen
-    from comity.measure import conventions, mdl, study
-    from comity.run import check_run
-
-    check_run(run_dir)
-    chosen = None if layers is None else [part.strip() for part in layers.split(",")]
-    found = study.study(run_dir, chosen, samples, mdl=mdl.FULL if full else mdl.CHEAP, told=_told)
-    accuracy = conventions.of_run(run_dir)
-    write_atomically(run_dir / "measures.json", json.dumps(found | {"accuracy": accuracy}, indent=2) + "\n")
-    if as_json:
-        print(json.dumps(found | {"accuracy": accuracy}))
-        return
-    rows = []
-    for layer, entry in found["layers"].items():
-        for when in ("before", "after"):
-            if when in entry:
-                rows.append([layer, when, *_figures(entry[when])])
-    heads = ["layer", "training", "MDL nats", "bits", "Fréchet", "told apart", "chance", "drift"]
-    screen.table(heads, rows, f"{found['algorithm']} on {found['dataset']}, {found['samples']} test samples", words=2)
-    shown = [[name, f"{value:.4f}"] for name, value in accuracy.items() if value is not None]
-    screen.table(["accuracy", ""], shown)
-    screen.out.print(
-        "before, after: local training. MDL: description length of the labels, given the representations. Fréchet: each party's "
-        "distance to all together. told apart: how often a probe names the party. drift: distance of class centroids between "
-        "parties, over the spread within a class.",
-        style="dim",
-    )
-    screen.out.print(f"Written to {run_dir / 'measures.json'}", soft_wrap=True)
-
-
-def _told(what: str) -> None:
-    from comity import screen
-
-    if screen.err.is_terminal:
-        screen.err.print(what, style="dim")
-
-
-def _figures(entry: dict[str, Any]) -> list[str]:
-    def number(value: float | None, digits: int = 1) -> str:
-        return "" if value is None else f"{value:.{digits}f}"
-
-    mdl, probe, drift = entry["mdl"] or {}, entry["separability"] or {}, entry["drift"] or {}
-    return [number(mdl.get("nats"), 0), number(mdl.get("bits"), 0), number(entry["frechet"]["mean"]),
-            number(probe.get("accuracy"), 3), number(probe.get("chance"), 3), number(drift.get("relative"), 2)]

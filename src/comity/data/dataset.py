@@ -15,7 +15,7 @@ from torch import Tensor
 from comity.core.key import Key
 from comity.core.samples import PartyData, Samples, combine
 from comity.data import partitions, protocols, shifts
-from comity.data.federation import Federation, share
+from comity.data.federation import Federation, Preprocess, share
 from comity.data.groups import Groups, Piece
 from comity.data.split import Indices, Share, Split
 from comity.data.steps import STEPS, Steps
@@ -88,12 +88,12 @@ class Dataset:
     def _bytes(self) -> bool:
         return self.x.dtype == torch.uint8
 
-    @property
-    def _constants(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation, of one length."""
+    @cached_property
+    def preprocess(self) -> Preprocess:
+        """What is done to the values; what is filled in depends on the party."""
         many = max(len(self.mean), len(self.std))
         mean, std = ((c * many)[:many] for c in (self.mean, self.std))
-        return mean, std
+        return Preprocess(255.0 if self._bytes else 1.0, mean, std, self.marked)
 
     @cached_property
     def marked(self) -> tuple[int, ...]:
@@ -181,34 +181,34 @@ class Dataset:
         key = Key.root(split.seed).fold("data", "shift")
         everyone = cache(self._take)  # what is the same for all parties is held once
         parties: dict[str, PartyData] = {}
+        fills: dict[str, Tensor] = {}
         for name, part in split.parties.items():
             seen = part.train + part.validation + (part.test if shifted else ())
             order = tuple(sorted(seen))  # noise belongs to a sample, whichever part of the data it is in
             own = self._take(order, part.shift, key.fold(name))
             train, validation = (own.take(np.searchsorted(order, i)) for i in (part.train, part.validation))
             test = own.take(np.searchsorted(order, part.test)) if shifted else everyone(part.test)
-            parties[name] = self._finished(PartyData(train, validation, test), part)
-        black = tuple(-m / s for m, s in zip(*self._constants, strict=True))
-        return Federation(self.name, parties, self.classes, self.shape, split, self.notes, black)
+            if self.missing == "impute":  # from what the party trains on, and nothing else
+                fills[name] = train.x.nanmean(0).nan_to_num(0.0)
+            parties[name] = self._finished(PartyData(train, validation, test), part, fills.get(name))
+        done = replace(self.preprocess, fills={name: tuple(fill.tolist()) for name, fill in fills.items()})
+        return Federation(self.name, parties, self.classes, self.shape, split, self.notes, done, self.class_names)
 
-    def _finished(self, data: PartyData, part: Share) -> PartyData:
-        """A party's samples with its own names for the classes, and with missing values filled from what it trains on."""
+    def _finished(self, data: PartyData, part: Share, fill: Tensor | None) -> PartyData:
+        """A party's samples with its own names for the classes, and with missing values filled in."""
         parts = [data.train, data.validation, data.test]
         if part.labels is not None:
             names = torch.tensor(part.labels)
             parts = [replace(s, y=names[s.y]) for s in parts]
-        if self.missing == "impute":
-            own = data.train.x.nanmean(0).nan_to_num(0.0)
-            marks = torch.tensor(self.marked, dtype=torch.int64)
-            for k, s in enumerate(parts):
-                filled = torch.where(s.x.isnan(), own, s.x)
-                parts[k] = replace(s, x=torch.cat([filled, s.x[:, marks].isnan().float()], 1))
+        if fill is not None:
+            parts = [replace(s, x=self.preprocess.filled(s.x, fill)) for s in parts]
         return PartyData(*parts)
 
     def _take(self, indices: Indices, shift: str | None = None, key: Key | None = None) -> Samples:
         """These samples, shifted and then normalised."""
         samples = Samples(self.x, self.y).take(indices)
-        values = samples.x.float() / 255 if self._bytes else samples.x
-        x = shifts.apply(shift, values, key) if shift and key else values
-        mean, std = (torch.tensor(c).view(-1, *[1] * (x.dim() - 2)) for c in self._constants)
-        return Samples((x - mean) / std, samples.y)
+        if not (shift and key):
+            return Samples(self.preprocess.normal(samples.x), samples.y)
+        values = samples.x.float() / self.preprocess.divisor if self._bytes else samples.x
+        x = shifts.apply(shift, values, key)
+        return Samples(replace(self.preprocess, divisor=1.0).normal(x), samples.y)

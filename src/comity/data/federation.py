@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,50 @@ from comity.spec import coerce
 Pair = tuple[Array, Array]
 
 
+@dataclass(frozen=True)
+class Preprocess:
+    """What is done to a party's values before a network sees them: scaled, normalised by constants, and filled in."""
+
+    divisor: float = 1.0
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    marked: tuple[int, ...] = ()
+    """Columns that may be missing: a column each is added that says where they were."""
+    fills: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """What each party fills in for a missing value, by column, after normalising."""
+
+    @staticmethod
+    def of(plain: Mapping[str, Any]) -> Preprocess:
+        """From a JSON file."""
+        fills = {party: tuple(values) for party, values in plain["fills"].items()}
+        return Preprocess(plain["divisor"], tuple(plain["mean"]), tuple(plain["std"]), tuple(plain["marked"]), fills)
+
+    @property
+    def black(self) -> tuple[float, ...]:
+        """What 0 becomes."""
+        return tuple(-m / s for m, s in zip(self.mean, self.std, strict=True))
+
+    def for_party(self, party: str) -> Preprocess:
+        """The same, without what others fill in."""
+        return replace(self, fills={party: self.fills[party]} if party in self.fills else {})
+
+    def normal(self, x: Tensor) -> Tensor:
+        """Scaled and normalised."""
+        values = x.float() / self.divisor if self.divisor != 1 else x
+        mean, std = (torch.tensor(c).view(-1, *[1] * (x.dim() - 2)) for c in (self.mean, self.std))
+        return (values - mean) / std
+
+    def filled(self, x: Tensor, fill: Tensor) -> Tensor:
+        """Missing values filled in, with the columns that say where."""
+        marks = torch.tensor(self.marked, dtype=torch.int64)
+        return torch.cat([torch.where(x.isnan(), fill, x), x[:, marks].isnan().float()], 1)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """All of it, for the one party whose values are known."""
+        x = self.normal(x.float())
+        return self.filled(x, torch.tensor(next(iter(self.fills.values())))) if self.fills else x
+
+
 @dataclass(frozen=True, eq=False)
 class Federation:
     """Parties in a fixed order, whose data differ but are of one shape and one set of classes."""
@@ -31,8 +76,9 @@ class Federation:
     split: Split = field(repr=False)
     notes: tuple[str, ...] = ()
     """What a user should know of these data: a source that is missing, values that were filled in."""
-    black: tuple[float, ...] = (0.0,)
-    """What 0 became when the values were normalised."""
+    preprocess: Preprocess = Preprocess()
+    """What was done to the values."""
+    class_names: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:

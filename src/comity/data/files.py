@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from hashlib import blake2b
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b, file_digest
 from pathlib import Path
 
 from comity.data import prepared
@@ -25,6 +26,8 @@ class Way:
     """How to name these files to a person, if not one by one."""
     pickles: bool = False
     """Whether reading them runs what they hold, so that a person has to say yes."""
+    sums: Mapping[str, str] = field(default_factory=dict)
+    """The md5 or sha256 of the published files (several with spaces between), by the names that they have on disk."""
 
     def __str__(self) -> str:
         return self.says or ", ".join(self.files)
@@ -42,11 +45,16 @@ def cache_folder() -> Path:
 
 
 def _places(name: str) -> Iterator[Path]:
-    """A folder itself, and those inside it that are called after the dataset, with torchvision's `raw`."""
+    """A folder itself, and those inside it that are called after the dataset (MNIST_M is mnist-m), with torchvision's `raw`."""
+
+    def plain(text: str) -> str:
+        return text.lower().replace("-", "").replace("_", "")
+
     for folder in data_folders():
-        for inner in (".", name, name.upper(), name.replace("-", "_")):
-            for depth in (".", "raw"):
-                yield folder / inner / depth
+        named = sorted(p for p in folder.iterdir() if plain(p.name) == plain(name) and p.is_dir()) if folder.is_dir() else []
+        for place in (folder, *named):
+            yield place
+            yield place / "raw"
 
 
 def locate(name: str, way: Way) -> dict[str, Path] | None:
@@ -70,15 +78,13 @@ def obtain(name: str, ways: tuple[Way, ...], trust: bool = False) -> Dataset:
         if (found := locate(name, way)) is None:
             continue
         kept = cache_folder() / f"{name}-{_key(found)}"
-        if kept.exists():
-            try:
-                return prepared.read(kept)
-            except Refusal:  # a damaged copy is no loss: read the files again
-                return way.read(found)
+        if (ready := recall(kept)) is not None:
+            return ready
         if way.pickles and not trust:
             refused = found
             continue
-        return _keep(way.read(found), kept)
+        made, told = way.read(found), checksum_notes(name, way.sums, found)
+        return keep(replace(made, notes=(*made.notes, *told)) if told else made, kept)
     if refused is not None:
         file = next(iter(refused.values()))
         raise Refusal(f"{file} holds pickles, which can run anything: get the binary version of {name}, or read it once with "
@@ -86,23 +92,50 @@ def obtain(name: str, ways: tuple[Way, ...], trust: bool = False) -> Dataset:
     raise Missing(name, ways)
 
 
-def _keep(made: Dataset, folder: Path) -> Dataset:
+def recall(folder: Path) -> Dataset | None:
+    """What is kept in a folder of the cache; a damaged copy is no loss, and is removed."""
+    if not folder.exists():
+        return None
+    try:
+        return prepared.read(folder)
+    except Refusal:
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+
+
+def keep(made: Dataset, folder: Path) -> Dataset:
     """The same dataset from the cache, where it can be written."""
     try:
         prepared.save(made, folder)
         return prepared.read(folder)
-    except OSError:
+    except (OSError, Refusal):
         return made
+
+
+def checksum_notes(name: str, sums: Mapping[str, str], found: Found) -> tuple[str, ...]:
+    """A sentence for each file that should be a published one and is another: a person may want that, so it is not refused."""
+    notes = []
+    for path in found.values():
+        published = sums.get(path.name, "").split()
+        if not published:
+            continue
+        kind = "md5" if len(published[0]) == 32 else "sha256"
+        with path.open("rb") as stream:
+            mine = file_digest(stream, kind).hexdigest()
+        if mine not in published:
+            notes.append(f"{name}: {path.name} is not the published file (its {kind} is {mine}).")
+    return tuple(notes)
 
 
 def _key(found: Found) -> str:
     """Changes when a file does."""
     mark = blake2b(f"v{prepared.VERSION}".encode(), digest_size=8)
     for name, path in sorted(found.items()):
-        every = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        root = path.resolve()  # once: a folder can hold a hundred thousand files
+        every = sorted(p for p in root.rglob("*") if p.is_file()) if root.is_dir() else [root]
         for file in every:
             about = file.stat()
-            mark.update(f"{name} {file.resolve()} {about.st_size} {about.st_mtime_ns}".encode())
+            mark.update(f"{name} {file} {about.st_size} {about.st_mtime_ns}".encode())
     return mark.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -72,10 +73,8 @@ class Entry:
             return prepared.read(kept)
         except Refusal:
             made = self.join(found, absent)
-        try:
+        with contextlib.suppress(OSError):  # a cache that cannot be written is no loss
             prepared.save(made, kept)
-        except OSError:
-            pass
         return made
 
     def here(self) -> bool:

@@ -52,7 +52,8 @@ def read(folder: Path) -> Dataset:
     try:
         told: dict[str, Any] = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
         arrays = {p.stem: np.load(p, mmap_mode="c", allow_pickle=False) for p in folder.glob("*.npy")}
-        groups = {by: Groups(tuple(names), np.array(arrays[f"group-{k}"])) for k, (by, names) in enumerate(told["groups"].items())}
+        named = enumerate(told["groups"].items())
+        groups = {by: Groups(tuple(names), np.array(arrays[f"group-{k}"])) for k, (by, names) in named}
         held = torch.from_numpy(np.array(arrays["test"])) if "test" in arrays else None
         known: dict[str, Any] = {name: tuple(v) if isinstance(v := told[name], list) else v for name in TOLD}
         x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(np.array(arrays["y"]))

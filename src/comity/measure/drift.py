@@ -1,7 +1,8 @@
 """How far representations of one class lie apart: between parties, and before and after local training.
 
 Distances are Euclidean and relative to the spread within a class at a party, so that a representation's scale drops out. A
-centroid of n samples is off by spread/√n through chance alone: small test sets drift a little even if nothing moved.
+centroid of n samples is off by spread/√n through chance alone, so small parties drift apart even if their models are equal:
+`chance` says how much of that to expect.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ class Drift:
     spread: float | None
     """Root mean square distance of samples from the centroid of their class at their party; None if each stands alone."""
 
+    chance: float = 0.0
+    """What `relative` would be if parties differed by nothing but which samples they have."""
+
     @property
     def relative(self) -> float | None:
         """The distance in units of the spread."""
@@ -40,7 +44,7 @@ class _Cells:
     @staticmethod
     def made(labels: Tensor, parties: Tensor) -> _Cells:
         found, of, sizes = torch.stack([parties, labels]).unique(dim=1, return_inverse=True, return_counts=True)
-        return _Cells(of, found[1], sizes)
+        return _Cells(of, found[1].contiguous(), sizes)
 
     def centroids(self, z: Tensor) -> Tensor:
         sums = torch.zeros(len(self.sizes), z.shape[1], dtype=z.dtype).index_add_(0, self.of, z)
@@ -62,9 +66,10 @@ def between_parties(z: Tensor, labels: Tensor, parties: Tensor) -> Drift | None:
     if not shared.any():
         return None
     whole = _Cells.made(labels, torch.zeros_like(labels))  # its cells are the classes, in ascending order
-    own, common = cells.centroids(z), whole.centroids(z)
-    apart = (own - common[torch.searchsorted(whole.label, cells.label)]).norm(dim=1)
-    return Drift(float(apart[shared].mean()), cells.spread(z, own))
+    within = torch.searchsorted(whole.label, cells.label)
+    own, common = cells.centroids(z), whole.centroids(z)[within]
+    noise = (1 / cells.sizes.double() - 1 / whole.sizes[within]).sqrt()  # a part's mean around the whole's
+    return Drift(float((own - common).norm(dim=1)[shared].mean()), cells.spread(z, own), float(noise[shared].mean()))
 
 
 def over_training(before: Tensor, after: Tensor, labels: Tensor, parties: Tensor) -> Drift:

@@ -83,8 +83,19 @@ def _by_party(values: Tensor, owner: Tensor) -> Tensor:
     return means
 
 
+def _blank(keys: Sequence[Key], widths: Sequence[int], counts: Tensor) -> Probes:
+    """Probes that know nothing yet but how many samples each class has, and learn the slower the wider they are.
+
+    A step of Adam moves all weights alike and so the answers by more in a wide probe: the pace makes up for that.
+    """
+    probes = Probes(keys, (*widths, len(counts)), lr=0.03 / math.sqrt(max(widths)))
+    probes.weights[-1].zero_()
+    probes.biases[-1][:] = (counts / counts.sum()).log()
+    return probes
+
+
 def separability(
-    sets: Sequence[Tensor], key: Key, *, hidden: Sequence[int] = (), steps: int = 500, batch: int = 256, lr: float = 1e-3
+    sets: Sequence[Tensor], key: Key, *, hidden: Sequence[int] = (), steps: int = 500, batch: int = 256
 ) -> Separability:
     """Probe parties' representations (rows are samples): linear, or with hidden layers.
 
@@ -92,14 +103,12 @@ def separability(
     samples by heart would be surer than it may and miss the entropy that matched representations should show.
     """
     s = _Split.of(sets, key)
-    probes = Probes([key.fold("probe")], (s.x.shape[1], *hidden, len(sets)), lr)
-    best, scores = math.inf, torch.zeros(len(s.test), len(sets))
+    probes = _blank([key.fold("probe")], (s.x.shape[1], *hidden), torch.bincount(s.owner[s.train]))
+    seen = []
     for _ in range(LOOKS):
+        seen.append((float(probes.losses(s.x[s.held], s.owner[s.held])), probes.scores(s.x[s.test])[0]))
         probes.learn(s.x, s.owner, s.train[None], max(1, steps // LOOKS), batch)
-        loss = float(probes.losses(s.x[s.held], s.owner[s.held]))
-        if loss < best:
-            best, scores = loss, probes.scores(s.x[s.test])[0]
-    truth = s.owner[s.test]
+    truth, scores = s.owner[s.test], min(seen, key=lambda look: look[0])[1]
     right, shares = scores.argmax(1) == truth, torch.bincount(truth).double() / len(truth)
     return Separability(
         accuracy=float(right.double().mean()),
@@ -112,7 +121,7 @@ def separability(
 
 
 def proxy_a(
-    sets: Sequence[Tensor], key: Key, *, hidden: Sequence[int] = (), steps: int = 200, batch: int = 64, lr: float = 1e-3
+    sets: Sequence[Tensor], key: Key, *, hidden: Sequence[int] = (), steps: int = 100, batch: int = 64
 ) -> Tensor:
     """Proxy A-distances of all pairs of parties, a symmetric matrix; the pairs' probes are stacked.
 
@@ -129,7 +138,7 @@ def proxy_a(
     distances = torch.zeros(len(sets), len(sets), dtype=torch.float64)
     for pairs in torch.combinations(torch.arange(len(sets))).split(PAIRS):
         i, j = pairs.unbind(1)
-        probes = Probes([key.fold("pair", *pair) for pair in pairs.tolist()], (s.x.shape[1], *hidden, 2), lr)
+        probes = _blank([key.fold("pair", *pair) for pair in pairs.tolist()], (s.x.shape[1], *hidden), torch.ones(2))
         probes.learn(twice, side, torch.cat([cycled[i], len(s.x) + cycled[j]], 1), steps, batch)
         second = _by_party(probes.scores(s.x[s.test]).argmax(2), s.owner[s.test])  # pairs x parties: how often "the second"
         error = (second.gather(1, pairs[:, :1]) + 1 - second.gather(1, pairs[:, 1:])).squeeze(1) / 2

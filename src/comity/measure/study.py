@@ -106,4 +106,4 @@ def _measures(pool: _Pooled, key: Key, mdl: Settings | None, classes: int) -> di
 
 
 def _plain(drift: Drift | None) -> dict[str, float | None] | None:
-    return None if drift is None else {"distance": drift.distance, "spread": drift.spread, "relative": drift.relative}
+    return None if drift is None else asdict(drift) | {"relative": drift.relative}

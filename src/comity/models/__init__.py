@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from copy import deepcopy
-from textwrap import fill
 
 from torch import nn
 
@@ -58,6 +57,6 @@ def catalogue() -> list[dict[str, str]]:
         rows.append({
             "name": name,
             "description": " ".join((make.__doc__ or "").split()),
-            "options": fill(", ".join(f"{p.name}={show(p.default)}" for p in options), 28),  # leaves room for the description
+            "options": ", ".join(f"{p.name}={show(p.default)}" for p in options),
         })
     return rows

@@ -1,7 +1,8 @@
 """Pictures: one file, folders of them, and lists of them, all brought to one size.
 
 The rule: the picture as stored (no rotation by its EXIF notes; transparency dropped), converted to RGB or grey, then the
-whole of it resampled to size x size by Pillow's bicubic filter, which smooths when it makes smaller.
+whole of it resampled by Pillow's bicubic filter, which smooths when it makes smaller. A size is a number of pixels a side, or
+height and width.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ from comity.errors import Refusal
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm")
 FORMATS = ("PNG", "JPEG", "BMP", "PPM")  # the only decoders that are let near the file
 DEEP = ("I", "F")  # more than 8 bits a pixel, in all their variants
+Size = int | tuple[int, int]
 
 
 class Pictures(NamedTuple):
-    """Images N x C x size x size, their labels, and the names of the classes in the order of the labels."""
+    """Images N x C x H x W, their labels, and the names of the classes in the order of the labels."""
 
     x: Pixels
     y: Labels
     classes: tuple[str, ...]
 
 
-def read_image(path: Source, size: int | None = None, grey: bool = False) -> Pixels:
+def read_image(path: Source, size: Size | None = None, grey: bool = False) -> Pixels:
     """One picture, C x H x W: png, jpeg, bmp or ppm."""
-    if size is not None:
-        _check(size)
+    sides = None if size is None else _sides(size)
     file = present(path)
     pillow = optional("PIL.Image", path)
     with reading(path), file.open("rb") as stream, parsing(path, f"is no png, jpeg, bmp or ppm picture, or {DAMAGED}"):
@@ -53,14 +54,14 @@ def read_image(path: Source, size: int | None = None, grey: bool = False) -> Pix
         mode, made = picture.mode, picture.convert("L" if grey else "RGB")
     if mode.startswith(DEEP):
         raise bad(path, "has more than 8 bits a colour: save it with 8")
-    if size is not None:
-        made = made.resize((size, size), pillow.Resampling.BICUBIC)
+    if sides is not None:
+        made = made.resize(sides[::-1], pillow.Resampling.BICUBIC)
     pixels: Pixels = np.array(made, np.uint8)
     return pixels[None] if grey else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
 def read_image_folder(
-    folder: Source, size: int, classes: Sequence[str] | None = None, grey: bool = False
+    folder: Source, size: Size, classes: Sequence[str] | None = None, grey: bool = False
 ) -> Pictures:
     """The pictures of a folder that has one folder a class: labels follow the sorted names, or `classes`, which also choose.
 
@@ -75,12 +76,12 @@ def read_image_folder(
         if missing:
             raise bad(folder, f"has no folder for the class {shown(missing[0])}")
         names = list(classes)
-    found = [(path, label) for label, name in enumerate(names) for path in _pictures(root / name)]
-    return Pictures(_stack([path for path, _ in found], size, grey), np.array([y for _, y in found], np.int64), tuple(names))
+    found = [(path, label) for label, name in enumerate(names) for path in picture_files(root / name)]
+    return Pictures(read_images([path for path, _ in found], size, grey), np.array([y for _, y in found], np.int64), tuple(names))
 
 
 def read_image_list(
-    root: Source, list_file: Source, size: int, classes: int | None = None, grey: bool = False
+    root: Source, list_file: Source, size: Size, classes: int | None = None, grey: bool = False
 ) -> tuple[Pixels, Labels]:
     """The pictures that a list names: a path within `root`, a space and a label from 0 on each line (as of DomainNet)."""
     base = folder_of(root)
@@ -102,12 +103,12 @@ def read_image_list(
         answers.append(int(label))
     if not paths:
         raise bad(list_file, "names no pictures")
-    return _stack(paths, size, grey), np.array(answers, np.int64)
+    return read_images(paths, size, grey), np.array(answers, np.int64)
 
 
-def _pictures(folder: Path) -> list[Path]:
-    """The pictures of one class, by name."""
-    paths = inside(folder)
+def picture_files(folder: Path) -> list[Path]:
+    """The pictures of one folder, by name; any other file in it is refused."""
+    paths = inside(folder_of(folder))
     if not paths:
         raise bad(folder, "holds no pictures: fill it or remove it")
     for path in paths:
@@ -116,15 +117,17 @@ def _pictures(folder: Path) -> list[Path]:
     return paths
 
 
-def _check(size: int) -> None:
-    if size < 1:
-        raise Refusal(f"size is the number of pixels a side, so it cannot be {size}.")
-
-
-def _stack(paths: list[Path], size: int, grey: bool) -> Pixels:
-    """All pictures in one array, which is reserved once."""
-    _check(size)
-    x = np.empty((len(paths), 1 if grey else 3, size, size), np.uint8)
+def read_images(paths: Sequence[Path], size: Size, grey: bool = False) -> Pixels:
+    """All these pictures in one array, which is reserved once."""
+    x = np.empty((len(paths), 1 if grey else 3, *_sides(size)), np.uint8)
     for i, path in enumerate(paths):
         x[i] = read_image(path, size, grey)
     return x
+
+
+def _sides(size: Size) -> tuple[int, int]:
+    """Height and width."""
+    sides = (size, size) if isinstance(size, int) else size
+    if min(sides) < 1:
+        raise Refusal(f"size is the number of pixels a side, so it cannot be {min(sides)}.")
+    return sides

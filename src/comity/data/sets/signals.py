@@ -1,23 +1,29 @@
-"""Signals over time: people's movements, patients' vital signs."""
+"""Signals over time: people's movements, patients' records."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from comity.core.key import Key
 from comity.data.dataset import Dataset
 from comity.data.files import Found, Way
 from comity.data.formats import read_npz, read_uci_har
+from comity.data.formats.common import bad, inside, labels
 from comity.data.groups import Groups
 from comity.data.library import Card, Entry, register
 from comity.data.sets.common import Arrays
+from comity.data.sets.sums import SUMS
 
 HAR = Card("har", 10299, 6, (9, 128), "What a phone at the waist feels of six activities: 9 channels, 128 times "
            "(Anguita et al. 2013); windows overlap by half", "CC BY 4.0; the original notice prohibits commercial use",
            groups=("subject",))
 ACTIVITIES = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "laying")
 OVERLAP = ("har: neighbouring windows overlap by half, so a random test part, own(0.25), shares readings with the training part; "
-           "tail(0.25) does not.",)
+           "tail(0.25) does not.")
 
 
 def _har(data: Arrays) -> Dataset:
@@ -27,7 +33,7 @@ def _har(data: Arrays) -> Dataset:
     return Dataset(
         HAR.name, x, torch.from_numpy(np.asarray(data["y"], dtype=np.int64)), HAR.classes, HAR.description, HAR.licence,
         torch.from_numpy(np.asarray(data["is_test"], dtype=np.bool_)), (0.0,), (1.0,), {"subject": mine},
-        home="natural(by=subject)", class_names=ACTIVITIES, notes=OVERLAP,
+        home="natural(by=subject)", class_names=ACTIVITIES, notes=(OVERLAP,),
     )  # fmt: skip
 
 
@@ -39,4 +45,62 @@ def _text(found: Found) -> Dataset:
     return _har(read_uci_har(found["UCI HAR Dataset"])._asdict())
 
 
-register(Entry(HAR, (Way(_text, ("UCI HAR Dataset",)), Way(_npz, ("uci_har.npz",)))))
+register(Entry(HAR, (Way(_text, ("UCI HAR Dataset",), "UCI HAR Dataset/"), Way(_npz, ("uci_har.npz",), sums=SUMS["har"]))))
+
+
+# Intensive care. eICU is for credentialed people only, so it has a stand-in that is made here.
+
+# How many stays there are is up to who prepares them: 14 hospitals of 500 to 1,300 in the paper.
+EICU_LICENCE = "PhysioNet Credentialed Health Data License 1.5.0; those who have access prepare the files themselves"
+EICU = Card("eicu", 12600, 2, (200, 442), "Does a patient die in intensive care? 442 features over 200 steps, from 14 "
+            "hospitals, as Fed-SPS uses them (Pollard et al. 2018)", EICU_LICENCE, groups=("hospital",),
+            missing="refused: they are filled by whoever prepares the files")
+STANDIN = Card("eicu-standin", 560, 2, (24, 442), "SYNTHETIC records with eICU's 442 features and 14 hospitals, 40 stays of 24 "
+               "steps each: made from random numbers, nothing in it is a patient", "Apache-2.0, as Comity", groups=("hospital",))
+OUTCOMES = ("survives", "dies")
+HOSPITALS, STAYS = 14, 40
+
+
+def _eicu(found: Found) -> Dataset:
+    """One npz a hospital: `x` (stays, 200, 442) and `y` (0 or 1)."""
+    folder = found["eicu"]
+    files = [path for path in inside(folder) if path.suffix == ".npz"]
+    if not files:
+        raise bad(folder, "holds no npz files: it must have one a hospital")
+    parts = {}
+    for path in files:
+        data = read_npz(path, x=("stays", *EICU.shape), y=("stays",))
+        if any(values.dtype.kind not in "biuf" for values in data.values()):
+            raise bad(path, "must hold numbers")
+        parts[path.stem] = np.asarray(data["x"], np.float32), labels(path, data["y"], 2)
+    few = (f"eicu: {len(parts)} hospitals are here, not {HOSPITALS} as in the paper.",) if len(parts) != HOSPITALS else ()
+    return _records(EICU, parts, few)
+
+
+def _standin() -> Dataset:
+    """Hospitals whose patients differ in level; those in danger drift over time in a few features, the same everywhere."""
+    key = Key.root(0).fold(STANDIN.name)
+    steps, features = STANDIN.shape
+    rng = key.numpy()
+    drift = np.linspace(0, 1, steps)[:, None] * rng.normal(size=features) * (rng.random(features) < 0.1)
+    parts = {}
+    for n in range(1, HOSPITALS + 1):
+        rng = key.fold(n).numpy()
+        level, danger = rng.normal(0, 0.5, features), rng.normal(size=STAYS)
+        deaths = round(STAYS * rng.uniform(0.05, 0.12))
+        rank = np.argsort(np.argsort(danger + rng.normal(0, 0.5, STAYS)))
+        x = rng.normal(size=(STAYS, steps, features)) + level + danger[:, None, None] * drift
+        parts[f"hospital {n}"] = x.astype(np.float32), (rank >= STAYS - deaths).astype(np.int64)
+    return _records(STANDIN, parts, ("eicu-standin: these records are synthetic and say nothing about patients.",))
+
+
+def _records(card: Card, parts: dict[str, tuple[NDArray[Any], NDArray[Any]]], notes: tuple[str, ...]) -> Dataset:
+    """Hospitals' stays, one hospital after the other."""
+    x, y = (np.concatenate(arrays) for arrays in zip(*parts.values(), strict=True))
+    of = np.repeat(np.arange(len(parts)), [len(answers) for _, answers in parts.values()])
+    return Dataset(card.name, torch.from_numpy(x), torch.from_numpy(y), 2, card.description, card.licence, None, (0.0,), (1.0,),
+                   {"hospital": Groups(tuple(parts), of)}, "natural(by=hospital)", class_names=OUTCOMES, notes=notes)
+
+
+register(Entry(EICU, (Way(_eicu, ("eicu",), "eicu/ with an npz file a hospital"),)))
+register(Entry(STANDIN, make=_standin))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import zlib
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,14 +11,17 @@ from numpy.typing import NDArray
 
 from comity.data.dataset import Dataset
 from comity.data.files import Found, Way
-from comity.data.formats import read_csv
+from comity.data.formats import Table, read_csv
+from comity.data.formats.common import labels
 from comity.data.library import Card, Entry, register
+from comity.data.sets.common import partly
+from comity.data.sets.sums import SUMS
 
 LENGTH = 200
 VOCABULARY = 98_635  # the size of DBE's; 0 is for where a text has ended
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
-AG_NEWS = Card("agnews", 127600, 4, (LENGTH,), f"News by topic: the first {LENGTH} words, each a number below {VOCABULARY:,} (Zhang et al. "
-               "2015)", "non-commercial research use", hub="fancyzhx/ag_news")
+AG_NEWS = Card("agnews", 127600, 4, (LENGTH,), f"News by topic: the first {LENGTH} words, each a number below {VOCABULARY:,} "
+               "(Zhang et al. 2015)", "non-commercial research use", hub="fancyzhx/ag_news")
 WORD = re.compile(r"[a-z0-9]+|[^\sa-z0-9]")
 
 
@@ -38,23 +40,28 @@ def numbers(texts: list[str]) -> NDArray[np.float32]:
     return made
 
 
-def _news(train: tuple[NDArray[Any], list[str]], test: tuple[NDArray[Any], list[str]]) -> Dataset:
-    y = np.concatenate([train[0], test[0]]).astype(np.int64)
-    x = numbers(train[1] + test[1])
-    held = np.arange(len(y)) >= len(train[0])
-    return Dataset(AG_NEWS.name, torch.from_numpy(x), torch.from_numpy(y), 4, AG_NEWS.description, AG_NEWS.licence,
-                   torch.from_numpy(held), (0.0,), (1.0,), class_names=TOPICS)
+def _news(parts: list[Table], texts: list[list[str]], first: int) -> Dataset:
+    """Training and test texts, whose classes the files count from `first`."""
+    y = np.concatenate([labels(t.place("label"), t.numeric("label"), AG_NEWS.classes, first) for t in parts])
+    held = np.arange(len(y)) >= len(parts[0])
+    return Dataset(AG_NEWS.name, torch.from_numpy(numbers([*texts[0], *texts[1]])), torch.from_numpy(y), AG_NEWS.classes,
+                   AG_NEWS.description, AG_NEWS.licence, torch.from_numpy(held), (0.0,), (1.0,), class_names=TOPICS,
+                   notes=partly(AG_NEWS, len(y)))
 
 
 def _with_header(found: Found) -> Dataset:
-    parts = [read_csv(found[f]) for f in ("ag_news_train.csv", "ag_news_test.csv")]
-    return _news(*((t.numeric("label"), [str(v) for v in t["text"]]) for t in parts))
+    parts = [read_csv(path) for path in found.values()]
+    return _news(parts, [[str(text) for text in t["text"]] for t in parts], first=0)
 
 
 def _original(found: Found) -> Dataset:
-    """The authors' own train.csv and test.csv: class from 1, title, description, no header."""
-    parts = [read_csv(found[f], header=("label", "title", "text")) for f in ("train.csv", "test.csv")]
-    return _news(*((t.numeric("label") - 1, [f"{a} {b}" for a, b in zip(t["title"], t["text"], strict=True)]) for t in parts))
+    """The authors' own files: class from 1, title, description, no header."""
+    parts = [read_csv(path, header=("label", "title", "text")) for path in found.values()]
+    return _news(parts, [[f"{title} {text}" for title, text in zip(t["title"], t["text"], strict=True)] for t in parts], first=1)
 
 
-register(Entry(AG_NEWS, (Way(_with_header, ("ag_news_train.csv", "ag_news_test.csv")), Way(_original, ("train.csv", "test.csv")))))
+register(Entry(AG_NEWS, (
+    Way(_with_header, ("ag_news_train.csv", "ag_news_test.csv"), sums=SUMS["agnews"]),
+    Way(_original, ("ag_news_csv/train.csv", "ag_news_csv/test.csv")),
+    Way(_original, ("agnews/train.csv", "agnews/test.csv")),
+)))

@@ -1,0 +1,90 @@
+"""Commands about a finished run: measure what it learned, export a party's model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from comity.checkpoint import write_atomically
+from comity.cli.options import Out, app
+
+Some = Annotated[str | None, typer.Option(help="only these, as in a,b")]
+
+
+@app.command()
+def measure(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")],
+    layers: Some = None,
+    samples: Annotated[int, typer.Option(help="how many samples of all parties together")] = 2000,
+    full: Annotated[bool, typer.Option("--full", help="description length as its authors measure it: slow")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """A finished run's representations (description length, distances, drift), and its accuracy in every paper's convention."""
+    from comity import screen
+    from comity.measure import conventions, mdl, study
+    from comity.run import check_run
+
+    check_run(run_dir)
+    chosen = None if layers is None else [part.strip() for part in layers.split(",")]
+    found = study.study(run_dir, chosen, samples, mdl=mdl.FULL if full else mdl.CHEAP, told=_told)
+    accuracy = conventions.of_run(run_dir)
+    write_atomically(run_dir / "measures.json", json.dumps(found | {"accuracy": accuracy}, indent=2) + "\n")
+    if as_json:
+        print(json.dumps(found | {"accuracy": accuracy}))
+        return
+    rows = []
+    for layer, entry in found["layers"].items():
+        for when in ("before", "after"):
+            if when in entry:
+                rows.append([layer, when, *_figures(entry[when])])
+    heads = ["layer", "training", "MDL nats", "bits", "Fréchet", "told apart", "chance", "drift"]
+    screen.table(heads, rows, f"{found['algorithm']} on {found['dataset']}, {found['samples']} test samples", words=2)
+    shown = [[name, f"{value:.4f}"] for name, value in accuracy.items() if value is not None]
+    screen.table(["accuracy", ""], shown)
+    screen.out.print(
+        "before, after: local training. MDL: description length of the labels, given the representations. Fréchet: each party's "
+        "distance to all together. told apart: how often a probe names the party. drift: distance of class centroids between "
+        "parties, over the spread within a class.",
+        style="dim",
+    )
+    screen.out.print(f"Written to {run_dir / 'measures.json'}", soft_wrap=True)
+
+
+def _told(what: str) -> None:
+    from comity import screen
+
+    if screen.err.is_terminal:
+        screen.err.print(what, style="dim")
+
+
+def _figures(entry: dict[str, Any]) -> list[str]:
+    def number(value: float | None, digits: int = 1) -> str:
+        return "" if value is None else f"{value:.{digits}f}"
+
+    mdl, probe, drift = entry["mdl"] or {}, entry["separability"] or {}, entry["drift"] or {}
+    return [number(mdl.get("nats"), 0), number(mdl.get("bits"), 0), number(entry["frechet"]["mean"]),
+            number(probe.get("accuracy"), 3), number(probe.get("chance"), 3), number(drift.get("relative"), 2)]
+
+
+@app.command()
+def export(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")],
+    party: Annotated[str, typer.Option("--party", help="whose model")],
+    out: Out = None,
+) -> None:
+    """A party's model to take along: weights, preprocessing, a script that predicts, a card."""
+    from comity import screen
+    from comity.compare import finished
+    from comity.errors import ComityError
+    from comity.export import export as write
+    from comity.run import Result, reopen
+
+    job = reopen(run_dir)
+    if (summary := finished(run_dir)) is None:
+        raise ComityError(f"The run in {run_dir} is not finished: go on with 'comity resume {run_dir}'.")
+    folder = out or run_dir / "exported" / party
+    write(Result(run_dir, job, summary), party, folder)
+    screen.out.print(f"The model of {party} is in {folder}", soft_wrap=True)

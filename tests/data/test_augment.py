@@ -1,0 +1,403 @@
+"""Random changes to training images: each does what it says, from keys, and touches nothing but what is learned from."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import pad
+
+import comity
+from comity.core.fit import Training, batches
+from comity.core.key import Key
+from comity.core.samples import Samples
+from comity.data import Dataset, Federation
+from comity.data.augment import Augment
+from comity.errors import Refusal
+from comity.job import Quiet
+
+KEY = Key.root(0)
+TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv")
+
+
+def augment(text: str, black: tuple[float, ...] = (0.0,), shape: tuple[int, ...] = (1, 4, 4)) -> Augment:
+    made = Augment.read(text, black, shape)
+    assert made is not None
+    return made
+
+
+def images(n: int = 12, channels: int = 2, height: int = 4, width: int = 5, seed: int = 0) -> Tensor:
+    """No two pixels alike, none zero, and all exact in 32 bits after any sum."""
+    values = np.random.default_rng(seed).permutation(n * channels * height * width) + 1
+    return torch.from_numpy(values.reshape(n, channels, height, width)).float()
+
+
+def chance(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
+    """All that is drawn uniformly is this."""
+    monkeypatch.setattr(torch, "rand", lambda n, **_: torch.full((n,), value))
+
+
+# --- flip
+
+
+def test_flip_turns_whole_images_left_for_right() -> None:
+    x = images(200)
+    changed = augment("flip")(x, KEY)
+    turned = (changed == x.flip(-1)).flatten(1).all(1)
+    stayed = (changed == x).flatten(1).all(1)
+    assert (turned ^ stayed).all()  # each image one of the two, all its channels alike
+    assert 70 < int(turned.sum()) < 130
+
+
+def test_flip_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.tensor([[[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]])
+    chance(monkeypatch, 0.49)
+    assert augment("flip")(x, KEY).tolist() == [[[[3, 2, 1], [6, 5, 4]]]]
+    chance(monkeypatch, 0.5)
+    assert augment("flip")(x, KEY).tolist() == x.tolist()
+
+
+# --- crop
+
+
+def moves(x: Tensor, changed: Tensor, by: int, black: float = 0.0) -> list[tuple[int, int]]:
+    """How far each image was moved, down and right: the one window of the padded image that it is."""
+    height, width = x.shape[-2:]
+    found = []
+    for before, after in zip(x, changed, strict=True):
+        wide = pad(before, (by,) * 4, value=black)
+        at = [
+            (by - i, by - j)
+            for i in range(2 * by + 1)
+            for j in range(2 * by + 1)
+            if torch.equal(wide[:, i : i + height, j : j + width], after)
+        ]
+        assert len(at) == 1
+        found += at
+    return found
+
+
+@pytest.mark.parametrize("by", [1, 2, 3])
+def test_crop_moves_whole_images_by_up_to_so_many_pixels(by: int) -> None:
+    x = images(400)
+    found = moves(x, augment(f"crop(pad={by})")(x, KEY), by)
+    every = {(i, j) for i in range(-by, by + 1) for j in range(-by, by + 1)}
+    assert set(found) == every  # all moves occur, none is larger
+    assert max(found.count(move) for move in every) < 4 * 400 / len(every)
+
+
+def test_crop_pads_four_unless_told_and_may_be_wider_than_the_image() -> None:
+    x = images(300, height=2, width=2)
+    changed = augment("crop")(x, KEY)
+    gone = (changed == 0).flatten(1).all(1)
+    assert float(gone.float().mean()) == pytest.approx(1 - (3 / 9) ** 2, abs=0.1)  # moved by 2 or more, one way or the other
+    assert augment("crop").changes == augment("crop(pad=4)").changes == augment("crop(4)").changes
+
+
+def test_crop_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]]]).repeat(2, 1, 1, 1)
+    monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.tensor([[[0], [2]], [[2], [1]]]))  # rows, then columns
+    assert augment("crop(pad=1)")(x, KEY).tolist() == [
+        [[[0, 0], [2, 0]], [[0, 0], [6, 0]]],  # down by one and left by one
+        [[[3, 4], [0, 0]], [[7, 8], [0, 0]]],  # up by one
+    ]
+
+
+# --- rotate
+
+
+@pytest.mark.parametrize(("drawn", "turns"), [(1.0, 1), (0.0, -1), (0.5, 0)])
+def test_rotate_by_a_quarter_each_way(drawn: float, turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = images(3, height=5, width=5) / 1000
+    chance(monkeypatch, drawn)
+    torch.testing.assert_close(augment("rotate(degrees=90)")(x, KEY), torch.rot90(x, turns, (-2, -1)), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("height", "width"), [(3, 5), (6, 4), (4, 4)])
+def test_rotate_turns_in_pixels_whatever_the_sides(height: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter turn of a picture that is not square: put it into a square of black, turn that, and cut the middle out."""
+    x = images(3, height=height, width=width) / 1000
+    side = max(height, width)
+    up, left = (side - height) // 2, (side - width) // 2
+    square = pad(x, (left, side - width - left, up, side - height - up))
+    expected = torch.rot90(square, 1, (-2, -1))[..., up : up + height, left : left + width]
+    chance(monkeypatch, 1.0)
+    torch.testing.assert_close(augment("rotate(degrees=90)")(x, KEY), expected, rtol=0, atol=1e-5)
+    chance(monkeypatch, 1.0)
+    torch.testing.assert_close(augment("rotate(degrees=180)")(x, KEY), x.flip(-1, -2), rtol=0, atol=1e-5)
+
+
+def test_rotate_is_bilinear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eighth of a turn: the pixel right of the middle comes from between it and its neighbour, by hand."""
+    x = torch.zeros(1, 1, 3, 3)
+    x[0, 0, 0, 2] = 1.0  # the corner, at (1, 1) from the middle
+    chance(monkeypatch, 1.0)
+    turned = augment("rotate(degrees=45)")(x, KEY)[0, 0]
+    near = math.sqrt(0.5)  # what was at (√½, √½) is now at (0, 1) or (1, 0): √½ of the way to the corner, both ways
+    assert turned[0, 1].item() == pytest.approx(near * near, abs=1e-5)
+    assert turned[1, 1].item() == pytest.approx(0, abs=1e-6)
+    assert turned[1, 2].item() == pytest.approx(0, abs=1e-5)
+
+
+def test_rotate_draws_angles_up_to_its_degrees() -> None:
+    """A pixel far from the middle shows by how much each image was turned."""
+    x = torch.zeros(300, 1, 41, 41)
+    x[:, :, 19:22, 38:41] = 1.0
+    changed = augment("rotate(degrees=30)")(x, KEY)[:, 0]
+    rows, columns = torch.meshgrid(torch.arange(41.0) - 20, torch.arange(41.0) - 20, indexing="ij")
+    angles = torch.rad2deg(torch.atan2((changed * -rows).sum((1, 2)), (changed * columns).sum((1, 2))))
+    assert angles.abs().max() < 30.5
+    assert angles.max() > 27
+    assert angles.min() < -27
+    assert abs(float(angles.mean())) < 3
+    assert augment("rotate").changes == augment("rotate(degrees=10)").changes
+
+
+# --- black
+
+
+def test_black_is_what_zero_became() -> None:
+    """White images, whose mean and spread are known a channel: what comes in at the sides is (0 - mean) / std."""
+    data = Dataset("white", torch.ones(40, 2, 16, 16), torch.arange(40) % 2, 2, mean=(0.25, 0.5), std=(0.5, 2.0))
+    fed = data.partition("iid", 2)
+    assert fed.preprocess.black == (-0.5, -0.25)
+    x = fed.parties["p0"].train.x
+    assert x[0, :, 0, 0].tolist() == [1.5, 0.25]
+    for text in ("crop(pad=2)", "rotate(degrees=45)", "crop(pad=2)|rotate(degrees=45)|flip"):
+        changed = augment(text, fed.preprocess.black, fed.shape)(x, KEY)
+        for channel, (black, white) in enumerate(((-0.5, 1.5), (-0.25, 0.25))):
+            values = changed[:, channel]
+            assert values.min().item() == pytest.approx(black, abs=1e-6)
+            assert values.max().item() == pytest.approx(white, abs=1e-6)
+            assert (values - black).abs().lt(1e-6).float().mean() > 0.02
+
+
+@pytest.mark.parametrize(("mean", "std", "black"), [
+    ((0.5,), (0.5,), (-1.0,)),
+    ((0.2,), (0.1, 0.4), (-2.0, -0.5)),
+    ((0.2, 0.4), (0.1,), (-2.0, -4.0)),
+    ((0.0,), (1.0,), (0.0,)),
+])
+def test_constants_of_one_or_two_channels(mean: tuple[float, ...], std: tuple[float, ...], black: tuple[float, ...]) -> None:
+    data = Dataset("two", torch.zeros(40, 2, 4, 4), torch.arange(40) % 2, 2, mean=mean, std=std)
+    fed = data.partition("iid", 2)
+    assert fed.preprocess.black == pytest.approx(black)
+    x = fed.parties["p0"].train.x  # black all over: whatever is moved in is black, too
+    torch.testing.assert_close(augment("crop|rotate", fed.preprocess.black, fed.shape)(x, KEY), x)
+
+
+def test_arrays_have_black_at_zero() -> None:
+    assert Federation.from_arrays({"north": (torch.zeros(9, 1, 4, 4), [0, 1, 2] * 3)}).preprocess.black == (0.0,)
+
+
+# --- keys
+
+
+@pytest.mark.parametrize("text", ["flip", "crop(pad=2)", "rotate", "flip|crop(pad=1)|rotate(degrees=20)"])
+def test_the_same_key_gives_the_same_and_another_other(text: str) -> None:
+    change, x = augment(text), images(20)
+    before = x.clone()
+    assert torch.equal(change(x, KEY), change(x, KEY))
+    assert not torch.equal(change(x, KEY), change(x, KEY.fold("other")))
+    assert torch.equal(x, before)  # nothing in place
+
+
+def test_each_change_draws_for_itself() -> None:
+    """Had both drawn the same, each image would be turned back."""
+    x = images(100)
+    turned = (augment("flip|flip")(x, KEY) == x.flip(-1)).flatten(1).all(1)
+    assert 25 < int(turned.sum()) < 75
+
+
+def test_draws_do_not_drift() -> None:
+    """A seed means one sequence of pictures, in the next version too."""
+    x = images(8, height=3, width=3)
+    turned = (augment("flip")(x, KEY) != x).flatten(1).any(1)
+    assert turned.int().tolist() == [1, 0, 0, 0, 1, 0, 1, 1]
+    assert moves(x, augment("crop(pad=1)")(x, KEY), 1) == [(1, 0), (-1, 1), (1, -1), (1, 1), (-1, -1), (1, 0), (1, -1), (-1, -1)]
+
+
+def stream(text: str, **how: Any) -> list[Any]:
+    data = Samples(images(23), torch.arange(23) % 3)
+    change = None if text == "none" else augment(text)
+    return list(batches(data, KEY, Training(batch=5, augment=change, **how)))
+
+
+def test_every_epoch_sees_other_pictures_of_the_same_samples() -> None:
+    plain, changed = stream("none", epochs=2), stream("crop(pad=2)", epochs=2)
+    assert [b.number for b in changed] == list(range(10))
+    seen: list[dict[int, Tensor]] = [{}, {}]
+    for one, two in zip(plain, changed, strict=True):
+        assert torch.equal(one.indices, two.indices)  # batches and their order are as without
+        assert torch.equal(one.y, two.y)
+        moves(one.x, two.x, 2)  # each picture is one of this very sample
+        seen[two.number // 5] |= dict(zip(two.indices.tolist(), two.x, strict=True))
+    first, second = seen
+    assert first.keys() == second.keys() == set(range(23))
+    assert sum(torch.equal(first[i], second[i]) for i in first) < 6  # 1 in 25 moves alike
+
+
+def test_a_number_of_steps_instead_of_epochs() -> None:
+    by_steps, by_epochs = stream("flip|crop(pad=1)", steps=8), stream("flip|crop(pad=1)", epochs=2)
+    assert len(by_steps) == 8
+    assert all(torch.equal(a.x, b.x) for a, b in zip(by_steps, by_epochs, strict=False))
+
+
+@given(st.integers(0, 1000))
+def test_what_is_no_image_stays_as_it_is(seed: int) -> None:
+    """Representations that are learned from, signals and tables."""
+    change, key = augment("flip|crop(pad=1)|rotate", (0.5,)), Key.root(seed)
+    for x in (images(6).flatten(1), images(6)[:, 0]):
+        assert change(x, key) is x
+    data = Samples(images(23).flatten(1), torch.arange(23))
+    one, two = (list(batches(data, key, Training(batch=5, augment=a))) for a in (None, change))
+    assert all(torch.equal(a.x, b.x) for a, b in zip(one, two, strict=True))
+
+
+# --- in a run
+
+
+@pytest.fixture(scope="module", name="fed")
+def small(digits: Dataset) -> Federation:
+    return digits.partition("dirichlet(alpha=1)|keep(samples=60)", 4, seed=1)
+
+
+def run(text: str, fed: Federation, out: Path, **settings: Any) -> comity.Result:
+    usual = {"model": "fedbn-cnn(scale=0.06)", "rounds": 2, "lr": 0.05, "engine": "loop"}
+    return comity.run(text, fed, out=out, **(usual | settings))
+
+
+def tables(folder: Path) -> list[bytes]:
+    return [(folder / name).read_bytes() for name in TABLES]
+
+
+def same_weights(one: comity.Result, two: comity.Result) -> bool:
+    every = [(one.model(name).theta, two.model(name).theta) for name in one.job.info.names]
+    return all(torch.equal(a[k], b[k]) for a, b in every for k in a)
+
+
+ALL = "flip|crop(pad=2)|rotate(degrees=15)"
+
+
+@pytest.mark.filterwarnings("ignore:adcol is meant for")
+@pytest.mark.parametrize("text", ["fedavg", "feduad", "adcol", "fedrep"])
+def test_engines_see_the_same_pictures(text: str, fed: Federation, tmp_path: Path) -> None:
+    """Also where a part of a method learns from representations (feduad, adcol)."""
+    loop = run(text, fed, tmp_path / "loop", augment=ALL)
+    process = run(text, fed, tmp_path / "process", augment=ALL, engine="process", workers=2)
+    assert tables(tmp_path / "loop") == tables(tmp_path / "process")
+    assert same_weights(loop, process)
+    assert not same_weights(loop, run(text, fed, tmp_path / "none"))
+
+
+def test_none_is_as_if_there_were_no_such_option(fed: Federation, tmp_path: Path) -> None:
+    one, two = run("fedavg", fed, tmp_path / "a"), run("fedavg", fed, tmp_path / "b", augment="none")
+    assert tables(tmp_path / "a") == tables(tmp_path / "b")
+    assert same_weights(one, two)
+    assert all(p.training.augment is None for p in one.job.parties)
+
+
+def test_solo_learns_from_the_pictures_of_its_own_keys(fed: Federation, tmp_path: Path) -> None:
+    """One step by hand: the gradient at the first batch, changed by the batch's key."""
+    result = run("solo", fed, tmp_path, model="linear", rounds=1, steps=1, augment=ALL)
+    party = result.job.parties[2]
+    key = result.job.root.fold("party", 2, 1, "local", 0)
+    order = key.fold("order", 0).permutation(len(party.data.train))[:10]
+    x = augment(ALL, fed.preprocess.black, fed.shape)(party.data.train.x[order], key.fold("augment", 0))
+    theta = {k: v.clone().requires_grad_() for k, v in party.task.init(result.job.root.fold("init")).items()}
+    loss = torch.nn.functional.cross_entropy(party.task.logits(theta, x), party.data.train.y[order])
+    for name, gradient in zip(theta, torch.autograd.grad(loss, list(theta.values())), strict=True):
+        torch.testing.assert_close(result.model(party.name).theta[name], theta[name].detach() - 0.05 * gradient)
+
+
+def test_what_is_judged_is_not_changed(fed: Federation, tmp_path: Path) -> None:
+    one, two = run("fedavg", fed, tmp_path / "a"), run("fedavg", fed, tmp_path / "b", augment=ALL)
+    first, second = ([m for m in r.metrics if m.round == 0] for r in (one, two))
+    assert first == second  # before the first step all is as it was
+    for name in fed.names:
+        test = fed.parties[name].test
+        right = (two.model(name).predict(test.x) == test.y).float().mean().item()
+        assert two.summary["accuracy"]["per_party"][name] == pytest.approx(right)
+
+
+def test_a_stopped_run_goes_on_with_them(fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
+    straight = run("fedavg", fed, tmp_path / "straight", augment=ALL, rounds=4)
+
+    class Stop(Quiet):
+        def round(self, t: int, accuracy: float | None, ledger: Any) -> None:
+            if t == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run("fedavg", fed, tmp_path / "stopped", augment=ALL, rounds=4, progress=Stop())
+    resumed = run("fedavg", fed, tmp_path / "stopped", augment=ALL, rounds=4, resume=True)
+    assert tables(tmp_path / "straight") == tables(tmp_path / "stopped")
+    assert same_weights(straight, resumed)
+    assert f'augment = "{ALL}"' in (tmp_path / "stopped" / "config.toml").read_text()
+    with pytest.raises(Refusal, match="other settings"):
+        run("fedavg", fed, tmp_path / "stopped", augment="flip", rounds=4, resume=True)
+
+
+def test_newcomers_learn_from_changed_pictures_too(fed: Federation, tmp_path: Path) -> None:
+    late = {"newcomers": 1, "join_epochs": 2}
+    one, two = run("fedavg", fed, tmp_path / "a", **late), run("fedavg", fed, tmp_path / "b", augment="crop(pad=3)", **late)
+    assert all(p.training.augment is not None for p in two.job.parties)
+    alone = [[m.value for m in r.metrics if m.split == "test-alone" and m.metric == "loss"] for r in (one, two)]
+    assert alone[0] != alone[1]
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("flop", "There is no augmentation 'flop'. Did you mean 'flip'?"),
+    ("", "'' is not of the form name or name(option=value,...)."),
+    ("flip|", "'' is not of the form name or name(option=value,...)."),
+    ("flip(2)", "flip takes at most 0 values, but 1 were given."),
+    ("crop(pad=0)", "pad of crop must be at least 1, not 0."),
+    ("crop(pad=-2)", "pad of crop must be at least 1, not -2."),
+    ("crop(pad=1.5)", "pad of crop must be a whole number, not '1.5'."),
+    ("crop(by=2)", "There is no option of crop called 'by'."),
+    ("rotate(degrees=0)", "degrees of rotate must be more than 0 and at most 180, not 0.0."),
+    ("rotate(degrees=181)", "degrees of rotate must be more than 0 and at most 180, not 181.0."),
+    ("rotate(degrees=nan)", "degrees of rotate must be more than 0 and at most 180, not nan."),
+    ("rotate(degrees=some)", "degrees of rotate must be a number, not 'some'."),
+])
+def test_refusals(text: str, message: str) -> None:
+    with pytest.raises(Refusal, match=re.escape(message)):
+        Augment.read(text, (0.0,), (1, 4, 4))
+
+
+@pytest.mark.parametrize("shape", [(4,), (9, 128)])
+def test_what_has_no_pictures_is_not_augmented(shape: tuple[int, ...]) -> None:
+    data = Dataset("flat", torch.rand(40, *shape), torch.arange(40) % 2, 2)
+    fed = data.partition("iid", 2)
+    message = f"augment is for images, but a sample here has shape {shape}; use augment=none."
+    with pytest.raises(Refusal, match=re.escape(message)):
+        comity.run("fedavg", fed, model="linear", rounds=1, augment="flip")
+    assert Augment.read("none", fed.preprocess.black, fed.shape) is None
+
+
+# --- known faults: remove the mark when they are mended
+
+
+@pytest.mark.xfail(strict=True, reason="the pooled model trains with the server's settings, which have no augment")
+def test_the_pooled_model_learns_from_changed_pictures_like_everybody(fed: Federation, tmp_path: Path) -> None:
+    one, two = run("centralized", fed, tmp_path / "a"), run("centralized", fed, tmp_path / "b", augment=ALL)
+    assert not same_weights(one, two)
+
+
+@pytest.mark.xfail(strict=True, reason="There is no augmentation 'none'. Did you mean 'none'?")
+def test_none_is_not_suggested_for_none() -> None:
+    with pytest.raises(Refusal) as caught:
+        Augment.read("none|flip", (0.0,), (1, 4, 4))
+    assert "Did you mean 'none'" not in str(caught.value)

@@ -1,0 +1,166 @@
+"""Prepared once, then taken from the cache: by several processes at once, after a change, after damage; and checksums."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from comity.data import Dataset, catalogue, files, load, prepared
+from comity.data.files import Found, Way, checksum_notes, obtain
+
+PROCESSES = 4
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and a COMITY_DATA that holds a file `some.npz`."""
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("COMITY_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("COMITY_CACHE", str(tmp_path / "cache"))
+    save(tmp_path / "data" / "usps.npz", 0)
+    return tmp_path / "cache"
+
+
+def save(path: Path, first: int) -> None:
+    x, y = np.full((4, 16, 16), 7, np.uint8), (np.arange(4, dtype=np.uint8) + first) % 10
+    np.savez_compressed(path, x_train=x, y_train=y, x_test=x, y_test=y)
+
+
+def test_prepared_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load("usps")
+    (kept,) = cache.iterdir()
+    assert kept.name.startswith("usps-")
+    monkeypatch.setattr(prepared, "save", None)
+    monkeypatch.setattr(files, "file_digest", None)  # checksums only when preparing
+    second = load("usps")
+    assert (second.fingerprint(), second.notes) == (first.fingerprint(), first.notes)
+
+
+def test_a_changed_file_is_read_again(cache: Path) -> None:
+    before = load("usps")
+    path = cache.parent / "data" / "usps.npz"
+    save(path, 3)
+    os.utime(path, ns=(1, 1))
+    assert load("usps").y.tolist() == [3, 4, 5, 6] * 2
+    assert before.y.tolist() == [0, 1, 2, 3] * 2  # what was loaded stays what it was
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "no json", "junk json", "no array", "version"])
+def test_a_damaged_copy_is_not_used_and_made_again(damage: str, cache: Path) -> None:
+    fine = load("usps").fingerprint()
+    (kept,) = cache.iterdir()
+    told, x = kept / "dataset.json", kept / "x.npy"
+    match damage:
+        case "cut":
+            x.write_bytes(x.read_bytes()[:-100])
+        case "changed":
+            x.write_bytes(x.read_bytes()[:-1] + b"\0")
+        case "no json":
+            told.unlink()
+        case "junk json":
+            told.write_text("{")
+        case "no array":
+            x.unlink()
+        case "version":
+            told.write_text(told.read_text().replace('"version": ', '"version": 9'))
+    assert load("usps").fingerprint() == fine
+    assert prepared.read(kept).fingerprint() == fine
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMITY_CACHE", os.devnull)
+    assert load("usps").y.tolist() == [0, 1, 2, 3] * 2
+
+
+def test_all_processes_that_start_at_once_get_the_same(cache: Path) -> None:
+    """Each reads the files (none finds a cache before all have begun), one writes, all share its folder."""
+    context = multiprocessing.get_context("fork")
+    start, told = context.Barrier(PROCESSES), context.Queue()
+
+    def read(found: Found) -> Dataset:
+        start.wait(30)
+        return Dataset("some", torch.zeros(8, 1, 16, 16, dtype=torch.uint8), torch.arange(8), 8)
+
+    def work() -> None:
+        made = obtain("some", (Way(read, ("usps.npz",)),))
+        told.put((made.fingerprint(), len(list(cache.iterdir()))))
+
+    workers = [context.Process(target=work) for _ in range(PROCESSES)]
+    for worker in workers:
+        worker.start()
+    seen = [told.get(timeout=60) for _ in workers]
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    assert len({fingerprint for fingerprint, _ in seen}) == 1
+    (kept,) = cache.iterdir()  # and nothing half written beside it
+    assert prepared.read(kept).fingerprint() == seen[0][0]
+
+
+def test_what_is_prepared_is_memory_mapped(cache: Path) -> None:
+    x = load("usps").x
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("no /proc here")
+    assert any("usps-" in line and "x.npy" in line for line in maps.read_text().splitlines())
+    assert x.shape == (8, 1, 16, 16)
+
+
+def test_a_file_that_is_not_the_published_one_is_said_and_used(cache: Path) -> None:
+    data = load("usps")
+    (note,) = [note for note in data.notes if "published" in note]
+    assert note.startswith("usps: usps.npz is not the published file (its sha256 is ")
+    assert len(data) == 8
+
+
+def test_checksums(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"abc")
+    md5, other = "900150983cd24fb0d6963f7d28e17f72", "0" * 32
+    sha = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+    def notes(sums: dict[str, str]) -> tuple[str, ...]:
+        return checksum_notes("some", sums, {"a": path})
+
+    assert notes({"a.bin": md5}) == notes({"a.bin": sha}) == notes({"a.bin": f"{other} {md5}"}) == notes({"b.bin": other}) == ()
+    assert notes({"a.bin": other}) == (f"some: a.bin is not the published file (its md5 is {md5}).",)
+
+
+def test_every_published_checksum_is_one() -> None:
+    from comity.data.sets.sums import SUMS
+
+    for sums in SUMS.values():
+        for text in sums.values():
+            assert all(len(s) in (32, 64) and set(s) <= set("0123456789abcdef") for s in text.split())
+
+
+@pytest.mark.parametrize("name", ["usps", "heart", "office-caltech"])
+def test_the_real_files_are_the_published_ones(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not any(card["name"] == name and card["here"] for card in catalogue()):
+        pytest.skip(f"no {name} in COMITY_DATA")
+    monkeypatch.setenv("COMITY_CACHE", str(tmp_path))
+    assert not [note for note in load(name).notes if "published" in note]
+
+
+def test_folders_may_be_called_as_others_call_them(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = cache.parent / "data" / "usps.npz"
+    for folder in ("USPS", "usps/raw", "Us_Ps"):
+        moved = cache.parent / folder.replace("/", "-") / folder / "usps.npz"
+        moved.parent.mkdir(parents=True)
+        moved.write_bytes(source.read_bytes())
+        monkeypatch.setenv("COMITY_DATA", str(cache.parent / folder.replace("/", "-")))
+        assert len(load("usps")) == 8
+
+
+def test_two_folders_and_none(cache: Path, monkeypatch: pytest.MonkeyPatch, refuses: Any) -> None:
+    monkeypatch.setenv("COMITY_DATA", os.pathsep.join(["/no/such/place", str(cache.parent / "data")]))
+    assert len(load("usps")) == 8
+    monkeypatch.setenv("COMITY_DATA", "")
+    with refuses("usps", "put usps.bz2, usps.t.bz2 or usps.npz into a folder and name it with COMITY_DATA", "hub:flwrlabs/usps"):
+        load("usps")

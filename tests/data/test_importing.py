@@ -1,0 +1,273 @@
+"""People's own federation: arrays, tables and pictures, one file or folder a party."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from comity import cli
+from comity.data import load
+from comity.data.importing import import_federation
+from comity.errors import Refusal
+
+RNG = np.random.default_rng(0)
+
+
+def arrays(path: Path, n: int = 8, shape: tuple[int, ...] = (3,), classes: int = 2, **more: Any) -> None:
+    given = {"x": RNG.normal(size=(n, *shape)), "y": np.arange(n) % classes} | more
+    np.savez(path, **given)
+
+
+def table(path: Path, rows: list[str], header: str = "age,colour,label") -> None:
+    text = "\n".join([header, *rows]) + "\n"
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+
+
+def photo(path: Path, shade: int, size: tuple[int, int] = (6, 4)) -> None:
+    image = pytest.importorskip("PIL.Image")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.fromarray(np.full((*size, 3), shade, np.uint8)).save(path)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "mine").mkdir()
+    return tmp_path / "mine"
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def test_arrays(source: Path, out: Path) -> None:
+    arrays(source / "north.npz", 8)
+    arrays(source / "south.npz", 12, classes=3)
+    data = import_federation(source, out)
+    assert (data.name, len(data), data.shape, data.classes) == ("mine", 20, (3,), 3)
+    assert data.groups["party"].names == ("north", "south")
+    assert (data.home, data.official_test, data.mean, data.std) == ("natural(by=party)", None, (0.0,), (1.0,))
+    with np.load(source / "north.npz") as held:
+        assert np.allclose(data.x[:8].numpy(), held["x"])
+    fed = load(str(out)).partition("auto")
+    assert {name: len(p.train) + len(p.validation) + len(p.test) for name, p in fed.parties.items()} == {"north": 8, "south": 12}
+
+
+def test_a_test_part(source: Path, out: Path) -> None:
+    for name, held in (("north", 2), ("south", 4)):
+        arrays(source / f"{name}.npz", 8, x_test=np.zeros((held, 3)), y_test=np.zeros(held, np.int64))
+    data = import_federation(source, out, name="hospitals")
+    assert data.official_test is not None
+    assert data.official_test.sum() == 6
+    assert any("--test official" in note for note in data.notes)
+    fed = data.partition("auto", test="official")
+    assert [len(p.test) for p in fed.parties.values()] == [2, 4]
+    assert (fed.parties["south"].test.x == 0).all()
+
+
+@pytest.mark.parametrize(("x", "shape"), [
+    (RNG.integers(0, 256, (8, 6, 5), np.uint8), (1, 6, 5)),
+    (RNG.integers(0, 256, (8, 6, 5, 3), np.uint8), (3, 6, 5)),
+    (RNG.integers(0, 256, (8, 3, 6, 5), np.uint8), (3, 6, 5)),
+    (RNG.random((8, 6, 5, 3)), (3, 6, 5)),
+    (RNG.normal(size=(8, 9, 12)), (9, 12)),
+    (RNG.integers(0, 256, (8, 7), np.uint8), (7,)),
+])
+def test_arrays_of_pictures_and_signals(x: Any, shape: tuple[int, ...], source: Path, out: Path) -> None:
+    np.savez(source / "a.npz", x=x, y=np.arange(8) % 2)
+    data = import_federation(source, out)
+    assert data.shape == shape
+    assert data.x.dtype == (torch.uint8 if x.dtype == np.uint8 and len(shape) == 3 else torch.float32)
+    assert data.mean == ((0.5,) if len(shape) == 3 else (0.0,))
+
+
+def test_tables_of_all_kinds(source: Path, out: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table(source / "east.csv", ["31,red,no", "?,blue,yes", "40,red,no", "41,,no"])
+    table(source / "north.csv.gz", ["no,green,50", "yes,red,", "no,red,1.5", "yes,red,2"], header="label,colour,age")
+    held = {"age": [1, 2, 3, 4], "colour": ["blue"] * 4, "label": ["maybe", "no", "no", "no"]}
+    parquet.write_table(arrow.table(held), source / "west.parquet")
+    data = import_federation(source, out)
+    assert data.class_names == ("maybe", "no", "yes")
+    assert data.y.tolist() == [1, 2, 1, 1, 1, 2, 1, 2, 0, 1, 1, 1]
+    assert data.groups["party"].names == ("east", "north", "west")
+    assert data.x[:, 1:].int().tolist()[:5] == [[0, 0, 1], [1, 0, 0], [0, 0, 1], [0, 0, 0], [0, 1, 0]]  # blue, green, red
+    assert data.x[:, 0].isnan().tolist() == [False, True, False, False, False, True] + [False] * 6
+    assert (data.missing, data.shape) == ("impute", (5,))
+    assert any("colour (3)" in note for note in data.notes)
+    assert any(re.search(r"4\.2% of all values are missing", note) for note in data.notes)
+    x = data.partition("auto").parties["east"].train.x
+    assert x.isfinite().all()
+    assert x.shape[1] == 5  # a column says what was filled
+
+
+def test_labels_that_are_numbers_stay_what_they_are(source: Path, out: Path) -> None:
+    table(source / "a.csv", [f"{k},{k % 2 + 1}.0" for k in range(8)], header="age,outcome")
+    table(source / "b.csv", [f"{k},2" for k in range(8)], header="age,outcome")
+    data = import_federation(source, out, label="outcome", classes=4)
+    assert (data.classes, data.class_names) == (4, ())
+    assert data.y.tolist() == [1, 2] * 4 + [2] * 8
+    assert any("no sample has the label 0, 3." in note for note in data.notes)
+
+
+def test_each_party_is_standardised_by_its_own_file(source: Path, out: Path) -> None:
+    table(source / "a.csv", [f"{k},1,{k % 2},{k % 2}" for k in range(10)], header="age,same,flag,label")
+    table(source / "b.csv", [f"{100 * k if k else ''},2,{k % 2},{k % 2}" for k in range(10)], header="age,same,flag,label")
+    data = import_federation(source, out, scale="own")
+    for mine in (data.x[:10], data.x[10:]):
+        assert mine[:, 0].nanmean().abs() < 1e-6
+        assert abs(np.nanstd(mine[:, 0].numpy()) - 1) < 1e-6
+    assert (data.x[:10, 1] == 1).all()  # all alike and 1: nothing to scale
+    assert (data.x[10:, 1] == 0).all()
+    assert data.x[:, 2].tolist() == [0, 1] * 10  # zeros and ones stay
+    assert any("standardised" in note for note in data.notes)
+
+
+def test_a_test_part_is_scaled_by_the_training_part(source: Path, out: Path) -> None:
+    arrays(source / "a.npz", x=np.array([[0.0], [2.0], [4.0], [6.0]]), y=[0, 1, 0, 1], x_test=[[30.0]], y_test=[0])
+    data = import_federation(source, out, scale="own")
+    assert data.x[:4].mean() == 0
+    assert data.x[4].item() == pytest.approx((30 - 3) / np.sqrt(5))
+
+
+def test_pictures(source: Path, out: Path) -> None:
+    for party, kinds in (("east", ("cat", "dog")), ("west", ("ant", "dog"))):
+        for k, kind in enumerate(kinds):
+            for n in range(3):
+                photo(source / party / kind / f"{n}.png", 50 * k + n)
+    data = import_federation(source, out)
+    assert (data.shape, data.classes, data.class_names) == ((3, 6, 4), 3, ("ant", "cat", "dog"))
+    assert data.x.dtype == torch.uint8
+    assert data.y.tolist() == [1] * 3 + [2] * 3 + [0] * 3 + [2] * 3
+    assert data.x[:, 0, 0, 0].tolist() == [0, 1, 2, 50, 51, 52] * 2
+    assert import_federation(source, out.with_name("small"), size=2).shape == (3, 2, 2)
+
+
+def test_folders_called_by_numbers_are_numbers(source: Path, out: Path) -> None:
+    for kind in ("0", "2", "10"):
+        for n in range(4):
+            photo(source / "a" / kind / f"{n}.png", 9)
+    assert import_federation(source, out).y.tolist() == [0] * 4 + [10] * 4 + [2] * 4
+
+
+def test_it_runs(source: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table(source / "a.csv", [f"{k % 5},{'red' if k % 3 else ''},{k % 2}" for k in range(24)])
+    table(source / "b.csv", [f"{k % 7 or ''},blue,{k % 2}" for k in range(30)])
+    import_federation(source, out)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["comity", "run", "fedavg", "--data", str(out), "--rounds", "1", "--out", "run"])
+    cli.main()
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_small_parties_are_said(source: Path, out: Path) -> None:
+    arrays(source / "big.npz", 20)
+    arrays(source / "tiny.npz", 2)
+    data = import_federation(source, out)
+    assert any("tiny with fewer than 4 samples take no part" in note for note in data.notes)
+    assert data.partition("auto").names == ["big"]
+    assert data.partition("natural(min=1)").names == ["big", "tiny"]
+
+
+ONE = ["1,red,0", "2,red,1", "3,red,0", "4,red,1"]
+Made = Callable[[Path], Any]
+
+
+def two(first: Callable[[Path], Any], second: Callable[[Path], Any], ending: str = "npz") -> Made:
+    return lambda s: (first(s / f"north.{ending}"), second(s / f"south.{ending}"))
+
+
+BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
+    "nothing": (lambda s: None, {}, "is empty: put one file or folder a party into it."),
+    "no folder": (lambda s: s.rmdir(), {}, "There is no folder"),
+    "a stray file": (lambda s: (s / "README.md").write_text("x"), {}, "README.md is no party's file"),
+    "imported already": (lambda s: import_federation_into(s), {}, "is no party's file"),
+    "a bad name": (lambda s: arrays(s / "north,1.npz"), {}, "A party cannot be called 'north,1'"),
+    "the server": (lambda s: arrays(s / "Server.npz"), {}, "which stands for the server"),
+    "two files": (lambda s: (arrays(s / "a.npz"), table(s / "a.csv", ONE)), {}, "has two files, a.csv and a.npz"),
+    "two kinds": (lambda s: (arrays(s / "a.npz"), table(s / "b.csv", ONE)), {}, "Party 'b' brings a table but party 'a' arrays"),
+    "size": (lambda s: arrays(s / "a.npz"), {"size": 8}, "size is for pictures"),
+    "scale": (lambda s: arrays(s / "a.npz"), {"scale": "all"}, "scale must be none or own, not 'all'."),
+    "no x": (lambda s: np.savez(s / "a.npz", z=[1], y=[1]), {}, "a.npz has no array called x; it has z, y."),
+    "half a test": (lambda s: arrays(s / "a.npz", x_test=np.zeros((2, 3))), {}, "has no array called y_test"),
+    "pickles": (lambda s: np.savez(s / "a.npz", x=np.array([{}], object), y=[1]), {}, "holds Python objects in x"),
+    "lengths": (lambda s: arrays(s / "a.npz", y=np.zeros(3)), {}, "a.npz has 8 samples but 3 labels"),
+    "flat": (lambda s: arrays(s / "a.npz", x=np.zeros(8)), {}, "has samples of shape (8,)"),
+    "words": (lambda s: arrays(s / "a.npz", x=np.full((8, 2), "a")), {}, "but a row of numbers a sample is needed"),
+    "two labels": (lambda s: arrays(s / "a.npz", y=np.zeros((8, 2))), {}, "has labels of shape (8, 2)"),
+    "no samples": (lambda s: arrays(s / "a.npz", 0), {}, "a.npz holds no samples."),
+    "another test": (lambda s: arrays(s / "a.npz", x_test=np.zeros((2, 5)), y_test=[0, 1]), {}, "test samples of shape (5,)"),
+    "shapes": (two(arrays, lambda p: arrays(p, shape=(4,))), {}, "The samples of party 'south' have shape (4,) but those of party"),
+    "types": (two(lambda p: arrays(p, x=np.zeros((8, 1, 4, 4), np.uint8)), lambda p: arrays(p, x=np.zeros((8, 1, 4, 4)))), {},
+              "The samples of party 'south' are of type float32 but those of party 'north' of type uint8"),
+    "one test": (two(arrays, lambda p: arrays(p, x_test=np.zeros((1, 3)), y_test=[0])), {},
+                 "Party 'south' has a test part but party 'north' has none"),
+    "infinite": (two(arrays, lambda p: arrays(p, x=np.full((8, 3), np.inf))), {}, "Party 'south' has infinite values"),
+    "missing": (two(lambda p: arrays(p, shape=(3, 4)), lambda p: arrays(p, x=np.full((8, 3, 4), np.nan))), {},
+                "Party 'south' has values that are missing"),
+    "bright": (lambda s: arrays(s / "a.npz", x=np.full((8, 3, 4, 4), 200.0)), {}, "bring them to between 0 and 1"),
+    "half labels": (lambda s: arrays(s / "a.npz", y=np.full(8, 0.5)), {}, "has the label 0.5 in row 1"),
+    "negative": (lambda s: arrays(s / "a.npz", y=np.full(8, -1)), {}, "has the label -1 in row 1"),
+    "few classes": (lambda s: arrays(s / "a.npz", classes=4), {"classes": 3}, "has the label 3 in row 4"),
+    "years": (lambda s: arrays(s / "a.npz", y=np.arange(8) + 1990), {}, "The labels run up to 1997, but there are only 8 samples"),
+    "one class": (lambda s: arrays(s / "a.npz", classes=1), {}, "All samples have the same label"),
+    "mixed labels": (two(arrays, lambda p: arrays(p, y=np.array(["a", "b"] * 4))), {}, "'north' are numbers but those of party 'south'"),
+    "no label": (lambda s: table(s / "a.csv", ["1,red,yes", "1,red,"]), {}, "a.csv has no label in row 2."),
+    "no number": (lambda s: table(s / "a.csv", ["1,red,1", "1,red,"]), {}, "has the label nan in row 2"),
+    "word classes": (lambda s: table(s / "a.csv", ["1,red,yes", "1,red,no"]), {"classes": 3}, "are 2 words, not 3"),
+    "label column": (lambda s: table(s / "a.csv", ONE), {"label": "class"}, "'a' has no column called 'class'; it has age, colour"),
+    "only labels": (lambda s: table(s / "a.csv", ["1", "0"], header="label"), {}, "no column but 'label'"),
+    "lost column": (two(lambda p: table(p, ONE), lambda p: table(p, ["1,0"], header="age,label"), "csv"), {},
+                    "The table of party 'south' has no column called 'colour'"),
+    "extra column": (two(lambda p: table(p, ["1,0"], header="age,label"), lambda p: table(p, ONE), "csv"), {},
+                     "The table of party 'south' has a column 'colour', which that of party 'north' has not."),
+    "a typing error": (two(lambda p: table(p, ONE), lambda p: table(p, ["12o,red,0", "5,red,1"]), "csv"), {},
+                       "The column 'age' of party 'south' has '12o', but that of party 'north' only numbers."),
+    "names": (lambda s: table(s / "a.csv", [f"1,name{k},{k % 2}" for k in range(300)]), {}, "has 300 different words"),
+    "a cut table": (lambda s: (s / "a.csv").write_text("age,label\n1,0\n2\n"), {}, "a.csv has 1 cells in line 3, but 2 columns"),
+    "damaged": (lambda s: (s / "a.npz").write_bytes(b"PK\3\4junk"), {}, "a.npz is damaged or cut short"),
+    "a loose picture": (lambda s: photo(s / "a" / "cat.png", 1), {}, "cat.png is not in a folder of its class."),
+    "an empty party": (lambda s: (s / "a").mkdir(), {}, "is empty: it must have one folder a class."),
+    "sizes": (lambda s: (photo(s / "a" / "x" / "1.png", 1), photo(s / "b" / "x" / "1.png", 1, (9, 9))), {}, "has 9 x 9 pixels but"),
+    "scaled pictures": (lambda s: photo(s / "a" / "x" / "1.png", 1), {"scale": "own"}, "scale is for tables and signals"),
+}
+
+
+def import_federation_into(folder: Path) -> None:
+    """A folder that the import wrote itself."""
+    folder.rmdir()
+    other = folder.with_name("other")
+    other.mkdir()
+    arrays(other / "a.npz")
+    import_federation(other, folder)
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_imported(case: str, source: Path, out: Path) -> None:
+    make, options, message = BAD[case]
+    make(source)
+    with pytest.raises(Refusal) as told:
+        import_federation(source, out, **options)
+    text = str(told.value)
+    assert message in text
+    assert text.endswith(".")
+    assert "\n" not in text
+    assert not re.search(r"[.!?] +[A-Z]", text)
+    assert not out.exists()
+
+
+def test_nothing_is_overwritten(source: Path, out: Path) -> None:
+    arrays(source / "a.npz")
+    out.mkdir()
+    with pytest.raises(Refusal, match="is there already: choose another folder, or remove it"):
+        import_federation(source, out)
+    with pytest.raises(Refusal, match="would lie among the parties"):
+        import_federation(source, source / "out")
+    assert list(out.iterdir()) == []

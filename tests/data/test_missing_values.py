@@ -1,0 +1,313 @@
+"""Values that are missing: filled from what the party itself trains on, and marked; nobody learns of anybody else's."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_splits import assert_same
+from torch import Tensor
+
+import comity
+from comity.data import Dataset, Federation
+from comity.data.groups import Groups
+from comity.errors import Refusal
+
+NAN = float("nan")
+SITES = ("ann", "bob", "cyd")
+PARTS = ("train", "validation", "test")
+seeds = st.integers(0, 200)
+
+
+def dataset(x: Any, **more: Any) -> Dataset:
+    n = len(x)
+    more.setdefault("groups", {"site": Groups(SITES, np.arange(n) % 3)})
+    usual = {"missing": "impute", "home": "natural", "mean": (0.0,), "std": (1.0,)}
+    return Dataset("mine", x, torch.arange(n) // 3 % 2, 2, **(usual | more))
+
+
+def holes(n: int = 90, features: int = 5, seed: int = 0, share: float = 0.3) -> Tensor:
+    """Numbers, a share of which is missing in all features but the first."""
+    draw = np.random.default_rng(seed)
+    x = draw.normal(2, 3, (n, features)).astype(np.float32)
+    gone = draw.random((n, features)) < share
+    gone[:, 0] = False
+    return torch.from_numpy(np.where(gone, np.float32(NAN), x))
+
+
+def parts(fed: Federation, name: str) -> list[tuple[Tensor, tuple[int, ...]]]:
+    """A party's inputs and their positions in the data."""
+    return [(getattr(fed.parties[name], p).x, getattr(fed.split.parties[name], p)) for p in PARTS]
+
+
+# --- by hand
+
+
+def test_filled_and_marked_by_hand() -> None:
+    """Ann trains on 1, 3 and a hole in the second column, and never measured the third."""
+    x = torch.tensor([[0, 1, NAN, 5], [0, 3, NAN, 5], [0, NAN, NAN, 5], [0, 9, 4, NAN], [7, NAN, 6, 5]])
+    data = dataset(x, groups={}, mean=(0.0, 1.0, 2.0, 3.0), std=(1.0, 2.0, 4.0, 1.0))
+    split = data.partition("iid", 1, test="own(0.4)", validation=0).split
+    share = replace(split.parties["p0"], train=(0, 1, 2), validation=(3,), test=(4,))
+    fed = data.split(replace(split, parties={"p0": share}))
+    assert data.marked == (1, 2, 3)
+    assert data.shape == fed.shape == (7,)
+    party = fed.parties["p0"]
+    # normalised (v - mean) / std: the second column's mean of 0 and 1 is 0.5; 0 stands for a third one that was never seen
+    assert party.train.x.tolist() == [
+        [0, 0.0, 0, 2, 0, 1, 0],
+        [0, 1.0, 0, 2, 0, 1, 0],
+        [0, 0.5, 0, 2, 1, 1, 0],
+    ]
+    assert party.validation.x.tolist() == [[0, 4.0, 0.5, 2, 0, 0, 1]]
+    assert party.test.x.tolist() == [[7, 0.5, 1.0, 2, 1, 0, 0]]
+
+
+# --- in general
+
+
+@given(seed=seeds, share=st.floats(0, 0.9), spec=st.sampled_from(["natural", "iid", "domain(parts=2)|keep(samples=8)|concept"]),
+       test=st.sampled_from(["own(0.25)", "tail(0.3)", "official", "matched(size=2)", "common"]))  # fmt: skip
+def test_fill_and_marks_are_those_of_the_partys_training_rows(seed: int, share: float, spec: str, test: str) -> None:
+    if test == "official" and spec == "iid":
+        return
+    x = holes(seed=seed, share=share)
+    data = dataset(x, official_test=torch.arange(90) % 4 == 0, mean=(1.0,), std=(2.0,))
+    fed = data.partition(spec, 3, seed, test, 0.2)
+    gone = x.isnan().numpy()
+    marked = np.flatnonzero(gone.any(0))
+    normal = (x.numpy() - np.float32(1)) / np.float32(2)
+    assert data.marked == tuple(marked)
+    assert fed.shape == (5 + len(marked),)
+    for name in fed.names:
+        train = list(fed.split.parties[name].train)
+        known = (~gone[train]).sum(0)
+        fill = np.where(gone[train], 0, normal[train]).sum(0, dtype=np.float64) / np.maximum(known, 1)
+        for values, positions in parts(fed, name):
+            at = list(positions)
+            np.testing.assert_allclose(values[:, :5], np.where(gone[at], fill, normal[at]), atol=1e-5)
+            assert np.array_equal(values[:, 5:].numpy(), gone[at][:, marked])
+            there = ~gone[at]
+            assert np.array_equal(values[:, :5].numpy()[there], normal[at][there])  # what is known stays, to the bit
+
+
+def test_a_column_that_a_party_never_measured_is_zero() -> None:
+    """Which is the fixed `mean`, not a number from anybody else's data."""
+    x = holes(share=0.2)
+    x[0::3, 3] = torch.nan  # ann never measured the fourth
+    fed = dataset(x, mean=(10.0,), std=(2.0,)).partition("natural")
+    for values, positions in parts(fed, "ann"):
+        assert (values[:, 3] == 0).all()
+        assert (values[:, 5 + 2] == 1).all()  # the third of the marks
+        assert len(positions)
+    assert all(values[:, 3].abs().max() > 1 for values, _ in parts(fed, "bob"))
+
+
+def test_a_column_that_only_the_training_part_lacks_is_zero_too() -> None:
+    """What stands in one's own validation and test rows is not looked at."""
+    x = holes(share=0)
+    data = dataset(x)
+    split = data.partition("natural").split  # positions are what they are whatever the values
+    y = x.clone()
+    y[list(split.parties["ann"].train), 2] = torch.nan
+    hole = split.parties["ann"].test[0]
+    y[hole, 2] = torch.nan
+    fed = dataset(y).partition("natural")
+    assert fed.split.parties == split.parties
+    assert (fed.parties["ann"].train.x[:, 2] == 0).all()
+    assert fed.parties["ann"].test.x[0, 2] == 0
+    assert torch.equal(fed.parties["ann"].test.x[1:, 2], x[list(split.parties["ann"].test[1:]), 2])
+
+
+@pytest.mark.parametrize("test", ["own(0.25)", "tail(0.25)", "official"])
+@pytest.mark.parametrize("whose", ["bob's", "my test", "my validation"])
+def test_nobody_elses_data_and_no_test_data_change_a_fill(whose: str, test: str) -> None:
+    x = holes()
+    held = torch.arange(90) % 4 == 0
+    one = dataset(x, official_test=held).partition("natural", seed=3, test=test, validation=0.2)
+    share = one.split.parties["ann"]
+    rows = {"bob's": list(range(1, 90, 3)), "my test": list(share.test), "my validation": list(share.validation)}[whose]
+    other = x.clone()
+    other[rows] = torch.where(x[rows].isnan(), x[rows], x[rows] * 100 + 7)
+    two = dataset(other, official_test=held).partition("natural", seed=3, test=test, validation=0.2)
+    assert two.split.parties == one.split.parties
+    for part in PARTS:
+        before, after = (getattr(fed.parties["ann"], part).x for fed in (one, two))
+        if whose != f"my {part}":
+            assert torch.equal(before, after)
+            continue
+        gone = after[:, 5:].bool()  # marks of features 1 to 4
+        assert torch.equal(before[:, 1:5][gone], after[:, 1:5][gone])  # its holes are filled as before
+        assert not torch.equal(before[:, :5], after[:, :5])
+    assert torch.equal(one.parties["cyd"].train.x, two.parties["cyd"].train.x)
+    mine = list(share.train)
+    changed = x.clone()
+    changed[mine] = torch.where(x[mine].isnan(), x[mine], x[mine] + 50)  # and it can tell: my own training rows do
+    third = dataset(changed, official_test=held).partition("natural", seed=3, test=test, validation=0.2)
+    gone = third.parties["ann"].test.x[:, 5:].bool()
+    shift = third.parties["ann"].test.x[:, 1:5][gone] - one.parties["ann"].test.x[:, 1:5][gone]
+    torch.testing.assert_close(shift, torch.full_like(shift, 50.0))
+
+
+def test_a_common_test_set_is_filled_by_each_party_for_itself() -> None:
+    x = holes()
+    for i, add in enumerate((0, 100, -100)):
+        x[i::3] += add
+    held = torch.arange(90) % 4 == 0
+    fed = dataset(x, official_test=held).partition("natural", test="common")
+    ann, bob, cyd = (fed.parties[n].test.x for n in SITES)
+    gone = ann[:, 5:].bool()
+    assert gone.any()
+    assert torch.equal(ann[:, 5:], bob[:, 5:])
+    assert torch.equal(ann[:, 1:5][~gone], bob[:, 1:5][~gone])
+    assert (bob[:, 1:5][gone] - ann[:, 1:5][gone] > 50).all()
+    assert (cyd[:, 1:5][gone] - ann[:, 1:5][gone] < -50).all()
+
+
+@pytest.mark.parametrize("test", ["own(0.25)", "common"])
+def test_what_was_done_can_be_done_to_new_values(test: str) -> None:
+    """A party that gets the same rows again makes the same inputs of them, to the bit, and from what is its own alone."""
+    x = holes()
+    fed = dataset(x, mean=(1.0, 2.0, 3.0, 4.0, 5.0), std=(0.3,)).partition("natural", test=test)
+    for name in SITES:
+        how = fed.preprocess.for_party(name)
+        assert set(how.fills) == {name}
+        for values, positions in parts(fed, name):
+            assert torch.equal(how(x[list(positions)]), values)
+    assert fed.preprocess.for_party("ann").fills != fed.preprocess.for_party("bob").fills
+
+
+# --- nothing missing, other kinds of data
+
+
+def test_where_nothing_is_missing_nothing_is_added() -> None:
+    x = holes(share=0)
+    one, two = (dataset(x, missing=m) for m in ("impute", "refuse"))
+    assert one.marked == two.marked == ()
+    assert one.shape == (5,)
+    assert_equal_but_for_the_split(one.partition("natural"), two.partition("natural"))
+
+
+def assert_equal_but_for_the_split(one: Federation, two: Federation) -> None:
+    for name in two.names:
+        for (a, _), (b, _) in zip(parts(one, name), parts(two, name), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_images_of_bytes_lack_nothing() -> None:
+    x = torch.randint(0, 256, (60, 1, 4, 4), dtype=torch.uint8)
+    one, two = (dataset(x, missing=m) for m in ("impute", "refuse"))
+    assert one.shape == (1, 4, 4)
+    assert_equal_but_for_the_split(one.partition("natural|shift(kinds=noise)"), two.partition("natural|shift(kinds=noise)"))
+
+
+@pytest.mark.parametrize("how", [np.asarray, lambda x: np.asarray(x, dtype=np.float64), lambda x: x.tolist(), lambda x: x.half()])
+def test_numbers_as_people_have_them(how: Any) -> None:
+    x = holes().half().float()
+    one, two = dataset(x), dataset(how(x))
+    assert two.x.dtype == torch.float32
+    assert one.fingerprint() == two.fingerprint()
+
+
+def test_the_dataset_itself_keeps_its_holes() -> None:
+    x = holes()
+    data = dataset(x)
+    assert torch.equal(data.x.isnan(), x.isnan())
+    data.partition("natural")
+    assert torch.equal(data.x.isnan(), x.isnan())
+    assert data.x is not x
+
+
+# --- the same again
+
+
+@pytest.mark.parametrize("test", ["own(0.25)", "tail(0.25)", "official", "matched(size=2)", "common"])
+@pytest.mark.parametrize("spec", ["natural", "domain(parts=2)|keep(samples=9)|concept"])
+def test_a_saved_split_builds_the_same(spec: str, test: str, tmp_path: Path) -> None:
+    data = dataset(holes(), official_test=torch.arange(90) % 4 == 0)
+    fed = data.partition(spec, seed=6, test=test)
+    (tmp_path / "split.json").write_text(fed.split.to_json())
+    again = data.partition(str(tmp_path / "split.json"))
+    assert_same(fed, again)
+    assert fed.shape == again.shape
+
+
+def test_the_fingerprint_knows_what_is_missing_and_what_becomes_of_it() -> None:
+    x = holes()
+    y = x.clone()
+    y[0, 0] = torch.nan
+    data = dataset(x)
+    assert dataset(x.clone()).fingerprint() == data.fingerprint()
+    assert dataset(y).fingerprint() != data.fingerprint()
+    full = holes(share=0)
+    assert dataset(full).fingerprint() != dataset(full, missing="refuse").fingerprint()
+
+
+@pytest.mark.parametrize("engine", ["loop", "process"])
+def test_a_run_learns_from_what_is_marked(engine: str, tmp_path: Path) -> None:
+    """Whether a value is missing is the answer: without the marks there would be nothing to learn."""
+    x = torch.zeros(120, 2)
+    y = torch.arange(120) // 3 % 2
+    x[y == 1, 1] = torch.nan
+    fed = replace(dataset(x), y=y).partition("natural")
+    assert fed.shape == (3,)
+    result = comity.run("fedavg", fed, model="linear", rounds=5, lr=0.5, engine=engine, out=tmp_path / engine)
+    assert result.summary["accuracy"]["mean"] == 1
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(("x", "missing", "message"), [
+    (holes(), "refuse", "The x of dataset 'mine' holds values that are not finite (first in sample 0); remove or fill them."),
+    (torch.full((90, 2), float("inf")), "impute", "holds values that are not finite (first in sample 0)"),
+    (torch.full((90, 2), float("-inf")), "impute", "holds values that are not finite"),
+    (np.full((90, 2), 1e300), "impute", "holds values that are not finite"),
+])
+def test_refusals(x: Any, missing: str, message: str) -> None:
+    with pytest.raises(Refusal, match=re.escape(message)):
+        dataset(x, missing=missing)
+
+
+# --- known faults: remove the mark when they are mended
+
+
+@pytest.mark.xfail(strict=True, reason="a word that is no way to treat them is taken for refuse")
+def test_another_word_for_what_becomes_of_them_is_refused() -> None:
+    with pytest.raises(Refusal):
+        dataset(holes(share=0), missing="imput")
+
+
+@pytest.mark.xfail(strict=True, reason="a channel is marked as often as it lacks values at different times")
+def test_signals_are_refused_or_get_one_mark_a_channel() -> None:
+    x = torch.rand(90, 3, 8)
+    x[0, 1, 2] = x[1, 1, 5] = torch.nan
+    try:
+        data = dataset(x)
+    except Refusal:
+        return
+    assert len(set(data.marked)) == len(data.marked)
+
+
+@pytest.mark.xfail(strict=True, reason="the x is given to torch before it is checked")
+@pytest.mark.parametrize("x", [
+    np.random.default_rng(0).random((90, 1, 4, 4))[..., ::-1],  # blue, green, red
+    np.random.default_rng(0).random((90, 4)).astype(">f4"),  # as files of other machines have them
+], ids=["backwards", "big-endian"])  # fmt: skip
+def test_what_numpy_can_hold_is_taken(x: Any) -> None:
+    assert len(dataset(x, missing="refuse")) == 90
+
+
+@pytest.mark.xfail(strict=True, reason="the x is given to torch before it is checked")
+@pytest.mark.parametrize("x", [[[1.0], [1.0, 2.0]], [["a"], ["b"]], [[None], [1.0]], np.array([[None], [1.0]])], ids=str)
+@pytest.mark.parametrize("missing", ["refuse", "impute"])
+def test_what_is_no_array_of_numbers_is_refused(x: Any, missing: str) -> None:
+    with pytest.raises(Refusal):
+        Dataset("mine", x, [0, 1], 2, missing=missing)  # type: ignore[arg-type]

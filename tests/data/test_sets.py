@@ -1,0 +1,472 @@
+"""The library's datasets, from small files in the layouts of the originals: what they become, and what is said of bad ones."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import os
+import pickle
+import re
+import shlex
+import struct
+import tarfile
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from comity.data import Dataset, catalogue, load
+from comity.data.sets.identities import query_and_gallery
+from comity.errors import Refusal
+from comity.measure.retrieval import retrieval
+
+RNG = np.random.default_rng(0)
+OFFICE = ("back_pack", "bike", "calculator", "headphones", "keyboard", "laptop_computer", "monitor", "mouse", "mug", "projector")
+DOMAINNET = ("bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra")
+PACS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+MARKET = "Market-1501-v15.09.15"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty COMITY_DATA, and a cache of its own."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    monkeypatch.setenv("COMITY_DATA", str(folder))
+    monkeypatch.setenv("COMITY_CACHE", str(tmp_path / "cache"))
+    return folder
+
+
+def photo(path: Path, size: tuple[int, int] = (8, 8), shade: int | None = None) -> None:
+    """A small picture, of noise or of one shade."""
+    image = pytest.importorskip("PIL.Image")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = RNG.integers(0, 256, (*size, 3), np.uint8) if shade is None else np.full((*size, 3), shade, np.uint8)
+    image.fromarray(pixels).save(path, "PNG" if path.suffix == ".png" else "JPEG")
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def idx(folder: Path, train: str, test: str, labels: list[int]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in (train, test):
+        images = struct.pack(">IIII", 2051, len(labels), 28, 28) + RNG.integers(0, 256, len(labels) * 784, np.uint8).tobytes()
+        answers = struct.pack(">II", 2049, len(labels)) + bytes(labels)
+        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(images))
+        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(answers))
+
+
+def mnist(root: Path) -> None:
+    idx(root / "MNIST" / "raw", "train", "t10k", [0, 9])
+
+
+def fashion(root: Path) -> None:
+    idx(root / "FashionMNIST" / "raw", "train", "t10k", [0, 9])
+
+
+def letters(root: Path) -> None:
+    idx(root, "emnist-letters-train", "emnist-letters-test", [1, 26])
+
+
+def usps(root: Path, labels: tuple[int, ...] = (1, 10), value: float = -1) -> None:
+    for name in ("usps.bz2", "usps.t.bz2"):
+        lines = [f"{label} " + " ".join(f"{k}:{value if k < 5 else 1}" for k in range(1, 257)) for label in labels]
+        (root / name).write_bytes(bz2.compress("\n".join(lines).encode()))
+
+
+def mnist_m(root: Path) -> None:
+    for part in ("train", "test"):
+        for k in range(2):
+            photo(root / "mnist_m" / f"mnist_m_{part}" / f"0000000{k}.png", (32, 32))
+        write(root / "mnist_m" / f"mnist_m_{part}_labels.txt", "00000000.png 3\n00000001.png 9\n")
+
+
+def mats(prefix: str) -> Callable[[Path], None]:
+    def make(root: Path) -> None:
+        for part in ("train", "test"):
+            x = RNG.integers(0, 256, (32, 32, 3, 2), np.uint8)
+            savemat(root / f"{prefix}{part}_32x32.mat", {"X": x, "y": np.array([[10], [3]])})
+
+    return make
+
+
+def leaf(root: Path) -> None:
+    for part in ("train", "test"):
+        data = {who: {"x": [[k / 255] * 784], "y": [k]} for k, who in enumerate(("f0001_41", "f0002_11"))}
+        write(root / "femnist" / "data" / part / "all_data_0.json",
+              json.dumps({"users": list(data), "num_samples": [1, 1], "user_data": data}))
+
+
+def tiny(root: Path) -> None:
+    for kind in ("n01443537", "n01629819"):
+        photo(root / "tiny-imagenet-200" / "train" / kind / "images" / f"{kind}_0.JPEG", (64, 64))
+        write(root / "tiny-imagenet-200" / "train" / kind / f"{kind}_boxes.txt", f"{kind}_0.JPEG\t0\t1\t2\t3\n")
+    photo(root / "tiny-imagenet-200" / "val" / "images" / "val_0.JPEG", (64, 64))
+    write(root / "tiny-imagenet-200" / "val" / "val_annotations.txt", "val_0.JPEG\tn01629819\t0\t32\t44\t62\n")
+
+
+def cub(root: Path) -> None:
+    names = [f"{k:03}.Bird_{k}/Bird_{k}_0001.jpg" for k in (1, 2, 200)]
+    for name in names:
+        photo(root / "CUB_200_2011" / "images" / name, (20, 30))
+    write(root / "CUB_200_2011" / "images.txt", "".join(f"{k + 1} {name}\n" for k, name in enumerate(names)))
+    write(root / "CUB_200_2011" / "image_class_labels.txt", "1 1\n2 2\n3 200\n")
+    write(root / "CUB_200_2011" / "train_test_split.txt", "1 1\n2 0\n3 1\n")
+
+
+def sources(folder: str, names: tuple[str, ...], kinds: tuple[str, ...]) -> Callable[[Path], None]:
+    """Five pictures of each kind from each source."""
+
+    def make(root: Path) -> None:
+        for source in names:
+            for k, kind in enumerate(kinds):
+                for n in range(5):
+                    photo(root / folder / source / kind / f"{n}.jpg", shade=10 * k)
+
+    return make
+
+
+def domainnet(root: Path) -> None:
+    """Two sources with the official lists, one of eleven classes (a zoo is not among FedBN's ten)."""
+    for source in ("clipart", "sketch"):
+        for part in ("train", "test"):
+            lines = []
+            for number, kind in enumerate((*DOMAINNET, "zoo")):
+                name = f"{source}/{kind}/{source}_{part}.jpg"
+                photo(root / "domainnet" / name)
+                lines.append(f"{name} {number}\n")
+            write(root / "domainnet" / f"{source}_{part}.txt", "".join(lines))
+
+
+def market(root: Path) -> None:
+    for part, names in {
+        "bounding_box_train": ["0002_c1s1_000451_03", "0002_c2s1_000301_01", "0007_c1s6_028546_01"],
+        "query": ["0001_c1s1_001051_00", "0003_c3s3_064744_00"],
+        "bounding_box_test": ["-1_c1s1_000401_03", "0000_c1s1_000151_01", "0001_c1s1_001976_00", "0001_c4s1_0_00", "0003_c1s1_0_00"],
+    }.items():
+        for name in names:
+            photo(root / MARKET / part / f"{name}.jpg", (128, 64), shade=30 * abs(int(name.split("_")[0])))
+        write(root / MARKET / part / "Thumbs.db", "junk")
+
+
+def msmt(root: Path) -> None:
+    lists = {"train": ("train", 0), "val": ("train", 1), "query": ("test", 0), "gallery": ("test", 0)}
+    for k, (name, (folder, who)) in enumerate(lists.items()):
+        file = f"{who:04}/{who:04}_000_{k + 1:02}_0303morning_0008_0.jpg"
+        photo(root / "MSMT17_V1" / folder / file, (40, 20))
+        write(root / "MSMT17_V1" / f"list_{name}.txt", f"{file} {who}\n")
+
+
+def veri(root: Path) -> None:
+    for part, names in {"image_train": ["0001_c001_00016450_0", "0006_c020_00016460_0"], "image_query": ["0002_c002_00030600_0"],
+                        "image_test": ["0002_c003_00030640_0", "0005_c003_00000000_0"]}.items():
+        for name in names:
+            photo(root / "VeRi" / part / f"{name}.jpg", (30, 30))
+
+
+def eicu(root: Path, shape: tuple[int, ...] = (3, 200, 442), y: tuple[float, ...] = (0, 1, 0)) -> None:
+    (root / "eicu").mkdir(exist_ok=True)
+    for hospital in ("north", "south"):
+        np.savez_compressed(root / "eicu" / f"{hospital}.npz", x=np.zeros(shape, np.float32), y=np.array(y))
+
+
+def har(root: Path) -> None:
+    for part, subject in (("train", 1), ("test", 2)):
+        folder = root / "UCI HAR Dataset" / part
+        for signal in [f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"]:
+            write(folder / "Inertial Signals" / f"{signal}_{part}.txt", (" 0.5" * 128 + "\n") * 2)
+        write(folder / f"y_{part}.txt", "1\n6\n")
+        write(folder / f"subject_{part}.txt", f"{subject}\n{subject}\n")
+
+
+def adult(root: Path) -> None:
+    row = "39, State-gov, 77516, {}, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, United-States, {}\n"
+    write(root / "adult.data", row.format("Bachelors", "<=50K") + row.format("Doctorate", ">50K"))
+    write(root / "adult.test", "|1x3 Cross validator\n" + row.format("Doctorate", "<=50K."))
+
+
+def heart(root: Path) -> None:
+    for site in ("cleveland", "hungarian", "switzerland", "va"):
+        write(root / f"processed.{site}.data", "63,1,1,145,233,1,2,150,0,2.3,3,0,6,0\n67,1,4,?,0,0,2,-9,1,1.5,2,3,3,2\n")
+
+
+def agnews(root: Path) -> None:
+    for part in ("train", "test"):
+        write(root / "ag_news_csv" / f"{part}.csv", '"3","Wall St.","Short-sellers"\n"1","Iraq","Oil"\n')
+
+
+BUILD: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
+    "mnist": (mnist, {"samples": 4, "y": [0, 9, 0, 9]}),
+    "fashion-mnist": (fashion, {"samples": 4, "y": [0, 9, 0, 9]}),
+    "emnist-letters": (letters, {"samples": 4, "y": [0, 25, 0, 25]}),
+    "usps": (usps, {"samples": 4, "y": [0, 9, 0, 9]}),
+    "mnist-m": (mnist_m, {"samples": 4, "y": [3, 9, 3, 9]}),
+    "svhn": (mats(""), {"samples": 4, "y": [0, 3, 0, 3]}),
+    "synth-digits": (mats("synth_"), {"samples": 4, "y": [0, 3, 0, 3]}),
+    "femnist": (leaf, {"samples": 4, "y": [0, 1, 0, 1], "groups": {"writer": ("f0001_41", "f0002_11")}}),
+    "tiny-imagenet": (tiny, {"samples": 3, "y": [0, 1, 1], "held": [False, False, True]}),
+    "cub200": (cub, {"samples": 3, "y": [0, 1, 199], "held": [False, True, False]}),
+    "pacs": (sources("PACS/kfold", ("photo", "art_painting", "cartoon", "sketch"), PACS),
+             {"samples": 140, "groups": {"domain": ("photo", "art_painting", "cartoon", "sketch")}}),
+    "office-caltech": (sources("office_caltech_10", ("amazon", "dslr"), OFFICE),
+                       {"samples": 100, "groups": {"domain": ("amazon", "dslr")}}),
+    "domainnet": (domainnet, {"samples": 40, "y": list(range(10)) * 4, "groups": {"domain": ("clipart", "sketch")}}),
+    "domainnet-345": (domainnet, {"samples": 44, "y": list(range(11)) * 4, "groups": {"domain": ("clipart", "sketch")}}),
+    "market1501": (market, {"samples": 3, "y": [0, 0, 1], "classes": 2, "groups": {"camera": ("camera 1", "camera 2")}}),
+    "msmt17": (msmt, {"samples": 2, "y": [0, 1], "classes": 2, "groups": {"camera": ("camera 1", "camera 2")}}),
+    "veri776": (veri, {"samples": 2, "y": [0, 1], "classes": 2, "groups": {"camera": ("camera 1", "camera 20")}}),
+    "eicu": (eicu, {"samples": 6, "y": [0, 1, 0] * 2, "groups": {"hospital": ("north", "south")}}),
+    "har": (har, {"samples": 4, "y": [0, 5, 0, 5], "groups": {"subject": ("person 1", "person 2")}}),
+    "adult": (adult, {"samples": 3, "y": [0, 1, 0], "groups": {"doctorate": ("non-phd", "phd")}}),
+    "heart": (heart, {"samples": 8, "y": [0, 1] * 4,
+                      "groups": {"site": ("cleveland", "hungarian", "switzerland", "va_long_beach")}}),
+    "agnews": (agnews, {"samples": 4, "y": [2, 0, 2, 0]}),
+}
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_the_original_files(name: str, here: Path) -> None:
+    make, wanted = BUILD[name]
+    make(here)
+    card = next(card for card in catalogue() if card["name"] == name)
+    assert card["here"]
+    data = load(name)
+    assert len(data) == wanted["samples"]
+    assert data.y.tolist() == wanted.get("y", data.y.tolist())
+    assert {by: group.names for by, group in data.groups.items()} == wanted.get("groups", {})
+    assert tuple(data.groups) == card["groups"]
+    assert data.classes == wanted.get("classes", card["classes"])
+    assert data.x.shape[1:] == card["shape"] if name != "heart" else data.x.shape[1:] == (22,)
+    if "held" in wanted:
+        assert data.official_test is not None
+        assert data.official_test.tolist() == wanted["held"]
+    assert load(name).fingerprint() == data.fingerprint()  # from the cache
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_bad_files_are_refused_in_one_sentence_or_read(name: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever file of a dataset is lost, empty, cut or something else."""
+    BUILD[name][0](here)
+    monkeypatch.setenv("COMITY_CACHE", os.devnull)
+    seen = set()
+    for path in sorted(p for p in here.rglob("*") if p.is_file()):
+        kind = (path.parent, path.suffix) if path.suffix in (".jpg", ".JPEG", ".png", ".txt") else path
+        if kind in seen or len(seen) > 8:
+            continue
+        seen.add(kind)
+        content = path.read_bytes()
+        for bad in (b"", content[: len(content) // 2], b"\0\xff junk \x80" * 9):
+            path.write_bytes(bad)
+            try:
+                load(name)
+            except Refusal as why:
+                assert re.fullmatch(r"[^\n]+\.", str(why)), why
+                assert not re.search(r"[.!?] +[A-Z]", str(why)), why
+        path.write_bytes(content)
+    load(name)
+
+
+def relabel(path: str, old: str, new: str) -> Callable[[Path], None]:
+    def change(root: Path) -> None:
+        text = (root / path).read_text()
+        assert old in text
+        (root / path).write_text(text.replace(old, new, 1))
+
+    return change
+
+
+def remove(path: str) -> Callable[[Path], None]:
+    return lambda root: (root / path).unlink()
+
+
+TINY, CUB = "tiny-imagenet-200/val/val_annotations.txt", "CUB_200_2011/"
+
+
+@pytest.mark.parametrize(("name", "change", "file", "words"), [
+    ("mnist", lambda root: idx(root / "MNIST" / "raw", "train", "t10k", [0, 12]), "train-labels", ["has the label 12 in row 2"]),
+    ("emnist-letters", lambda root: idx(root, "emnist-letters-train", "emnist-letters-test", [0, 1]), "labels", ["the label 0"]),
+    ("usps", lambda root: usps(root, labels=(0, 10)), "usps.bz2", ["has the label 0 in row 1", "from 1 to 10"]),
+    ("usps", lambda root: usps(root, value=7), "usps.bz2", ["not between -1 and 1"]),
+    ("mnist-m", relabel("mnist_m/mnist_m_train_labels.txt", "png 3", "png 11"), "mnist_m_train_labels.txt", ["label 11 in line 1"]),
+    ("mnist-m", relabel("mnist_m/mnist_m_test_labels.txt", "00000000", "../secret"), "mnist_m_test_labels.txt", ["leads out"]),
+    ("femnist", relabel("femnist/data/test/all_data_0.json", '"y": [1]', '"y": [62]'), "all_data_0.json", ["the label 62"]),
+    ("tiny-imagenet", relabel(TINY, "n01629819", "n99999999"), "val_annotations.txt", ["'n99999999'", "has no folder"]),
+    ("tiny-imagenet", relabel(TINY, "\t44\t62", ""), "val_annotations.txt", ["in line 1, but each line is: a file"]),
+    ("tiny-imagenet", relabel(TINY, "val_0", "../val_0"), "val_annotations.txt", ["leads out of the folder"]),
+    ("tiny-imagenet", remove("tiny-imagenet-200/val/images/val_0.JPEG"), "val_0.JPEG", ["There is no file"]),
+    ("cub200", relabel(f"{CUB}image_class_labels.txt", "3 200", "3 201"), "image_class_labels.txt", ["from 1 to 200"]),
+    ("cub200", relabel(f"{CUB}image_class_labels.txt", "3 200\n", ""), "image_class_labels.txt", ["says nothing of image 3"]),
+    ("cub200", relabel(f"{CUB}train_test_split.txt", "1 1", "1 yes"), "train_test_split.txt", ["'yes' for image '1'"]),
+    ("pacs", lambda root: (root / "PACS/kfold/photo/dog").rename(root / "PACS/kfold/photo/hound"), "photo", ["the class 'dog'"]),
+    ("office-caltech", lambda root: write(root / "office_caltech_10/dslr/mug/notes.txt", "x"), "notes.txt", ["is not a png"]),
+    ("domainnet", relabel("domainnet/sketch_test.txt", "sketch_test.jpg 2", "sketch_test.jpg 5"), "sketch_test.txt",
+     ["has the label '5'", "headphones is 2 elsewhere"]),
+    ("market1501", lambda root: photo(root / MARKET / "bounding_box_train" / "person.jpg"), "person.jpg", ["must begin with"]),
+    ("msmt17", relabel("MSMT17_V1/list_val.txt", "_000_", "-"), "list_val.txt", ["lines are as"]),
+    ("eicu", lambda root: eicu(root, (3, 48, 442)), "north.npz", ["(3, 48, 442)", "(stays, 200, 442)"]),
+    ("eicu", lambda root: eicu(root, y=(0, 1)), "north.npz", ["2 for stays in y but 3 in x"]),
+    ("eicu", lambda root: eicu(root, y=(0, 1, 2)), "north.npz", ["the label 2 in row 3"]),
+    ("adult", relabel("adult.data", "Bachelors", "School"), "adult.data", ["'School' in row 1, which is not a known value"]),
+    ("heart", relabel("processed.va.data", "6,0", "6,7"), "processed.va.data", ["has the num 7 in row 1"]),
+    ("agnews", relabel("ag_news_csv/test.csv", '"1"', '"5"'), "test.csv", ["has the label 5 in row 2"]),
+])
+def test_what_is_wrong_is_said(
+    name: str, change: Callable[[Path], Any], file: str, words: list[str], here: Path, refuses: Any
+) -> None:
+    BUILD[name][0](here)
+    change(here)
+    with refuses(file, *words):
+        load(name)
+
+
+def test_values_of_usps_are_bytes(here: Path) -> None:
+    usps(here)
+    assert load("usps").x.flatten()[:6].tolist() == [0, 0, 0, 0, 255, 255]
+
+
+def test_a_test_part_of_a_fifth_is_always_the_same(here: Path) -> None:
+    sources("office_caltech_10", ("amazon", "webcam"), OFFICE)(here)
+    data = load("office-caltech")
+    assert data.official_test is not None
+    assert data.official_test.sum() == 20
+    kinds = set(zip(data.groups["domain"].of[data.official_test.numpy()].tolist(), data.y[data.official_test].tolist(), strict=True))
+    assert len(kinds) == 20  # one of each class and source
+    assert [note.split(":")[1] for note in data.notes] == [
+        " 100 of its 2,533 samples are here.", " caltech, dslr not here, so there are 2 of its sources.",
+        " nothing here says what is for testing, so it is a fifth of each class and source, always the same.",
+    ]
+    fed = data.partition("auto", test="official")
+    assert {name: (len(p.train) + len(p.validation), len(p.test)) for name, p in fed.parties.items()} == {
+        "amazon": (40, 10), "webcam": (40, 10)}
+
+
+def test_both_sources_of_heart_name_the_sites_alike(here: Path) -> None:
+    header = "site,age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,num\n"
+    sites = ("cleveland", "hungarian", "switzerland", "va_long_beach")
+    rows = "{0},63,1,1,145,233,1,2,150,0,2.3,3,0,6,0\n{0},67,1,4,,0,0,2,,1,1.5,2,3,3,2\n"
+    write(here / "heart_disease_4_hospitals.csv", header + "".join(rows.format(site) for site in sites))
+    table = load("heart")
+    heart(here)
+    original = load("heart")
+    assert original.fingerprint() == table.fingerprint()
+    assert original.shape == (22 + 3,)  # trestbps, chol and thalach are missing somewhere
+
+
+@pytest.mark.parametrize(("name", "make", "queries", "gallery", "found"), [
+    ("market1501", market, [1, 3], [0, 1, 1, 3], 2), ("msmt17", msmt, [0], [0], 1), ("veri776", veri, [2], [2, 5], 1),
+])
+def test_query_and_gallery(
+    name: str, make: Callable[[Path], None], queries: list[int], gallery: list[int], found: int, here: Path
+) -> None:
+    make(here)
+    query, rest = query_and_gallery(name)
+    numbers = {k: n for n, k in enumerate(sorted({*queries, *gallery}))}
+    assert (query.ids.tolist(), rest.ids.tolist()) == ([numbers[k] for k in queries], [numbers[k] for k in gallery])
+    assert query.x.shape[1:] == load(name).x.shape[1:]
+    made = retrieval(query.seen(lambda x: x.flatten(1)), rest.seen(lambda x: x.flatten(1)))
+    assert made.queries == found  # with the same identity by another camera
+
+
+def test_re_identification_that_is_not_there(here: Path, refuses: Any) -> None:
+    with refuses("market1501", "put Market-1501-v15.09.15/query, Market-1501-v15.09.15/bounding_box_test into the folder"):
+        query_and_gallery("market1501")
+    with pytest.raises(Refusal, match="There is no re-identification dataset 'mnist'"):
+        query_and_gallery("mnist")
+
+
+def test_a_list_may_leave_no_picture(here: Path, refuses: Any) -> None:
+    domainnet(here)
+    for path in (here / "domainnet").glob("*.txt"):
+        path.write_text("clipart/zoo/clipart_train.jpg 10\n")
+    with refuses("domainnet", "name no pictures of clipart, sketch"):
+        load("domainnet")
+
+
+def test_the_stand_in_for_eicu(here: Path) -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+
+    data = load("eicu-standin")
+    assert "synthetic" in data.notes[0]
+    assert "SYNTHETIC" in data.description
+    fed = data.partition("auto")
+    assert len(fed.names) == 14
+    assert 0.06 < data.y.double().mean() < 0.1
+    late, of = data.x[:, -4:].mean(1).numpy(), data.groups["hospital"].of
+    means = np.stack([late[of == k].mean(0) for k in range(14)])
+    assert np.std(means, axis=0).mean() > 0.4  # hospitals differ
+    centred = late - means[of]
+    train = np.arange(len(data)) % 4 != 0
+    fit = LogisticRegression(C=0.01, max_iter=500).fit(centred[train], data.y.numpy()[train])
+    assert roc_auc_score(data.y.numpy()[~train], fit.decision_function(centred[~train])) > 0.8
+
+
+def pickled(root: Path) -> None:
+    with tarfile.open(root / "cifar-10-python.tar.gz", "w:gz") as archive:
+        for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"):
+            content = pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 9]})
+            member = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+            member.size = len(content)
+            archive.addfile(member, BytesIO(content))
+
+
+def test_pickles_need_a_yes_once_and_again_when_the_cache_is_damaged(here: Path, tmp_path: Path, refuses: Any) -> None:
+    pickled(here)
+    with refuses("cifar-10-python.tar.gz", "holds pickles", "comity data prepare cifar10 --trust-pickle"):
+        load("cifar10")
+    assert len(load("cifar10", trust_pickle=True)) == 12
+    assert len(load("cifar10")) == 12
+    (kept,) = (tmp_path / "cache").iterdir()
+    (kept / "y.npy").write_bytes(b"")
+    with refuses("cifar-10-python.tar.gz", "holds pickles"):
+        load("cifar10")
+
+
+# What lies in the folder that COMITY_DATA names where these tests run.
+
+REAL = [
+    ("mnist", 70000, 10000, {}), ("fashion-mnist", 40000, 10000, {}), ("usps", 9298, 2007, {}), ("mnist-m", 9438, 2000, {}),
+    ("svhn", 1083, 340, {}), ("cifar10", 12000, 2000, {}), ("cifar100", 12000, 2000, {}), ("femnist", 31278, 3243, {"writer": 207}),
+    ("pacs", 2915, 695, {"domain": 4}), ("office-caltech", 611, 156, {"domain": 2}), ("har", 10299, 2947, {"subject": 30}),
+    ("adult", 48842, 16281, {"doctorate": 2}), ("heart", 920, 0, {"site": 4}), ("agnews", 21652, 7600, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "samples", "test", "groups"), REAL)
+def test_the_real_files(name: str, samples: int, test: int, groups: dict[str, int]) -> None:
+    if not any(card["name"] == name and card["here"] for card in catalogue()):
+        pytest.skip(f"no {name} in COMITY_DATA")
+    data = load(name)
+    assert (len(data), 0 if data.official_test is None else int(data.official_test.sum())) == (samples, test)
+    assert {by: len(group.names) for by, group in data.groups.items()} == groups
+    assert isinstance(data, Dataset)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "data.md"
+
+
+def test_commands_on_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from comity import cli
+
+    monkeypatch.chdir(tmp_path)
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", PAGE.read_text(), flags=re.DOTALL) for line in block.splitlines()]
+    assert lines
+    for line in lines:
+        program, *words = shlex.split(line, comments=True)
+        assert program == "comity"
+        monkeypatch.setattr("sys.argv", [program, *words])
+        cli.main()  # what is wrong ends in SystemExit
+        assert capsys.readouterr().out
+
+
+def test_the_page_names_every_dataset() -> None:
+    text = PAGE.read_text()
+    assert [card["name"] for card in catalogue() if f"`{card['name']}`" not in text] == []

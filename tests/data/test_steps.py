@@ -1,0 +1,284 @@
+"""What is chained after a partition: keep takes so many samples and no others, concept renames classes and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from test_splits import assert_same
+
+from comity.core.key import Key
+from comity.data import Dataset, Federation, Share, Split
+from comity.data.groups import Groups
+from comity.data.steps import Concept, Keep, Steps
+from comity.errors import Refusal
+from comity.spec import parse
+
+seeds = st.integers(0, 1000)
+sizes_of_classes = st.lists(st.integers(1, 30), min_size=1, max_size=8)
+
+
+def kept(sizes: list[int], seed: int = 0, **how: Any) -> np.ndarray:
+    """How many samples of each class a party with classes of these sizes keeps."""
+    y = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    learn = 1000 + np.arange(len(y))  # positions in a larger dataset
+    everything = np.concatenate([np.zeros(1000, dtype=np.int64), y])
+    found = Keep(**how).of("p", everything, learn, np.random.default_rng(seed))
+    assert set(found) <= set(learn)
+    assert len(set(found)) == len(found)
+    assert sorted(found) == list(found)  # in the data's order still
+    return np.bincount(everything[found], minlength=len(sizes))
+
+
+def learned(fed: Federation) -> list[list[int]]:
+    return [sorted(s.train + s.validation) for s in fed.split.parties.values()]
+
+
+def data(n: int = 240, classes: int = 4, **more: Any) -> Dataset:
+    """Images that say which they are."""
+    draw = np.random.default_rng(0)
+    x = torch.from_numpy(draw.random((n, 1, 4, 4)))
+    more.setdefault("groups", {"who": Groups(("ann", "bob", "cyd"), np.arange(n) // 2 % 3)})
+    more.setdefault("official_test", torch.from_numpy(draw.random(n) < 0.3))
+    return Dataset("mine", x, torch.from_numpy(draw.integers(0, classes, n)), classes, **more)
+
+
+# --- keep
+
+
+@pytest.mark.parametrize(("how", "sizes", "expected"), [
+    ({"samples": 20}, [40, 20, 20], [10, 5, 5]),
+    ({"fraction": 0.25}, [40, 20, 20], [10, 5, 5]),
+    ({"fraction": 0.5}, [8, 4, 2], [4, 2, 1]),
+    ({"samples": 1}, [9], [1]),
+    ({"samples": 9}, [9], [9]),
+    ({"fraction": 1}, [3, 1, 1], [3, 1, 1]),
+    ({"samples": 5}, [3, 1, 1], [3, 1, 1]),
+    ({"fraction": 0.001}, [30], [1]),  # never nothing
+])
+def test_keep_in_proportion_by_hand(how: dict[str, Any], sizes: list[int], expected: list[int]) -> None:
+    for seed in range(5):
+        assert kept(sizes, seed, **how).tolist() == expected
+
+
+@given(sizes=st.lists(st.integers(4, 40), min_size=1, max_size=8), fraction=st.floats(0.05, 0.5), seed=seeds)
+def test_keep_is_exact_and_each_class_gives_its_share(sizes: list[int], fraction: float, seed: int) -> None:
+    wanted = max(1, round(fraction * sum(sizes)))
+    for counts in (kept(sizes, seed, samples=wanted), kept(sizes, seed, fraction=fraction)):
+        assert counts.sum() == wanted
+        share = np.array(sizes) * wanted / sum(sizes)
+        assert (abs(counts - share) <= 1.5).all()  # a whole number beside its share; rounding of the total adds half a sample
+
+
+def test_keep_is_a_draw() -> None:
+    """Which samples stay is chance, each alike; and it hangs on the party's name and the seed."""
+    y = np.zeros(40, dtype=np.int64)
+    draws = [Keep(samples=10).of("p", y, np.arange(40), np.random.default_rng(s)) for s in range(400)]
+    often = np.bincount(np.concatenate(draws), minlength=40)
+    assert often.sum() == 4000
+    assert 60 < often.min() <= often.max() < 145  # 100 expected, a standard deviation of 9
+    key = Key.root(0)
+    steps = Steps.read([parse("keep(samples=10)")])
+    one, same, other, elsewhere = (
+        steps.keep(p, y, np.arange(40), k).tolist() for p, k in (("p", key), ("p", key), ("q", key), ("p", key.fold(1)))
+    )
+    assert one == same
+    assert one not in (other, elsewhere)
+
+
+@pytest.mark.parametrize("test", ["own(0.25)", "tail(0.25)", "official", "matched(size=9)", "common"])
+@pytest.mark.parametrize("partition", ["natural", "domain(parts=2)", "iid"])
+@pytest.mark.parametrize("keep", ["keep(samples=10)", "keep(fraction=0.5)", "keep(fraction=0.9)|keep(samples=9)"])
+def test_keep_leaves_the_test_part_and_who_owns_what(partition: str, keep: str, test: str) -> None:
+    if test == "official" and partition == "iid":
+        pytest.skip("official follows groups")
+    whole, some = (data().partition(spec, 3, 3, test, 0.2) for spec in (partition, f"{partition}|{keep}"))
+    assert whole.names == some.names
+    assert [s.test for s in whole.split.parties.values()] == [s.test for s in some.split.parties.values()]
+    for all_of_it, part, share in zip(learned(whole), learned(some), some.split.parties.values(), strict=True):
+        assert set(part) <= set(all_of_it)
+        wanted = {"keep(samples=10)": 10, "keep(fraction=0.5)": round(len(all_of_it) / 2)}.get(keep, 9)
+        assert len(part) == wanted
+        assert len(share.validation) == pytest.approx(0.2 * wanted, abs=0.51)  # a part of what is kept
+    for name in whole.names:
+        assert torch.equal(whole.parties[name].test.x, some.parties[name].test.x)
+        assert torch.equal(whole.parties[name].test.y, some.parties[name].test.y)
+
+
+def test_keep_keeps_each_partys_own_proportions(digits: Dataset) -> None:
+    spec = "dirichlet(alpha=0.5)"
+    whole, some = (digits.partition(s, 4, validation=0) for s in (spec, f"{spec}|keep(samples=60)"))
+    assert [len(p) for p in learned(some)] == [60] * 4
+    for before, after in zip(whole.counts(), some.counts(), strict=True):
+        assert (after - 60 * before / before.sum()).abs().max() <= 1.5
+
+
+def test_keep_twice_draws_twice() -> None:
+    one, two = (data().partition(spec, 2) for spec in ("iid|keep(samples=40)", "iid|keep(samples=40)|keep(samples=20)"))
+    assert all(set(b) < set(a) and len(b) == 20 for a, b in zip(learned(one), learned(two), strict=True))
+    straight = data().partition("iid|keep(samples=20)", 2)
+    assert learned(two) != learned(straight)
+
+
+def test_keeping_more_than_there_is_names_the_party() -> None:
+    with pytest.raises(Refusal, match=r"^Party 'p0' has 45 samples to learn from, not 46; use a smaller keep\.$"):
+        data().partition("iid|keep(samples=46)", 4)
+    assert [len(p) for p in learned(data().partition("iid|keep(samples=45)", 4))] == [45] * 4
+
+
+# --- concept
+
+
+def labels(fed: Federation) -> list[tuple[int, ...] | None]:
+    return [s.labels for s in fed.split.parties.values()]
+
+
+@given(groups=st.integers(2, 5), seed=seeds)
+def test_concept_is_one_permutation_a_group(groups: int, seed: int) -> None:
+    found = labels(data(classes=6).partition(f"iid|concept(groups={groups})", 11, seed=seed))
+    assert found[0] is None
+    assert all(names == found[i % groups] for i, names in enumerate(found))
+    for names in found[1:groups]:
+        assert sorted(names or ()) == list(range(6))
+    assert found == labels(data(classes=6).partition(f"dirichlet(alpha=3,min=4)|concept(groups={groups})", 11, seed=seed))
+
+
+def test_concepts_of_many_classes_differ_between_groups_and_seeds() -> None:
+    found = [labels(data(classes=8).partition("iid|concept(groups=4)", 4, seed=s))[1:] for s in range(5)]
+    assert len({names for one in found for names in one}) == 15  # 8! is large
+    assert [Concept().of(i, 8, Key.root(0)) is None for i in range(5)] == [True, False, True, False, True]
+
+
+@pytest.mark.parametrize("test", ["own(0.25)", "tail(0.25)", "official", "matched(size=9)", "common"])
+def test_concept_renames_in_all_parts_alike_and_changes_nothing_else(test: str) -> None:
+    spec = "natural|keep(samples=30)|shift(kinds=noise,none)"
+    plain, renamed = (data(classes=5).partition(s, None, 1, test, 0.2) for s in (spec, f"{spec}|concept"))
+    assert labels(renamed)[0] is labels(renamed)[2] is None
+    names = torch.tensor(labels(renamed)[1])
+    assert names.tolist() != [0, 1, 2, 3, 4]
+    for i, party in enumerate(plain.names):
+        for part in ("train", "validation", "test"):
+            before, after = (getattr(fed.parties[party], part) for fed in (plain, renamed))
+            assert len(before)
+            assert torch.equal(before.x, after.x)
+            assert torch.equal(after.y, names[before.y] if i == 1 else before.y)
+        assert plain.split.parties[party].train == renamed.split.parties[party].train
+
+
+def test_a_common_test_set_is_named_by_each_in_its_own_words() -> None:
+    fed = data(classes=5).partition("natural|concept", seed=1, test="common")
+    ann, bob, _ = fed.parties.values()
+    assert torch.equal(ann.test.x, bob.test.x)
+    assert torch.equal(bob.test.y, torch.tensor(labels(fed)[1])[ann.test.y])
+    assert not torch.equal(bob.test.y, ann.test.y)
+
+
+@pytest.mark.parametrize("test", ["own(0.25)", "common", "official"])
+def test_a_saved_split_remembers_the_names(tmp_path: Path, test: str) -> None:
+    spec = "natural|concept(groups=3)|keep(samples=20)|shift(kinds=texture,noise)"
+    fed = data(classes=5).partition(spec, seed=8, test=test)
+    text = fed.split.to_json()
+    assert [p["labels"] is None for p in json.loads(text)["parties"].values()] == [True, False, False]
+    (tmp_path / "split.json").write_text(text)
+    assert_same(fed, data(classes=5).partition(str(tmp_path / "split.json")))
+    assert Split.from_json(text) == fed.split
+
+
+def test_a_split_of_before_there_were_concepts_is_read(digits: Dataset) -> None:
+    saved = json.loads(digits.partition("iid", 3).split.to_json())
+    for party in saved["parties"].values():
+        del party["labels"]
+    assert_same(digits.split(Split.from_json(json.dumps(saved))), digits.partition("iid", 3))
+    assert Share((0,), (), (1,)).labels is None
+
+
+# --- steps in general
+
+
+@pytest.mark.parametrize("step", ["keep(samples=9)", "concept", "shift(kinds=noise,thin)", "shift|keep(fraction=0.5)|concept(3)"])
+def test_a_step_that_comes_first_follows_iid(step: str) -> None:
+    first, told = (data().partition(spec, 4, seed=2) for spec in (step, f"iid|{step}"))
+    assert_same(first, told)
+    assert first.split.partition == f"iid|{step}"
+
+
+def test_the_order_of_different_steps_does_not_matter() -> None:
+    one, two = (data().partition(spec, 4) for spec in (
+        "iid|keep(samples=20)|concept|shift(kinds=noise)", "iid|shift(kinds=noise)|concept|keep(samples=20)",
+    ))  # fmt: skip
+    assert one.split.parties == two.split.parties
+    assert all(torch.equal(one.parties[n].train.x, two.parties[n].train.x) for n in one.names)
+
+
+@pytest.mark.parametrize(("spec", "message"), [
+    ("iid|keep", "keep takes either samples or fraction, as in keep(samples=200) or keep(fraction=0.2)."),
+    ("iid|keep(samples=3,fraction=0.5)", "keep takes either samples or fraction"),
+    ("iid|keep(samples=0)", "samples of keep must be at least 1, not 0."),
+    ("iid|keep(samples=-3)", "samples of keep must be at least 1, not -3."),
+    ("iid|keep(samples=1.5)", "samples of keep cannot be '1.5'."),
+    ("iid|keep(fraction=0)", "fraction of keep must be more than 0 and at most 1, not 0.0."),
+    ("iid|keep(fraction=1.1)", "fraction of keep must be more than 0 and at most 1, not 1.1."),
+    ("iid|keep(fraction=nan)", "fraction of keep must be more than 0 and at most 1, not nan."),
+    ("iid|keep(part=0.5)", "There is no option of keep called 'part'."),
+    ("iid|concept(groups=1)", "groups of concept must be at least 2, not 1."),
+    ("iid|concept(groups=x)", "groups of concept must be a whole number, not 'x'."),
+    ("iid|concept|concept(groups=3)", "A partition can have one concept step."),
+    ("iid|kep(samples=3)", "There is no step after a partition called 'kep'. Did you mean 'keep'?"),
+    ("iid|iid", "There is no step after a partition called 'iid'."),
+    ("kep(samples=3)", "There is no partition 'kep'."),
+])
+def test_refusals(spec: str, message: str) -> None:
+    with pytest.raises(Refusal, match=re.escape(message)):
+        data().partition(spec, 4)
+
+
+# --- known faults: remove the mark when they are mended
+
+
+@pytest.mark.xfail(strict=True, reason="keep's draw never takes a class's last sample, and adds at most one a class")
+@given(sizes=sizes_of_classes, share=st.floats(0, 1), seed=seeds)
+@example([90, 10], 0.99, 0)
+@example([2] * 10, 0.75, 0)
+@example([50, 1, 1, 1, 1], 0.5, 0)
+@example([100] + [1] * 100, 0.75, 0)
+def test_keep_is_exact_whatever_the_classes(sizes: list[int], share: float, seed: int) -> None:
+    wanted = max(1, round(share * sum(sizes)))
+    assert kept(sizes, seed, samples=wanted).sum() == wanted
+
+
+@pytest.mark.xfail(strict=True, reason="a class of one sample is never kept unless all is")
+def test_keeping_nearly_all_keeps_rare_classes_as_often_as_others() -> None:
+    counts = sum(kept([20, 1], seed, fraction=0.9) for seed in range(50))
+    assert counts[1] > 0
+
+
+@pytest.mark.xfail(strict=True, reason="a permutation is drawn that may be the identity, or another group's")
+@pytest.mark.parametrize(("classes", "groups"), [(2, 2), (3, 3)])
+def test_every_group_has_a_concept_of_its_own(classes: int, groups: int) -> None:
+    for seed in range(20):
+        found = [names or tuple(range(classes)) for names in
+                 labels(data(classes=classes).partition(f"iid|concept(groups={groups})", groups, seed=seed))]
+        assert len(set(found)) == groups
+
+
+@pytest.mark.xfail(strict=True, reason="names for the classes are not checked when a split is read")
+@pytest.mark.parametrize("wrong", [[0], [], [4, 0, 1, 2], [-1, 0, 1, 2], [0, 0, 1, 2], [0, 1, 2, 3, 4]])
+def test_a_split_with_wrong_names_is_refused(wrong: list[int]) -> None:
+    saved = json.loads(data().partition("iid|concept", 2).split.to_json())
+    saved["parties"]["p1"]["labels"] = wrong
+    with pytest.raises(Refusal):
+        data().split(Split.from_json(json.dumps(saved)))
+
+
+@pytest.mark.xfail(strict=True, reason="noise is drawn for what a party keeps, in order: with keep each sample has another")
+def test_keep_leaves_the_noise_of_the_test_part() -> None:
+    whole, some = (data().partition(spec, 3) for spec in ("iid|shift(kinds=noise)", "iid|keep(fraction=0.5)|shift(kinds=noise)"))
+    assert whole.split.parties["p1"].test == some.split.parties["p1"].test
+    assert torch.equal(whole.parties["p1"].test.x, some.parties["p1"].test.x)
