@@ -271,10 +271,9 @@ def _figure(measure: str, one: Outcome, column: dict[str, list[Outcome]]) -> flo
     if name == "rounds_to_lowest":
         return _rounds_to_lowest(one, column, argument)
     if name == "mdl":
-        from comity.measure.study import study
+        from comity.measure.study import description_length
 
-        bits: float = study(one.folder, [argument])["layers"][argument]["after"]["mdl"]["bits"]
-        return bits
+        return description_length(one.folder, argument)
     if name not in FIGURES:
         raise Refusal(f"{measure} cannot be measured yet.")
     return FIGURES[name](one.summary)

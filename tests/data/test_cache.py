@@ -19,7 +19,7 @@ PROCESSES = 4
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and a COMITY_DATA that holds a file `some.npz`."""
+    """An empty cache, and a COMITY_DATA that holds a small `usps.npz`."""
     (tmp_path / "data").mkdir()
     monkeypatch.setenv("COMITY_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("COMITY_CACHE", str(tmp_path / "cache"))

@@ -247,7 +247,9 @@ def test_the_fingerprint_knows_what_is_missing_and_what_becomes_of_it() -> None:
     assert dataset(x.clone()).fingerprint() == data.fingerprint()
     assert dataset(y).fingerprint() != data.fingerprint()
     full = holes(share=0)
-    assert dataset(full).fingerprint() != dataset(full, missing="refuse").fingerprint()
+    for groups in ({}, {"site": Groups(SITES, np.arange(90) % 3)}):
+        impute, refuse = (dataset(full, missing=m, groups=groups).fingerprint() for m in ("impute", "refuse"))
+        assert impute != refuse
 
 
 @pytest.mark.parametrize("engine", ["loop", "process"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -56,12 +56,16 @@ def import_(
     out: Annotated[Path, typer.Option("--out", help="folder for the imported data, then used as --data FOLDER")],
     label: Annotated[str, typer.Option("--label", help="the column of a table that holds the class")] = "label",
     size: Annotated[int | None, typer.Option("--size", help="pixels a side that images are brought to")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="what to call the data")] = None,
+    classes: Annotated[int | None, typer.Option("--classes", help="how many there are, if not all are seen")] = None,
+    standardise: Annotated[bool, typer.Option("--standardise", help="each party's columns, by its own figures")] = False,
 ) -> None:
     """Bring one's own federation."""
     from comity import screen
     from comity.data.importing import import_federation
 
-    made = import_federation(source, out, label=label, size=size)
+    scale: Literal["none", "own"] = "own" if standardise else "none"
+    made = import_federation(source, out, name=name, label=label, size=size, classes=classes, scale=scale)
     (names,) = (g.names for g in made.groups.values())
     screen.out.print(f"{len(made)} samples of {len(names)} parties ({', '.join(names)}), {made.classes} classes, in {out}",
                      soft_wrap=True)

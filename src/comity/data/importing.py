@@ -98,6 +98,8 @@ def _read(root: Path, label: str, size: int | None) -> Brought:
 
 def _parties(root: Path) -> dict[str, Path]:
     """The parties' files or folders, by name."""
+    if (root / "dataset.json").exists():
+        raise bad(root, "is a dataset of Comity's already: use it as it is, with --data")
     found: dict[str, Path] = {}
     for path in inside(root):
         ending = _ending(path)
@@ -110,8 +112,6 @@ def _parties(root: Path) -> dict[str, Path]:
         found[name] = path
     if not found:
         raise bad(root, "is empty: put one file or folder a party into it")
-    if (root / "dataset.json").exists():
-        raise bad(root, "is a dataset of Comity's already: use it as it is, with --data")
     return found
 
 

@@ -21,7 +21,7 @@ from comity.data.dataset import Dataset
 from comity.data.groups import Groups
 from comity.errors import Refusal
 
-VERSION = 1
+VERSION = 2
 TOLD = ("name", "classes", "description", "licence", "mean", "std", "home", "missing", "class_names", "notes")
 
 

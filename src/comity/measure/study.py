@@ -79,6 +79,19 @@ def study(
     }
 
 
+def description_length(folder: str | Path, layer: str, samples: int = 2000, seed: int = 0, settings: Settings = CHEAP) -> float:
+    """The description length in bits of one layer after local training, and nothing else: what DBE's tables have."""
+    job = reopen(Path(folder))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = extract(job, Path(folder), chosen_layers(job, [layer]), split="test", samples=samples, seed=seed, width=512)
+        pool = _Pooled([r for r in found if r.when == "after"])
+        return curve(pool.z, pool.labels, Key.root(seed).fold("measure", "mdl"), settings, job.info.task.classes).bits
+    finally:
+        torch.set_num_threads(threads)
+
+
 class _Pooled:
     """All parties' representations at one layer and time."""
 

@@ -20,6 +20,7 @@ from comity.data.groups import Groups
 from comity.data.library import Card
 from comity.data.protocols import stratified
 
+RESEARCH = "none stated; research use"
 Arrays = dict[str, NDArray[Any]]
 Pair = tuple[NDArray[Any], NDArray[Any]]  # images or other samples, and their labels
 

@@ -14,13 +14,10 @@ from comity.data.formats import read_cifar_binary, read_cifar_python, read_idx_p
 from comity.data.formats.common import Source, bad, labels, parsing, present, reading
 from comity.data.groups import Groups
 from comity.data.library import Card, Entry, register
-from comity.data.sets.common import Pair, halves, picture, resized
+from comity.data.sets.common import RESEARCH, Pair, halves, picture, resized
 from comity.data.sets.sums import SUMS
 
-Reader = Callable[[Found], Dataset]
-RESEARCH = "none stated; research use"
-
-MNIST = Card("mnist", 70000, 10, (1, 28, 28), "Handwritten digits, grey (LeCun et al. 1998)", "CC BY-SA 3.0", hub="ylecun/mnist")
+MNIST = Card("mnist", 70000, 10, (1, 28, 28), "Handwritten digits, grey", "CC BY-SA 3.0", hub="ylecun/mnist")
 FASHION = Card("fashion-mnist", 70000, 10, (1, 28, 28), "Clothes, grey (Xiao et al. 2017)", "MIT",
                hub="zalando-datasets/fashion_mnist")
 USPS = Card("usps", 9298, 10, (1, 16, 16), "Handwritten digits of the US mail, grey (Hull 1994)", RESEARCH, hub="flwrlabs/usps")
@@ -36,7 +33,7 @@ LETTERS = Card("emnist-letters", 145600, 26, (1, 28, 28), "Handwritten letters, 
                "2017)", "NIST SD 19 is a US government work")
 BALANCED = Card("emnist-balanced", 131600, 47, (1, 28, 28), "Handwritten digits and letters, as many of each, grey (Cohen et al. "
                 "2017)", "NIST SD 19 is a US government work")
-DIGITS_FIVE = Card("digits-five", 737543, 10, (3, 28, 28), "Digits from five sources, as FedBN and ADCOL use them: 28 x 28 in "
+DIGITS_FIVE = Card("digits-five", 735542, 10, (3, 28, 28), "Digits from five sources, as FedBN and ADCOL use them: 28 x 28 in "
                    "three channels", "those of its sources", groups=("source",))
 
 

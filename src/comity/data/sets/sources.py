@@ -15,10 +15,9 @@ from comity.data.formats import picture_files, read_leaf, read_npz
 from comity.data.formats.common import bad, folder_of, inside, shown
 from comity.data.groups import Groups
 from comity.data.library import Card, Entry, register
-from comity.data.sets.common import Shot, a_fifth, album, groups, halves, picture, table, within
+from comity.data.sets.common import RESEARCH, Shot, a_fifth, album, groups, halves, picture, table, within
 from comity.data.sets.sums import SUMS
 
-RESEARCH = "none stated; research use"
 PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 PACS_SOURCES = ("photo", "art_painting", "cartoon", "sketch")
 OFFICE_CLASSES = (

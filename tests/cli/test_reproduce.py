@@ -1,0 +1,208 @@
+"""`comity reproduce`: a paper's table again, resumed where it stopped, with an honest verdict."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from harness import comity, one_sentence, works
+
+from comity import papers, reproduce
+from comity.errors import ComityError, Refusal
+from comity.papers import Column, Line
+from comity.reproduce import Cell, Verdict, implemented, lines, markdown, verdicts
+
+COLUMN = Column(name="c", title="C", measure="mean")
+
+
+def cell(measured: tuple[float, ...], paper: float | tuple[float, float] | None = None, row: str = "a", why: str = "") -> Cell:
+    printed = {} if paper is None else {"c": paper}
+    return Cell(COLUMN, Line(name=row, title=row.upper(), algorithm="fedavg", paper=printed), measured, why)
+
+
+OWN = """
+title = "Two methods"
+source = "Nobody, Table 1"
+trials = 2
+claims = ["fedavg > solo", "fedavg > q-ffl"]
+[settings]
+data = "digits"
+partition = "iid|keep(samples=20)"
+parties = 2
+model = "linear"
+rounds = 40
+validation = 0
+[reduced]
+rounds = 3
+seeds = 1
+[smoke]
+rounds = 1
+[[columns]]
+name = "mean"
+title = "Mean"
+measure = "mean"
+run = "digits"
+[[columns]]
+name = "first"
+title = "First party"
+measure = "party:p0"
+run = "digits"
+[[columns]]
+name = "far"
+title = "Far"
+measure = "mean"
+settings = {data = "tiny-imagenet"}
+[[rows]]
+name = "solo"
+title = "SOLO"
+algorithm = "solo"
+paper = {mean = 10, first = [20, 0.5]}
+[[rows]]
+name = "fedavg"
+title = "FedAvg"
+algorithm = "fedavg"
+settings = {rounds = 50}
+reduced = {lr = 0.2}
+paper = {mean = [50, 100]}
+[[rows]]
+name = "q-ffl"
+title = "q-FFL"
+algorithm = "q-ffl(q=2)"
+paper = {mean = 30}
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("COMITY_DATA", raising=False)
+    path = tmp_path / "own.toml"
+    path.write_text(OWN, encoding="utf-8")
+    return path
+
+
+def test_difference_and_two_standard_deviations() -> None:
+    near, far = cell((50.0, 52.0), (50.0, 0.5)), cell((50.0, 52.2), (50.0, 0.5))
+    assert (near.mean, near.std, near.difference, near.within) == (51.0, 1.0, 1.0, True)
+    assert far.within is False
+    assert cell((50.0,), 50.0).within is None
+    assert cell((50.0,), 50.0).std is None
+    assert cell((), (50.0, 1.0), why="no data: mnist").difference is None
+
+
+def test_lines_say_why_nothing_was_measured() -> None:
+    assert lines([cell((), 50.0, why="not yet implemented")]) == [["C", "A", "50.00", "not yet implemented", "", ""]]
+    assert lines([cell((1.0, 3.0), (5.0, 0.25))]) == [["C", "A", "5.00 ± 0.25", "2.00 ± 1.00", "-3.00", "no"]]
+    assert markdown([cell((1.0,))]).splitlines()[2] == "| C | A |  | 1.00 |  |  |"
+
+
+def test_verdicts(own: Path) -> None:
+    table = papers.table(str(own)).model_copy(update={"claims": ("a > b", "b > a @ c", "a > b @ d", "a > nobody")})
+    found = verdicts(table, [cell((3.0, 5.0)), cell((2.0, 2.0), row="b")])
+    assert [str(v) for v in found] == [
+        "a > b: holds (c +2.00)",
+        "b > a @ c: does not hold (c -2.00)",
+        "a > b @ d: not put to the test",
+        "a > nobody: not put to the test",
+    ]
+    unsure = verdicts(table, [cell((3.0, 5.0)), cell((2.0, 4.1), row="b")])[0]
+    assert unsure.sure == {"c": False}
+    assert "spread" in str(unsure)
+    mixed = Verdict("a > b", {"x": 1.0, "y": -1.0})
+    assert str(mixed) == "a > b: holds in x only (x +1.00, y -1.00)"
+
+
+def test_settings_of_table_column_row_and_scale(own: Path) -> None:
+    table = papers.table(str(own))
+    solo, fedavg, _ = table.rows
+    assert table.run_settings("digits", solo, "full")["rounds"] == 40
+    assert table.run_settings("digits", fedavg, "full")["rounds"] == 50  # the row's own
+    assert table.run_settings("digits", fedavg, "reduced") | {} == table.run_settings("digits", solo, "reduced") | {
+        "algorithm": "fedavg", "lr": 0.2,
+    }  # the scale comes last, and a row's own at that scale after it  # fmt: skip
+    assert table.run_settings("far", solo, "full")["data"] == "tiny-imagenet"
+    assert table.seeds("full") == 2
+    assert table.seeds("reduced") == 1
+
+
+def test_what_is_not_there_is_said() -> None:
+    assert implemented("fedavg+dbe(kappa=1)")
+    assert not implemented("q-ffl")
+    assert not implemented("fedavg+nothing")
+
+
+def test_a_table_from_end_to_end(own: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shown = works("reproduce", own, "--scale", "reduced", "--out", out).out
+    assert "not yet implemented" in shown
+    assert "no data: tiny-imagenet" in shown
+    rows = {(r["column"], r["row"]): r for r in csv.DictReader((out / "table.csv").open(encoding="utf-8"))}
+    assert len(rows) == 9
+    assert float(rows["mean", "solo"]["measured"]) > 10
+    assert rows["first", "solo"]["paper_std"] == "0.5"
+    assert rows["mean", "q-ffl"]["note"] == "not yet implemented"
+    assert rows["far", "fedavg"]["note"] == "no data: tiny-imagenet"
+    page = (out / "table.md").read_text(encoding="utf-8")
+    assert "comity reproduce" in page
+    assert "fedavg > q-ffl: not put to the test" in page
+    assert "seeds 0" in page
+    assert (out / "digits" / "fedavg" / "seed-0" / "summary.json").exists()
+    before = (out / "digits" / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns
+    (out / "digits" / "solo" / "seed-0" / "summary.json").unlink()  # as if it had been stopped at the very end
+    again = works("reproduce", own, "--scale", "reduced", "--out", out).out
+    assert (out / "digits" / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns == before
+    assert again.splitlines()[3:8] == shown.splitlines()[3:8]
+
+
+def test_only_some_rows_and_columns(own: Path, tmp_path: Path) -> None:
+    chosen = ("--rows", "solo", "--columns", "mean", "--seeds", "0,1")
+    works("reproduce", own, "--scale", "reduced", *chosen, "--out", tmp_path / "o")
+    (row,) = csv.DictReader((tmp_path / "o" / "table.csv").open(encoding="utf-8"))
+    assert len(row["seeds"].split()) == 2
+
+
+def test_the_cost_beforehand(own: Path, tmp_path: Path) -> None:
+    shown = works("reproduce", own, "--scale", "full", "--plan", "--columns", "mean", "--out", tmp_path / "o").out
+    assert "together about" in shown
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["dbe/table55"], "There is no experiment 'dbe/table55'. Did you mean 'dbe/table5'?"),
+    (["OWN", "--scale", "tiny"], "--scale must be one of smoke, reduced, full, not 'tiny'."),
+    (["OWN", "--rows", "fedavgg"], "There is no row called 'fedavgg'. Did you mean 'fedavg'?"),
+    (["OWN", "--columns", "mea"], "There is no column called 'mea'. Did you mean 'mean'?"),
+    (["OWN", "--columns", "far"], "Nothing of OWN can be run here: no data: tiny-imagenet."),
+])  # fmt: skip
+def test_refusals(own: Path, arguments: list[str], said: str) -> None:
+    got = one_sentence(comity("reproduce", *[str(own) if a == "OWN" else a for a in arguments]), 1, 2)
+    assert said.replace("OWN", str(own)) in got
+
+
+def test_a_broken_table_is_refused(own: Path) -> None:
+    own.write_text(OWN.replace("measure = ", "measures = ", 1), encoding="utf-8")
+    with pytest.raises(ComityError, match=r"is not a paper's table: columns\.0\.measure"):
+        papers.table(str(own))
+
+
+def test_an_unknown_measure_is_said(own: Path, tmp_path: Path) -> None:
+    own.write_text(OWN.replace('measure = "party:p0"', 'measure = "beauty"'), encoding="utf-8")
+    shown = works("reproduce", own, "--scale", "smoke", "--rows", "solo", "--out", tmp_path / "o").out
+    assert "beauty cannot be measured yet." in shown
+
+
+@pytest.mark.parametrize("name", ["relay/table1", "adcol/table2", "dbe/table5", "fed-sps/table1", "fedufo/table2"])
+def test_smoke(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One table of each paper, in its smallest form, on the embedded data."""
+    monkeypatch.delenv("COMITY_DATA", raising=False)
+    works("reproduce", name, "--scale", "smoke", "--out", tmp_path / "o")
+    rows = list(csv.DictReader((tmp_path / "o" / "table.csv").open(encoding="utf-8")))
+    measured = [r for r in rows if r["measured"]]
+    assert measured
+    assert all(r["note"] == reproduce.ABSENT for r in rows if not r["measured"])
+
+
+def test_figures_are_the_runs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COMITY_DATA", raising=False)
+    with pytest.raises(Refusal, match="no experiment"):
+        papers.table("nothing/table1")

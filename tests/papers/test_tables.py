@@ -1,0 +1,104 @@
+"""The papers' tables as data: each can be read, names only what there is, and its numbers are those that were printed."""
+
+from __future__ import annotations
+
+import pytest
+
+from comity import algorithms, papers
+from comity.config import experiment
+from comity.data.library import _library
+from comity.papers import Claim, Table
+from comity.reproduce import CONVENTIONS, FIGURES, implemented
+from comity.spec import parse, split
+
+NAMES = papers.names()
+LATER = {
+    "per-fedavg", "partialfed", "fada", "pfedme", "fedfomo", "apple", "fed-mtl", "afl", "drfa", "fml", "fedmeta", "fedreptile",
+    "q-ffl", "affine-robust",
+}  # fmt: skip
+ELSEWHERE = {"party", "rounds_to_lowest", "mdl", "mAP"}
+
+
+@pytest.fixture(params=NAMES)
+def table(request: pytest.FixtureRequest) -> Table:
+    return papers.table(request.param)
+
+
+def test_every_main_table_is_there() -> None:
+    wanted = {f"dbe/table{n}" for n in range(1, 10)} | {f"fedufo/table{n}" for n in range(1, 7)} | {"relay/table1"}
+    wanted |= {f"adcol/table{n}" for n in (1, 2, *range(4, 22))} | {f"fed-sps/table{n}" for n in (1, 2, 3, 4, 5, 6, 7, 9, 10, 11)}
+    assert wanted <= set(NAMES)
+
+
+def test_names_are_unique_and_figures_belong_to_columns(table: Table) -> None:
+    columns, rows = [c.name for c in table.columns], [r.name for r in table.rows]
+    assert len(set(columns)) == len(columns)
+    assert len(set(rows)) == len(rows)
+    for row in table.rows:
+        assert set(row.paper) <= set(columns)
+        assert all(std is None or std >= 0 for _, std in map(row.printed, columns))
+    for scale in papers.SCALES:
+        chosen = table.at(scale)
+        assert set(chosen.get("columns", ())) <= set(columns)
+        assert set(chosen.get("rows", ())) <= set(rows)
+        assert table.seeds(scale) >= 1
+
+
+def test_claims_name_rows_and_columns(table: Table) -> None:
+    for text in table.claims:
+        better, worse, column = Claim(text).parts
+        assert {better, worse} <= {r.name for r in table.rows}
+        assert column in {"", *(c.name for c in table.columns)}
+
+
+def test_printed_claims_hold_in_the_paper_itself(table: Table) -> None:
+    """An ordering that a paper asserts must be that of its own figures, where it prints both."""
+    rows = {r.name: r for r in table.rows}
+    lower_is_better = {"std", "rounds_to_lowest", "seconds_per_round", "minutes_per_round", "mbytes", "mdl"}
+    for text in table.claims:
+        better, worse, only = Claim(text).parts
+        for column in table.columns:
+            a, b = (rows[name].printed(column.name)[0] for name in (better, worse))
+            if only in ("", column.name) and a is not None and b is not None:
+                assert a >= b or column.measure.partition(":")[0] in lower_is_better, (text, column.name)
+
+
+def test_every_measure_is_known(table: Table) -> None:
+    known = {*CONVENTIONS, *FIGURES, *ELSEWHERE}
+    assert {c.measure.partition(":")[0] for c in table.columns} <= known
+
+
+@pytest.mark.parametrize("scale", papers.SCALES)
+def test_every_run_is_an_experiment(table: Table, scale: papers.Scale) -> None:
+    for column in table.columns:
+        for row in table.rows:
+            settings = table.run_settings(column.runs, row, scale)
+            experiment(settings)
+            assert settings["data"] in _library()
+            if implemented(row.algorithm):
+                algorithms.compose(row.algorithm, {})
+            else:
+                assert {parse(part).name for part in split(row.algorithm, "+")} & LATER
+
+
+def test_smoke_needs_no_files(table: Table) -> None:
+    columns, rows = table.chosen("smoke")
+    made = {table.run_settings(c.runs, r, "smoke")["data"] for c in columns for r in rows}
+    assert all(_library()[name].make for name in made), made
+
+
+PRINTED = {
+    ("dbe/table5", "practical-fmnist", "fedavg+dbe"): 97.69,
+    ("dbe/table5", "practical-fmnist", "fedavg"): 85.85,
+    ("relay/table1", "mnist-10", "relay"): 82.07,
+    ("relay/table1", "mnist-5", "solo"): 85.26,
+    ("fedufo/table1", "mnist", "feduad"): 96.70,
+    ("adcol/table20", "avg", "adcol"): 88.1,
+}
+
+
+@pytest.mark.parametrize("where", PRINTED, ids=lambda where: "-".join(where).replace("/", "-"))
+def test_some_figures_as_printed(where: tuple[str, str, str]) -> None:
+    name, column, algorithm = where
+    rows = [r for r in papers.table(name).rows if "+".join(parse(p).name for p in split(r.algorithm, "+")) == algorithm]
+    assert PRINTED[where] in [row.printed(column)[0] for row in rows]
