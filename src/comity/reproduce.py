@@ -23,6 +23,7 @@ from comity.spec import parse, split
 from comity.tables import read_metrics
 
 ABSENT = "not yet implemented"
+ROUNDING = 0.05
 DATA = ("data", "partition", "parties", "test", "validation", "seed")
 
 
@@ -72,9 +73,12 @@ class Cell:
 
     @property
     def within(self) -> bool | None:
-        """Whether the difference is at most two of the paper's standard deviations, where it gives one."""
+        """Whether the difference is at most two of the paper's standard deviations, where it gives one.
+
+        A printed 0.0 is anything below its rounding.
+        """
         std = self.paper[1]
-        return None if std is None or self.difference is None else abs(self.difference) <= 2 * std
+        return None if std is None or self.difference is None else abs(self.difference) <= 2 * (std or ROUNDING)
 
 
 @dataclass(frozen=True)

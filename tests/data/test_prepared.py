@@ -250,7 +250,7 @@ def damage(folder: Path, how: str) -> None:
     "flip x.npy", "flip y.npy", "flip group-0.npy", "flip group-1.npy", "lose x.npy", "lose y.npy", "lose group-1.npy",
     "lose dataset.json", "cut x.npy", "cut y.npy", "cut test.npy", "empty x.npy", "empty dataset.json", "empty test.npy",
     "swap x.npy y.npy", "swap y.npy group-0.npy", "swap group-0.npy group-1.npy", "pickle y.npy", "pickle x.npy",
-    "pickle test.npy", "tell version 2", "tell version null", 'tell fingerprint "0"', "tell classes 5", "tell classes 3",
+    "pickle test.npy", "tell version 0", "tell version null", 'tell fingerprint "0"', "tell classes 5", "tell classes 3",
     'tell classes "4"', "tell mean [0.1]", "tell std 0", "tell groups {}", "tell groups []", "tell groups null",
     'tell groups {"who":["a"],"b":["c"]}', 'tell missing "impute"', "forget version", "forget fingerprint", "forget name",
     "forget groups", "forget home", "write {", "write []", "write null", "write 3", 'write "x"', "write \x00",

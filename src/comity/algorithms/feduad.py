@@ -72,6 +72,7 @@ class FedUad(Algorithm):
 
     uad: bool = field(default=True, init=False)  # fedufo has a choice here
     cgr: bool = field(default=False, init=False)
+    weight: float = option(1.0, "weight of L_uni; 1 as printed", minimum=0)
     outputs: Literal["all", "group"] = option("all", "D names all K parties, or the round's K_c (it is then new each round)")
     disc: Literal["shallow", "mlp", "linear"] = option("shallow", "D: two FC layers, three (re-identification), or one")
     disc_state: Literal["federated", "local", "fresh"] = option("federated", "D is averaged, the party's, or new each round")
@@ -148,7 +149,7 @@ class FedUad(Algorithm):
             z = task.features(theta, batch.x, train=True)
             value = objective(theta, z, batch)
             if self.uad:
-                value = value + uniform_cross_entropy(disc.logits(D, z))
+                value = value + self.weight * uniform_cross_entropy(disc.logits(D, z))
                 if self.alternate == "batch":
                     D = judge.after(replace(batch, x=z.detach().flatten(1)))
             return value

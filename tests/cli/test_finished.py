@@ -1,0 +1,119 @@
+"""What one can do with a finished run: export a party's model, and measure its representations."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from harness import comity, one_sentence, works
+
+from comity.core.key import Key
+from comity.data import Dataset
+from comity.data.groups import Groups
+from comity.errors import ComityError, Refusal
+from comity.export import export, load
+from comity.run import Result, run
+
+GAPS = """
+import numpy as np, torch
+from comity.data import Dataset
+from comity.data.groups import Groups
+
+def load():
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 90)
+    x = rng.normal(size=(90, 4)) * 3 + 5 + y[:, None]
+    x[rng.random(x.shape) < 0.2] = np.nan
+    return Dataset("gaps", torch.tensor(x), torch.tensor(y), 3, mean=(5.0,), std=(3.0,), missing="impute",
+                   groups={"site": Groups(("north", "south"), np.arange(90) % 2)}, home="natural(by=site)",
+                   class_names=("low", "middle", "high"))
+"""
+
+
+@pytest.fixture
+def gaps(tmp_path: Path) -> Path:
+    path = tmp_path / "gaps.py"
+    path.write_text(GAPS, encoding="utf-8")
+    return path
+
+
+def made_in(folder: Path, algorithm: str, data: Path) -> Result:
+    return run(algorithm, out=folder, data=str(data), model="mlp2(width=8)", rounds=2, validation=0)
+
+
+def raw(data: Path) -> Dataset:
+    space: dict[str, object] = {}
+    exec(compile(data.read_text(encoding="utf-8"), str(data), "exec"), space)
+    made = space["load"]()  # type: ignore[operator]
+    assert isinstance(made, Dataset)
+    return made
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedavg+dbe", "fedrod", "apfl", "fed-sps", "relay", "ditto+mr"])
+def test_an_exported_model_says_what_the_run_would(algorithm: str, gaps: Path, tmp_path: Path) -> None:
+    """From values as the party has them, gaps included, to the very answers of the run's own model."""
+    result = made_in(tmp_path / "run", algorithm, gaps)
+    export(result, "south", tmp_path / "out")
+    dataset, federation = raw(gaps), result.job.federation
+    rows = list(federation.split.parties["south"].test)
+    asked = load(tmp_path / "out").predict(dataset.x[rows])
+    logits = result.model("south").logits(federation.parties["south"].test.x)
+    assert [name for name, _ in asked] == [("low", "middle", "high")[k] for k in logits.argmax(1)]
+    assert [p for _, p in asked] == pytest.approx(logits.softmax(1).max(1).values.tolist(), abs=1e-6)
+
+
+def test_images_as_bytes(tmp_path: Path) -> None:
+    x = (torch.rand(40, 1, 8, 8, generator=Key(1).generator()) * 255).byte()
+    data = Dataset("bytes", x, torch.arange(40) % 2, 2, groups={"who": Groups(("a", "b"), np.arange(40) // 20)}, home="natural")
+    federation = data.partition("auto")
+    result = run("fedavg", federation, rounds=1, model="lenet5", out=tmp_path / "run")
+    export(result, "a", tmp_path / "out")
+    rows = list(federation.split.parties["a"].test)
+    asked = load(tmp_path / "out").predict(x[rows].numpy())
+    logits = result.model("a").logits(federation.parties["a"].test.x)
+    assert [p for _, p in asked] == pytest.approx(logits.softmax(1).max(1).values.tolist(), abs=1e-6)
+
+
+def test_the_commands(gaps: Path, tmp_path: Path) -> None:
+    made_in(tmp_path / "run", "fedavg+dbe", gaps)
+    works("export", tmp_path / "run", "--party", "north", "--out", tmp_path / "out")
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"weights.safetensors", "model.json", "predict.py", "card.md"}
+    np.savez(tmp_path / "new.npz", x=raw(gaps).x[:3].numpy())
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "out" / "predict.py"), str(tmp_path / "new.npz")], capture_output=True, text=True, check=True
+    )
+    assert len(done.stdout.splitlines()) == 3
+    assert done.stdout.split("\t")[0] in ("low", "middle", "high")
+    assert "north" in (tmp_path / "out" / "card.md").read_text(encoding="utf-8")
+    told = json.loads((tmp_path / "out" / "model.json").read_text(encoding="utf-8"))
+    assert list(told["preprocess"]["fills"]) == ["north"]  # nobody else's figures go along
+
+
+def test_refusals(gaps: Path, tmp_path: Path) -> None:
+    result = made_in(tmp_path / "run", "fedavg", gaps)
+    export(result, "north", tmp_path / "out")
+    with pytest.raises(Refusal, match="is there already"):
+        export(result, "north", tmp_path / "out")
+    assert "There is no party called 'nort'" in one_sentence(comity("export", tmp_path / "run", "--party", "nort"), 2)
+    assert "holds no run" in one_sentence(comity("export", tmp_path / "nothing", "--party", "north"), 2)
+    (tmp_path / "run" / "summary.json").unlink()
+    assert "is not finished" in one_sentence(comity("export", tmp_path / "run", "--party", "north"), 1)
+    (tmp_path / "out" / "model.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ComityError, match="holds no exported model"):
+        load(tmp_path / "out")
+
+
+def test_measure(tmp_path: Path) -> None:
+    run("fedavg+dbe", out=tmp_path / "run", partition="iid|keep(samples=40)", parties=3, rounds=1, model="mlp2(width=16)")
+    shown = works("measure", tmp_path / "run", "--layers", "fc2", "--samples", "100").out
+    assert "fc2" in shown
+    assert "weighted_best" in shown
+    kept = json.loads((tmp_path / "run" / "measures.json").read_text(encoding="utf-8"))
+    assert kept["layers"]["fc2"]["after"]["mdl"]["bits"] > 0
+    assert "There is no" in one_sentence(comity("measure", tmp_path / "run", "--layers", "fc9"), 1, 2)
+    assert "holds no run" in one_sentence(comity("measure", tmp_path / "nothing"), 2)
