@@ -92,12 +92,15 @@ def compare(
     summaries: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
     experiments = {m: {s: base.but(algorithm=m, seed=s, set=own_settings(base, m)) for s in seeds} for m in methods}
     check_settings(base, methods)
+    said: set[str] = set()
     for seed in seeds:
         federation = federation_of(base.but(seed=seed))
         for method in methods:
             job = prepare(experiments[method][seed], federation)  # all are checked before the first one starts
-            for text in job.cautions() if seed == seeds[0] else ():
-                caution(text)
+            for text in job.cautions():
+                if text not in said:  # what concerns the data is said once, not by each method
+                    caution(text)
+                said.add(text)
         for method in methods:
             experiment = experiments[method][seed]
             folder = out / folder_name(method) / f"seed-{seed}"

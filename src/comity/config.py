@@ -27,6 +27,13 @@ def _found(names: Any) -> Any:
 Named = Annotated[str, BeforeValidator(_found)]
 
 
+def _placed(data: Any) -> Any:
+    """The name of a dataset; a user's file or folder by its absolute path."""
+    if isinstance(data, str) and (Path(data) / "dataset.json").is_file():
+        return str(Path(data).resolve())
+    return _found(data)
+
+
 class PartySettings(BaseModel):
     """What one party does its own way."""
 
@@ -46,7 +53,7 @@ class Experiment(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     algorithm: Named = Field("fedavg", description="method, with wrappers: fedavg+dbe")
-    data: Named = Field("digits", description="dataset by name, or a user's file")
+    data: Annotated[str, BeforeValidator(_placed)] = Field("digits", description="dataset by name, or a user's file")
     partition: str = Field("auto", description="how samples are dealt to parties, or a saved split.json; auto: the data's own "
                            "parties (persons, sites, sources), or dirichlet(alpha=0.5)")
     parties: int | None = Field(None, ge=1, description="number of parties; 10, or as many as the data have of their own")

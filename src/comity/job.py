@@ -24,6 +24,7 @@ from comity.data.dataset import AUTO
 from comity.errors import Refusal, unknown
 from comity.nets.loop import LoopNet
 from comity.nets.process import ProcessNet
+from comity.spec import parse, split
 
 
 class Progress(Protocol):
@@ -155,7 +156,7 @@ def prepare(experiment: Experiment, federation: Federation, model: models.Pair |
         if how.batch < how.min_batch:
             raise Refusal(f"{task.network.name} has BatchNorm, which needs batches of at least 2: raise --batch.")
         parties.append(Party(i, name, task, how, _moved(data, device), there))
-    shared = replace(training, min_batch=2 if any(p.task.network.norms for p in parties) else 1, keep=False)
+    shared = replace(training, min_batch=2 if any(p.task.network.norms for p in parties) else 1, keep=False, augment=augment)
     names, tasks_there = tuple(federation.names), tuple(p.task for p in parties[:there])
     sizes = tuple(federation.sizes[:there])
     many = len(Net.cohort(Key.root(experiment.seed), experiment.participation, there, 1))
@@ -211,5 +212,5 @@ def _with_engine(job: Job, device: torch.device) -> Experiment:
     if engine == "process" and device.type != "cpu":
         raise Refusal("The process engine works on the CPU: use --engine loop with another device.")
     workers = workers if engine == "process" else None
-    own = {"partition": job.federation.split.partition} if experiment.partition.startswith(AUTO) else {}
+    own = {"partition": job.federation.split.partition} if parse(split(experiment.partition, "|")[0]).name == AUTO else {}
     return experiment.but(engine=engine, workers=workers, device=device.type, parties=len(job.parties), **own)

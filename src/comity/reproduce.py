@@ -96,7 +96,8 @@ class Verdict:
             return f"{self.claim}: not put to the test"
         held = [name for name, margin in self.margins.items() if margin > 0]
         word = "holds" if len(held) == len(self.margins) else "does not hold" if not held else f"holds in {', '.join(held)} only"
-        shown = ", ".join(f"{name} {margin:+.2f}{'' if self.sure.get(name, True) else ' (within the seeds'' spread)'}"
+        unsure = " (within the seeds' spread)"
+        shown = ", ".join(f"{name} {margin:+.2f}{'' if self.sure.get(name, True) else unsure}"
                           for name, margin in self.margins.items())
         return f"{self.claim}: {word} ({shown})"
 
@@ -217,9 +218,10 @@ def collect(
     cells = []
     for column in columns:
         mine = {row.name: done.get((column.runs, row.name), []) for row in rows}
+        judged = {row.name: mine[row.name] for row in rows if row.printed(column.name)[0] is not None}
         for row in rows:
             try:
-                reason, values = why[column.runs, row.name], tuple(_figure(column.measure, one, mine) for one in mine[row.name])
+                reason, values = why[column.runs, row.name], tuple(_figure(column.measure, one, judged) for one in mine[row.name])
             except ComityError as problem:
                 reason, values = str(problem), ()
             found = tuple(v for v in values if v is not None)
@@ -263,7 +265,7 @@ CONVENTIONS = {
 
 
 def _figure(measure: str, one: Outcome, column: dict[str, list[Outcome]]) -> float | None:
-    """One figure of a run, or None if it never came to it; `column` holds all runs of the column."""
+    """One figure of a run, or None if it never came to it; `column` holds all runs that have a printed figure in the column."""
     name, _, argument = measure.partition(":")
     if name in CONVENTIONS:
         return _percent(name, conventions.of_run(one.folder)[CONVENTIONS[name]])
@@ -302,6 +304,7 @@ FIGURES: dict[str, Callable[[dict[str, Any]], float]] = {
     "unfinished_mean": lambda summary: _percent("unfinished", summary["accuracy"]["unfinished"]),
     "auc_mean": lambda summary: _percent("AUC instead of", (summary["auc"] or {}).get("mean")),
     "newcomers_mean": _newcomers,
+    "best_round": lambda summary: float(summary["accuracy"]["best_on_test"]["round"]),
     "mbytes": lambda summary: float(summary["bytes"]["total"]) / 1e6,
     "seconds_per_round": _seconds,
     "minutes_per_round": lambda summary: _seconds(summary) / 60,
@@ -317,6 +320,7 @@ def _rounds_to_lowest(one: Outcome, column: dict[str, list[Outcome]], party: str
 
     seed = one.summary["seed"]
     lines = {name: line(o) for name, outcomes in column.items() for o in outcomes if o.summary["seed"] == seed}
+    lines = lines or {"": line(one)}
     t = targets.rounds_to_target(line(one), targets.common_target(lines))
     return None if t is None else float(t)
 

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -197,27 +197,30 @@ class Course:
     patience: int | None
     best: float = -1.0
     best_round: int = 0
+    judged: int = 0
+    """The last round that was evaluated: what nobody looked at did not get worse."""
     ended: bool = False
 
     def enter(self, t: int) -> int:
         """Begin round t, which may turn out to be the last; returns the number of rounds as far as is known."""
-        if self.patience is not None and not self.ended and t <= self.rounds and t - self.best_round > self.patience:
+        if self.patience is not None and not self.ended and t <= self.rounds and self.judged - self.best_round >= self.patience:
             self.rounds, self.ended = t, True
         return self.rounds
 
     def seen(self, t: int, accuracy: float) -> None:
         """Remember the best round so far."""
+        self.judged = t
         if accuracy > self.best:
             self.best, self.best_round = accuracy, t
 
     def dump(self) -> dict[str, Any]:
         """For the checkpoint."""
-        return {"rounds": self.rounds, "best": self.best, "best_round": self.best_round, "ended": self.ended}
+        return asdict(self)
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Back from a checkpoint."""
-        self.rounds, self.ended = saved["rounds"], saved["ended"]
-        self.best, self.best_round = saved["best"], saved["best_round"]
+        for name, value in saved.items():
+            setattr(self, name, value)
 
 
 def _steps(net: Net, server: Meter) -> dict[str, int]:

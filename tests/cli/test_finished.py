@@ -84,9 +84,8 @@ def test_the_commands(gaps: Path, tmp_path: Path) -> None:
     works("export", tmp_path / "run", "--party", "north", "--out", tmp_path / "out")
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"weights.safetensors", "model.json", "predict.py", "card.md"}
     np.savez(tmp_path / "new.npz", x=raw(gaps).x[:3].numpy())
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "out" / "predict.py"), str(tmp_path / "new.npz")], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, str(tmp_path / "out" / "predict.py"), str(tmp_path / "new.npz")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) == 3
     assert done.stdout.split("\t")[0] in ("low", "middle", "high")
     assert "north" in (tmp_path / "out" / "card.md").read_text(encoding="utf-8")

@@ -390,13 +390,11 @@ def test_what_has_no_pictures_is_not_augmented(shape: tuple[int, ...]) -> None:
 # --- known faults: remove the mark when they are mended
 
 
-@pytest.mark.xfail(strict=True, reason="the pooled model trains with the server's settings, which have no augment")
 def test_the_pooled_model_learns_from_changed_pictures_like_everybody(fed: Federation, tmp_path: Path) -> None:
     one, two = run("centralized", fed, tmp_path / "a"), run("centralized", fed, tmp_path / "b", augment=ALL)
     assert not same_weights(one, two)
 
 
-@pytest.mark.xfail(strict=True, reason="There is no augmentation 'none'. Did you mean 'none'?")
 def test_none_is_not_suggested_for_none() -> None:
     with pytest.raises(Refusal) as caught:
         Augment.read("none|flip", (0.0,), (1, 4, 4))

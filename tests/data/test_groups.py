@@ -421,21 +421,18 @@ def test_official_on_the_command_line(command: Command, tmp_path: Path) -> None:
 # --- known faults: remove the mark when they are mended
 
 
-@pytest.mark.xfail(strict=True, reason="groups' names are not checked until a run is resumed")
 @pytest.mark.parametrize("name", ["server", "a/b", "a,b", "", "x" * 70])
 def test_a_group_that_no_party_can_be_called_after_is_refused_at_once(name: str) -> None:
     with pytest.raises(Refusal):
         dataset(np.arange(40) % 4, names=(name, "bob", "cyd", "dan")).partition("natural")
 
 
-@pytest.mark.xfail(strict=True, reason="two groups of one name: the second takes the first one's place")
 @pytest.mark.parametrize("spec", ["natural", "domain", "domain(parts=2)"])
 def test_two_groups_of_one_name_are_refused(spec: str) -> None:
     with pytest.raises(Refusal):
         dataset(np.arange(40) % 4, names=("ann", "ann", "cyd", "dan")).partition(spec)
 
 
-@pytest.mark.xfail(strict=True, reason="a dataset's groups are not checked")
 @pytest.mark.parametrize("of", [
     np.arange(30) % 4, np.arange(50) % 4, np.arange(40) % 5, np.arange(40) % 4 - 1, np.arange(40) / 10, ["ann"] * 40,
 ])  # fmt: skip
@@ -444,27 +441,23 @@ def test_groups_that_do_not_fit_the_samples_are_refused(of: Any) -> None:
         dataset([0] * 40, groups={"who": Groups(NAMES, of)}).partition("natural")
 
 
-@pytest.mark.xfail(strict=True, reason="it says 'use take=0 or less'")
 def test_a_source_smaller_than_its_parts_gets_advice_that_works() -> None:
     with pytest.raises(Refusal) as caught:
         dataset([0] * 38 + [1] * 2).partition("domain(parts=3)")
     assert "take=0" not in str(caught.value)
 
 
-@pytest.mark.xfail(strict=True, reason="what stands in the parentheses of auto is passed over")
 def test_auto_takes_no_options() -> None:
     with pytest.raises(Refusal):
         dataset(np.arange(40) % 4, home="natural").partition("auto(parties=3)")
 
 
-@pytest.mark.xfail(strict=True, reason="whatever begins with auto is taken for auto")
 def test_a_split_whose_file_begins_with_auto_is_written_as_it_was_given(file: Path, tmp_path: Path, command: Command) -> None:
     Path("auto-split.json").write_text(comity.load(str(file)).partition("iid", 2, seed=5).split.to_json())
     assert command("run", "fedavg", "--data", file, *QUICK, "--partition", "auto-split.json", "--out", "out")[0] == 0
     assert settings(tmp_path / "out")["partition"] == "auto-split.json"
 
 
-@pytest.mark.xfail(strict=True, reason="the data's notes are said once for each method")
 def test_compare_says_a_note_of_the_data_once(command: Command, file: Path) -> None:
     _, out, _ = command("compare", "fedavg", "--data", file, *QUICK, "--out", "all")
     assert out.count("mine: bonn is small.") == 1

@@ -281,13 +281,11 @@ def test_refusals(x: Any, missing: str, message: str) -> None:
 # --- known faults: remove the mark when they are mended
 
 
-@pytest.mark.xfail(strict=True, reason="a word that is no way to treat them is taken for refuse")
 def test_another_word_for_what_becomes_of_them_is_refused() -> None:
     with pytest.raises(Refusal):
         dataset(holes(share=0), missing="imput")
 
 
-@pytest.mark.xfail(strict=True, reason="a channel is marked as often as it lacks values at different times")
 def test_signals_are_refused_or_get_one_mark_a_channel() -> None:
     x = torch.rand(90, 3, 8)
     x[0, 1, 2] = x[1, 1, 5] = torch.nan
@@ -298,7 +296,6 @@ def test_signals_are_refused_or_get_one_mark_a_channel() -> None:
     assert len(set(data.marked)) == len(data.marked)
 
 
-@pytest.mark.xfail(strict=True, reason="the x is given to torch before it is checked")
 @pytest.mark.parametrize("x", [
     np.random.default_rng(0).random((90, 1, 4, 4))[..., ::-1],  # blue, green, red
     np.random.default_rng(0).random((90, 4)).astype(">f4"),  # as files of other machines have them
@@ -307,7 +304,6 @@ def test_what_numpy_can_hold_is_taken(x: Any) -> None:
     assert len(dataset(x, missing="refuse")) == 90
 
 
-@pytest.mark.xfail(strict=True, reason="the x is given to torch before it is checked")
 @pytest.mark.parametrize("x", [[[1.0], [1.0, 2.0]], [["a"], ["b"]], [[None], [1.0]], np.array([[None], [1.0]])], ids=str)
 @pytest.mark.parametrize("missing", ["refuse", "impute"])
 def test_what_is_no_array_of_numbers_is_refused(x: Any, missing: str) -> None:

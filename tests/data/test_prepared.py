@@ -473,7 +473,6 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- known faults: remove the mark when they are mended
 
 
-@pytest.mark.xfail(strict=True, reason="the fingerprint does not know the official test part")
 @pytest.mark.parametrize("how", ["lose test.npy", "flip test.npy"])
 def test_damage_to_the_official_test_part_is_noticed(how: str, tmp_path: Path) -> None:
     folder = written(tmp_path)
@@ -482,14 +481,12 @@ def test_damage_to_the_official_test_part_is_noticed(how: str, tmp_path: Path) -
         prepared.read(folder)
 
 
-@pytest.mark.xfail(strict=True, reason="only a torch tensor's bytes are bytes")
 def test_bytes_of_numpy_are_bytes_too() -> None:
     x = np.random.default_rng(0).integers(0, 256, (20, 1, 4, 4), dtype=np.uint8)
     one = Dataset("d", x, np.arange(20) % 2, 2)  # type: ignore[arg-type]
     assert one.fingerprint() == Dataset("d", torch.from_numpy(x), torch.arange(20) % 2, 2).fingerprint()
 
 
-@pytest.mark.xfail(strict=True, reason="only paths of .py files are made absolute in config.toml")
 def test_a_run_on_an_imported_folder_is_resumed_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path, "plain")
     monkeypatch.chdir(tmp_path)

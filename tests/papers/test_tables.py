@@ -14,7 +14,7 @@ from comity.spec import parse, split
 NAMES = papers.names()
 LATER = {
     "per-fedavg", "partialfed", "fada", "pfedme", "fedfomo", "apple", "fed-mtl", "afl", "drfa", "fml", "fedmeta", "fedreptile",
-    "q-ffl", "affine-robust",
+    "q-ffl", "affine-robust", "dp-fedbn",
 }  # fmt: skip
 ELSEWHERE = {"party", "rounds_to_lowest", "mdl", "mAP"}
 

@@ -28,7 +28,7 @@ class Samples:
     @staticmethod
     def of(whose: str, x: Array, y: Array) -> Samples:
         """Checked copies of `x` and `y`; `whose` ("party 'north'") names the owner when they are refused."""
-        inputs, labels = _numbers(f"The x of {whose}", x), _numbers(f"The y of {whose}", y)
+        inputs, labels = numbers(f"The x of {whose}", x), numbers(f"The y of {whose}", y)
         if labels.ndim != 1:
             raise Refusal(f"The y of {whose} must hold one label a sample, but its shape is {labels.shape}.")
         if inputs.ndim == 0 or len(inputs) != len(labels):
@@ -87,7 +87,7 @@ def combine(parts: Iterable[object]) -> str:
     return blake2b(repr(list(parts)).encode(), digest_size=16).hexdigest()
 
 
-def _numbers(what: str, given: Array) -> NDArray[Any]:
+def numbers(what: str, given: Array) -> NDArray[Any]:
     """`given` as a numpy array of real numbers."""
     try:
         array = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)

@@ -83,7 +83,7 @@ class Augment:
         specs = [parse(part) for part in split(text, "|")]
         for spec in specs:
             if spec.name not in CHANGES:
-                raise unknown("augmentation", spec.name, [*CHANGES, "none"])
+                raise unknown("augmentation", spec.name, CHANGES)
         if len(shape) != 3:
             raise Refusal(f"augment is for images, but a sample here has shape {shape}; use augment=none.")
         return Augment(tuple(call(spec, CHANGES[spec.name]) for spec in specs), black)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from comity.core.key import Key
-from comity.core.samples import PartyData, Samples, combine
+from comity.core.samples import PartyData, Samples, combine, numbers
 from comity.data import partitions, protocols, shifts
 from comity.data.federation import Federation, Preprocess, share
 from comity.data.groups import Groups, Piece
@@ -54,16 +54,27 @@ class Dataset:
 
     def __post_init__(self) -> None:
         whose = f"dataset {self.name!r}"
+        coerce("missing", self.missing, Literal["refuse", "impute"])
+        if isinstance(self.x, np.ndarray) and self.x.dtype == np.uint8:
+            object.__setattr__(self, "x", torch.from_numpy(np.ascontiguousarray(self.x)))
         if isinstance(self.x, Tensor) and self.x.dtype == torch.uint8 and self.x.dim() == 4 and len(self.x):
             # Bytes stay bytes, and where they are: a memory-mapped file is shared by all processes. Their labels are checked.
             labels = Samples.of(whose, np.zeros((len(self.x), 1)), self.y)
             object.__setattr__(self, "y", labels.y)
         else:
-            given = torch.as_tensor(self.x)
-            fill = self.missing == "impute" and given.is_floating_point()
-            checked = Samples.of(whose, given.nan_to_num(0.0, torch.inf, -torch.inf) if fill else self.x, self.y)
-            object.__setattr__(self, "x", checked.x.masked_fill(given.isnan(), torch.nan) if fill else checked.x)
+            x, holes = self.x, None
+            if self.missing == "impute":
+                given = numbers(f"The x of {whose}", self.x)
+                if given.ndim != 2:
+                    raise Refusal(f"Missing values are filled in tables only; a sample of {whose} has shape {given.shape[1:]}.")
+                holes = np.isnan(given)
+                x = torch.from_numpy(np.where(holes, 0, given))
+            checked = Samples.of(whose, x, self.y)
+            filled = checked.x if holes is None else checked.x.masked_fill(torch.from_numpy(holes), torch.nan)
+            object.__setattr__(self, "x", filled)
             object.__setattr__(self, "y", checked.y)
+        for by, group in self.groups.items():
+            group.check(by, len(self.y))
         if self.y.max() >= coerce("classes", self.classes, int):
             raise Refusal(f"A label of {whose} is {int(self.y.max())}, but labels must be less than "
                           f"classes={self.classes}.")
@@ -137,6 +148,8 @@ class Dataset:
             return federation
         first, *chained = [parse(part) for part in cut(spec, "|")]
         if first.name == AUTO:
+            if first.args or first.options:
+                raise Refusal(f"auto takes no options, as in {spec!r}; name a partition instead.")
             first, *more = [parse(part) for part in cut(self.home, "|")]
             chained = [*more, *chained]
         elif first.name in STEPS:
@@ -172,7 +185,7 @@ class Dataset:
         if split.fingerprint != self.fingerprint():
             raise Refusal(f"The split was made for other data (dataset {split.dataset!r}), not for {self.name!r} as "
                           "it is here; use the dataset it was made for.")
-        split.check(len(self))
+        split.check(len(self), self.classes)
         return self._build(split)
 
     def _build(self, split: Split) -> Federation:

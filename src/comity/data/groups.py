@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from comity.core.samples import Ints
+from comity.data.split import check_name
 from comity.errors import Refusal, unknown
 
 
@@ -17,6 +18,17 @@ class Groups:
 
     names: tuple[str, ...]
     of: Ints
+
+    def check(self, by: str, samples: int) -> None:
+        """Refuse groups that do not fit so many samples, or that no parties could be called after."""
+        of = np.asarray(self.of)
+        if of.dtype.kind not in "iu" or of.shape != (samples,) or (samples and not 0 <= of.min() <= of.max() < len(self.names)):
+            raise Refusal(f"The grouping {by!r} must say for each of the {samples} samples which of its {len(self.names)} groups "
+                          "it is of, as a number from 0.")
+        if len(set(self.names)) < len(self.names):
+            raise Refusal(f"Two groups of the grouping {by!r} have one name.")
+        for name in self.names:
+            check_name(name)
 
     def take(self, positions: Ints) -> Groups:
         """The same groups, of some samples only."""
@@ -84,8 +96,8 @@ def domain(
     for g in np.unique(mine.of).tolist():
         order = rng.permutation(np.flatnonzero(mine.of == g))
         if len(order) < parts * (take or 1):
-            raise Refusal(f"{mine.names[g]} has {len(order)} samples, too few for {parts} parties of {take or 1}; "
-                          f"use take={len(order) // parts} or less.")
+            raise Refusal(f"{mine.names[g]} has {len(order)} samples, too few for {parts} parties of {take or 1}; use "
+                          + (f"take={len(order) // parts} or less." if len(order) >= parts else "fewer parts."))
         pieces = order[: parts * take].reshape(parts, take) if take else np.array_split(order, parts)
         for k, piece in enumerate(pieces):
             made[mine.names[g] if parts == 1 else f"{mine.names[g]}-{k}"] = Piece(piece, name, g)

@@ -65,8 +65,8 @@ class Own:
 class Tail:
     """Each party is tested on the last part of its samples of each class, in the data's order.
 
-    For recordings whose neighbouring samples overlap, where a random part would leak; `gap` samples of each class before the
-    test part are left out.
+    For recordings whose neighbouring samples overlap, where a random part would leak; what lies up to `gap` samples from a
+    test sample is left out.
     """
 
     fraction: float = 0.25
@@ -88,9 +88,10 @@ class Tail:
         taken, dropped = (np.zeros(len(mine), dtype=np.bool_) for _ in range(2))
         for c in np.unique(y[mine]):
             at = np.flatnonzero(y[mine] == c)
-            last = len(at) - round(self.fraction * len(at))
-            taken[at[last:]] = True
-            dropped[at[max(0, last - self.gap) : last]] = last < len(at)
+            taken[at[max(1, len(at) - round(self.fraction * len(at))) :]] = True
+        for step in range(1, self.gap + 1):  # whatever its class, a neighbour of a test sample is not learned from
+            dropped[step:] |= taken[:-step]
+            dropped[:-step] |= taken[step:]
         learn, test = mine[~taken & ~dropped], mine[taken]
         if not len(learn) or not len(test):
             raise Refusal(f"Party {party!r} has too few samples to set the last {self.fraction:g} of each class apart; "
@@ -124,7 +125,7 @@ class Official:
             raise Refusal(f"The official test part has no samples of party {party!r}; use own(0.25).")
         if self.size is None or self.size >= len(source):
             return mine, source
-        return mine, source[stratified(y[source], self.size / len(source), rng, at_least=1)]
+        return mine, source[proportional(y[source], self.size, rng)]
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,12 @@ def stratified(y: Ints, fraction: float, rng: np.random.Generator, at_least: int
     room = np.maximum(sizes - 1, 0)
     room = sizes if room.sum() < at_least else room
     return _draw(y, _apportion(fraction * sizes, total, room, rng), rng)
+
+
+def proportional(y: Ints, count: int, rng: np.random.Generator) -> Mask:
+    """Exactly `count` random samples, with the classes in proportion."""
+    sizes = np.bincount(y)
+    return _draw(y, _apportion(count * sizes / len(y), count, sizes, rng), rng)
 
 
 def _apportion(quotas: NDArray[np.floating], total: int, room: Ints, rng: np.random.Generator) -> Ints:

@@ -62,12 +62,14 @@ class Split:
             raise Refusal(f"The split file {str(path)!r} cannot be read; check its path.") from error
         return Split.from_json(text, f"The file {str(path)!r}")
 
-    def check(self, samples: int) -> None:
-        """Refuse a split that a dataset of so many samples cannot follow, or that trains on test samples."""
+    def check(self, samples: int, classes: int) -> None:
+        """Refuse a split that a dataset of so many samples and classes cannot follow, or that trains on test samples."""
         if not self.parties:
             raise Refusal("The split names no parties; use the split.json of a run.")
         for name, share in self.parties.items():
             check_name(name)
+            if share.labels is not None and sorted(share.labels) != list(range(classes)):
+                raise Refusal(f"The split must give party {name!r} a name for each of {classes} classes; the file is damaged.")
             if not share.train or not share.test:
                 raise Refusal(f"The split leaves party {name!r} without training or without test samples.")
             for index in chain(share.train, share.validation, share.test):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from comity.core.key import Key
 from comity.core.samples import Ints
 from comity.data import shifts
-from comity.data.protocols import stratified
+from comity.data.protocols import proportional
 from comity.errors import Refusal, unknown
 from comity.spec import Spec, call
 
@@ -37,7 +38,7 @@ class Keep:
             raise Refusal(f"Party {party!r} has {len(learn)} samples to learn from, not {wanted}; use a smaller keep.")
         if wanted == len(learn):
             return learn
-        return learn[stratified(y[learn], wanted / len(learn), rng, at_least=1)]
+        return learn[proportional(y[learn], wanted, rng)]
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,14 @@ class Concept:
             raise Refusal(f"groups of concept must be at least 2, not {self.groups}.")
 
     def of(self, i: int, classes: int, key: Key) -> tuple[int, ...] | None:
-        """What party i calls each class, if not by its number."""
-        group = i % self.groups
-        return tuple(key.fold("concept", group).numpy().permutation(classes).tolist()) if group else None
+        """What party i calls each class, if not by its number; no two groups do it alike."""
+        if self.groups > math.factorial(min(classes, 20)):
+            raise Refusal(f"{classes} classes cannot be called in {self.groups} different ways; use fewer groups.")
+        rng, made = key.fold("concept").numpy(), [tuple(range(classes))]
+        while len(made) <= i % self.groups:
+            drawn = tuple(rng.permutation(classes).tolist())
+            made += [drawn] if drawn not in made else []
+        return made[i % self.groups] if i % self.groups else None
 
 
 STEPS: dict[str, Any] = {"shift": shifts.kinds, "keep": Keep, "concept": Concept}

@@ -61,8 +61,9 @@ def accuracy(rows: list[Note], tests: dict[str, int], validations: dict[str, int
 
 def _auc(rows: list[Note]) -> dict[str, Any] | None:
     """The area under the ROC curve at the end; a party whose test samples are of one class has none."""
-    found = {row.party: row.value for row in rows if row.metric in ("auc", "auc_micro") and row.split == "test"}
-    return {"mean": _mean(found), "per_party": found} if found else None
+    rows = [row for row in rows if row.metric in ("auc", "auc_micro") and row.split == "test"]
+    found = {row.party: row.value for row in rows if math.isfinite(row.value)}  # who diverged has none either
+    return {"mean": _mean(found) if len(found) == len(rows) else None, "per_party": found} if rows else None
 
 
 def _diverged(rows: list[Note]) -> list[str]:
