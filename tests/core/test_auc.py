@@ -176,7 +176,7 @@ def test_newcomers_have_none_of_their_own(tmp_path: Path) -> None:
     assert set(result.summary["auc"]["per_party"]) == {"ann"}
 
 
-# --- known faults: remove the mark when they are mended
+# --- what was wrong once
 
 
 def test_the_summary_of_a_run_that_diverged_is_json(tmp_path: Path) -> None:

@@ -243,6 +243,8 @@ def test_every_epoch_sees_other_pictures_of_the_same_samples() -> None:
     first, second = seen
     assert first.keys() == second.keys() == set(range(23))
     assert sum(torch.equal(first[i], second[i]) for i in first) < 6  # 1 in 25 moves alike
+    drawn = [moves(one.x, two.x, 2) for one, two in zip(plain, changed, strict=True)]
+    assert len({tuple(each[:3]) for each in drawn}) == 10  # each batch of each epoch draws anew
 
 
 def test_a_number_of_steps_instead_of_epochs() -> None:
@@ -387,7 +389,7 @@ def test_what_has_no_pictures_is_not_augmented(shape: tuple[int, ...]) -> None:
     assert Augment.read("none", fed.preprocess.black, fed.shape) is None
 
 
-# --- known faults: remove the mark when they are mended
+# --- what was wrong once
 
 
 def test_the_pooled_model_learns_from_changed_pictures_like_everybody(fed: Federation, tmp_path: Path) -> None:

@@ -418,7 +418,7 @@ def test_official_on_the_command_line(command: Command, tmp_path: Path) -> None:
     }
 
 
-# --- known faults: remove the mark when they are mended
+# --- what was wrong once
 
 
 @pytest.mark.parametrize("name", ["server", "a/b", "a,b", "", "x" * 70])
@@ -461,3 +461,36 @@ def test_a_split_whose_file_begins_with_auto_is_written_as_it_was_given(file: Pa
 def test_compare_says_a_note_of_the_data_once(command: Command, file: Path) -> None:
     _, out, _ = command("compare", "fedavg", "--data", file, *QUICK, "--out", "all")
     assert out.count("mine: bonn is small.") == 1
+
+
+# --- known faults: remove the mark when they are mended
+
+
+@pytest.mark.xfail(strict=True, reason="the path is read as a spec, to see whether it says auto")
+def test_the_split_of_a_run_whose_folder_has_its_methods_options(file: Path, tmp_path: Path, command: Command) -> None:
+    """As `comity run` itself calls them: fedprox(mu=0.1)-mine-s0."""
+    assert command("run", "fedprox(mu=0.1)", "--data", file, *QUICK)[0] == 0
+    split = tmp_path / "runs" / "fedprox(mu=0.1)-mine-s0" / "split.json"
+    code, _, err = command("run", "fedavg", "--data", file, *QUICK, "--partition", split, "--out", "out")
+    assert code == 0, err
+    assert json.loads((tmp_path / "out" / "split.json").read_text()) == json.loads(split.read_text())
+
+
+@pytest.mark.xfail(strict=True, reason="a list passes the check and fails later; what is no Groups fails in the check")
+@pytest.mark.parametrize("groups", [Groups(NAMES, [0, 1, 2, 3] * 10), np.arange(40) % 4, ("ann", "bob")], ids=["list", "array", "names"])
+def test_groups_as_people_write_them_are_taken_or_refused(groups: Any) -> None:
+    try:
+        fed = dataset([0] * 40, groups={"who": groups}).partition("natural")
+    except Refusal:
+        return
+    assert fed.names == list(NAMES)
+
+
+@pytest.mark.xfail(strict=True, reason="the number of a part may make a name too long, which is found out when the run is resumed")
+def test_a_part_of_a_source_with_a_long_name_can_be_resumed() -> None:
+    data = dataset(np.arange(40) % 4, names=("x" * 64, "bob", "cyd", "dan"))
+    try:
+        split = data.partition("domain(parts=2)").split
+    except Refusal:
+        return
+    data.split(split)

@@ -278,7 +278,7 @@ def test_refusals(x: Any, missing: str, message: str) -> None:
         dataset(x, missing=missing)
 
 
-# --- known faults: remove the mark when they are mended
+# --- what was wrong once
 
 
 def test_another_word_for_what_becomes_of_them_is_refused() -> None:

@@ -470,7 +470,7 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert files.data_folders() == [Path("/home/me/a"), Path("/b")]
 
 
-# --- known faults: remove the mark when they are mended
+# --- what was wrong once
 
 
 @pytest.mark.parametrize("how", ["lose test.npy", "flip test.npy"])
@@ -494,3 +494,14 @@ def test_a_run_on_an_imported_folder_is_resumed_from_anywhere(tmp_path: Path, mo
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert reopen(tmp_path / "run").federation.fingerprint() == result.job.federation.fingerprint()
+
+
+# --- known faults: remove the mark when they are mended
+
+
+@pytest.mark.xfail(strict=True, reason="torch warns of arrays that cannot be written")
+@pytest.mark.filterwarnings("error")
+def test_bytes_that_cannot_be_written_are_taken_without_a_word() -> None:
+    """Such as numpy maps from a file, or reads from a buffer."""
+    x = np.frombuffer(bytes(range(160)) * 2, dtype=np.uint8).reshape(20, 1, 4, 4)
+    assert Dataset("d", x, np.arange(20) % 2, 2).x.dtype == torch.uint8  # type: ignore[arg-type]

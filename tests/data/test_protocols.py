@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -416,7 +417,7 @@ def test_rules_of_order_and_source_read_their_options() -> None:
             read(text)
 
 
-# --- known faults: remove the mark when they are mended
+# --- what was wrong once
 
 
 def test_tail_leaves_no_neighbour_of_a_test_sample_to_learn_from() -> None:
@@ -435,3 +436,14 @@ def test_official_size_is_exact_whatever_the_classes() -> None:
     groups = {"who": Groups(("ann",), np.zeros(40, dtype=np.int64))}
     data = Dataset("d", torch.rand(40, 2), y, 10, official_test=torch.arange(40) >= 20, groups=groups)
     assert len(data.partition("natural", test="official(size=15)").parties["ann"].test) == 15
+
+
+# --- known faults: remove the mark when they are mended
+
+
+@pytest.mark.xfail(strict=True, reason="the gap is walked step by step, also beyond the party's samples")
+def test_a_gap_beyond_all_samples_is_refused_at_once() -> None:
+    began = time.perf_counter()
+    with pytest.raises(Refusal, match="too few samples"):
+        tail([0] * 40, "tail(0.25,gap=1000000)")
+    assert time.perf_counter() - began < 0.5

@@ -239,7 +239,7 @@ def test_refusals(spec: str, message: str) -> None:
         data().partition(spec, 4)
 
 
-# --- known faults: remove the mark when they are mended
+# --- what was wrong once
 
 
 @given(sizes=sizes_of_classes, share=st.floats(0, 1), seed=seeds)
