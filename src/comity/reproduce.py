@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -187,6 +188,13 @@ def spent(done: dict[tuple[str, str], list[Outcome]]) -> Spent:
         with (one.folder / "timing.csv").open(encoding="utf-8", newline="") as file:
             peak = max([peak, *(int(row["memory"]) for row in csv.DictReader(file))])
     return Spent(sum(one.summary["seconds"]["total"] for one in every), peak)
+
+
+def code_of(done: dict[tuple[str, str], list[Outcome]]) -> str:
+    """The code that the runs were made with."""
+    found = dict.fromkeys(json.loads((one.folder / "env.json").read_text(encoding="utf-8")).get("code", "an unknown commit")
+                          for some in done.values() for one in some)
+    return " and ".join(found)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from comity.job import Job, Progress, Quiet, cores, federation_of, prepare
 from comity.measure import summarise
 from comity.measure.memory import peak_memory
 from comity.tables import Tables, read_ledger, read_metrics
+from comity.version import code
 
 HOW = {"engine", "workers", "device"}  # where a run is computed does not change what it computes
 FILES = {"metrics.csv", "ledger.csv", "timing.csv", "outcomes.csv", "summary.json", "checkpoints"}
@@ -360,6 +361,7 @@ def _environment(job: Job, settings: str) -> dict[str, Any]:
 
     return {
         "comity": version("comity"),
+        "code": code(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": version("numpy"),

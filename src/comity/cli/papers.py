@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,26 +77,16 @@ def reproduce(
     spent = reproduce.spent(done)
     cost = f"{screen.duration(spent.seconds)} of computing, at most {screen.size(spent.memory)} of memory"
     screen.out.print(f"{cost}. The table and the runs are in {folder}", soft_wrap=True)
-    command = "comity " + " ".join(f"'{part}'" if " " in part or "(" in part else part for part in sys.argv[1:])
+    asked = {"--columns": columns, "--rows": rows, "--seeds": seeds, "--rounds": rounds}
+    command = shlex.join(["comity", "reproduce", name, "--scale", scale,
+                          *(str(word) for flag, given in asked.items() if given is not None for word in (flag, given))])
     head = [f"# {name}: {table.title}", "", f"{table.source}. Scale {scale}, seeds {', '.join(map(str, every))}; {cost}.", "",
-            f"`{command}` at {_version()}.", "", table.notes, ""]
+            f"`{command}`, run at {reproduce.code_of(done)}.", "", table.notes, ""]
     settings, said = ([f"- {text}" for text in texts] for texts in (reproduce.settings_of(runs), told))
     page = [*head, "Settings of each run:", "", *settings, "", reproduce.markdown(cells), *said, ""]
     write_atomically(folder / "table.md", "\n".join(page))
     write_atomically(folder / "table.txt", "\n".join("\t".join(row) for row in [reproduce.HEADS, *reproduce.lines(cells)]) + "\n")
     reproduce.write_csv(folder / "table.csv", cells)
-
-
-def _version() -> str:
-    """The commit of a checkout, or the version of an installed package."""
-    here = Path(__file__).parent
-    try:
-        asked = ["git", "-C", str(here), "describe", "--always", "--dirty"]
-        return "commit " + subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        from importlib.metadata import version
-
-        return f"version {version('comity')}"
 
 
 def _costs(runs: list[Any], seeds: int) -> None:
