@@ -477,7 +477,7 @@ def test_the_split_of_a_run_whose_folder_has_its_methods_options(file: Path, tmp
 
 
 @pytest.mark.xfail(strict=True, reason="a list passes the check and fails later; what is no Groups fails in the check")
-@pytest.mark.parametrize("groups", [Groups(NAMES, [0, 1, 2, 3] * 10), np.arange(40) % 4, ("ann", "bob")], ids=["list", "array", "names"])
+@pytest.mark.parametrize("groups", [Groups(NAMES, [0, 1, 2, 3] * 10), np.arange(40) % 4, NAMES], ids=["list", "array", "names"])
 def test_groups_as_people_write_them_are_taken_or_refused(groups: Any) -> None:
     try:
         fed = dataset([0] * 40, groups={"who": groups}).partition("natural")
@@ -486,7 +486,7 @@ def test_groups_as_people_write_them_are_taken_or_refused(groups: Any) -> None:
     assert fed.names == list(NAMES)
 
 
-@pytest.mark.xfail(strict=True, reason="the number of a part may make a name too long, which is found out when the run is resumed")
+@pytest.mark.xfail(strict=True, reason="with its number a name can be too long, which shows at resume")
 def test_a_part_of_a_source_with_a_long_name_can_be_resumed() -> None:
     data = dataset(np.arange(40) % 4, names=("x" * 64, "bob", "cyd", "dan"))
     try:

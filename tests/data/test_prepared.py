@@ -504,4 +504,9 @@ def test_a_run_on_an_imported_folder_is_resumed_from_anywhere(tmp_path: Path, mo
 def test_bytes_that_cannot_be_written_are_taken_without_a_word() -> None:
     """Such as numpy maps from a file, or reads from a buffer."""
     x = np.frombuffer(bytes(range(160)) * 2, dtype=np.uint8).reshape(20, 1, 4, 4)
-    assert Dataset("d", x, np.arange(20) % 2, 2).x.dtype == torch.uint8  # type: ignore[arg-type]
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # it says so once in a program only
+    try:
+        assert Dataset("d", x, np.arange(20) % 2, 2).x.dtype == torch.uint8  # type: ignore[arg-type]
+    finally:
+        torch.set_warn_always(always)

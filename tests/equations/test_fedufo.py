@@ -571,7 +571,7 @@ OTHERS: dict[str, list[Any]] = {
     "uad": [False], "cgr": [False], "cgl": [False], "lam": [0.0, 10.0], "stage_one": [0.0, 0.25, 1.0],
     "dynamic": ["fresh", "off"], "target": ["l1", "logits"], "direction": ["forward"], "outputs": ["group"],
     "disc": ["mlp", "linear"], "disc_state": ["local", "fresh"], "disc_epochs": [0, 3],
-    "alternate": ["batch"], "server_lr": [0.5], "server_momentum": [0.9],
+    "alternate": ["batch"], "server_lr": [0.5], "server_momentum": [0.9], "weight": [0.0, 0.1],
 }  # fmt: skip
 
 
@@ -610,6 +610,13 @@ def test_all_extras_off_is_fedavg_bit_for_bit(participation: float, bn: str) -> 
         assert ours.metrics == theirs.metrics
         assert ours.ledger == theirs.ledger
         assert ours.summary["steps"] == theirs.summary["steps"]
+
+
+def test_a_weight_of_zero_leaves_fedavg() -> None:
+    """D learns, but nobody listens to it; all samples in one batch, as the posterior's batches are its own."""
+    theirs = ran("fedavg", batch=1000).model("p0").theta
+    far = [distance(ran(f"feduad(weight={w})", batch=1000).model("p0").theta, theirs) for w in (0, 0.01, 0.1)]
+    assert far[0] < 1e-6 < far[1] < far[2]
 
 
 FEDUAD = [{}, {"participation": 0.5}, {"participation": 0.5, "disc_state": "local"}, {"outputs": "group"}, {"alternate": "batch"}]
