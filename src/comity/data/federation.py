@@ -13,7 +13,7 @@ from torch import Tensor
 
 from comity.core.key import Key
 from comity.core.samples import Array, Ints, PartyData, Samples, combine
-from comity.data.protocols import Own, Tail, check_validation, read, stratified
+from comity.data.protocols import Own, check_validation, read, stratified
 from comity.data.split import Share, Split, check_name
 from comity.errors import Refusal
 from comity.spec import coerce
@@ -113,7 +113,7 @@ class Federation:
         are used as they are. Without `classes`, there are as many as the largest label says.
         """
         rule, validation, seed = read(test), check_validation(validation), coerce("seed", seed, int)
-        if not isinstance(rule, Own | Tail):
+        if not isinstance(rule, Own):
             raise Refusal(f"Parties that bring their own arrays have no common test set for {test!r}; "
                           "use own(...) or tail(...), or give each party a test pair.")
         if not isinstance(parties, Mapping) or not parties:

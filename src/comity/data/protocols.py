@@ -48,7 +48,7 @@ class Own:
     shifted: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_fraction("own", self.fraction)
+        _check_fraction(type(self).__name__.lower(), self.fraction)
 
     def reserve(self, y: Ints, official: Mask | None, rng: np.random.Generator) -> Mask:
         return np.zeros(len(y), dtype=np.bool_)
@@ -62,24 +62,19 @@ class Own:
 
 
 @dataclass(frozen=True)
-class Tail:
+class Tail(Own):
     """Each party is tested on the last part of its samples of each class, in the data's order.
 
     For recordings whose neighbouring samples overlap, where a random part would leak; what lies up to `gap` samples from a
     test sample is left out.
     """
 
-    fraction: float = 0.25
     gap: int = 1
-    shifted: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_fraction("tail", self.fraction)
+        super().__post_init__()
         if self.gap < 0:
             raise Refusal(f"gap of tail must be at least 0, not {self.gap}.")
-
-    def reserve(self, y: Ints, official: Mask | None, rng: np.random.Generator) -> Mask:
-        return np.zeros(len(y), dtype=np.bool_)
 
     def divide(
         self, party: str, y: Ints, mine: Ints, common: Ints, source: Ints | None, rng: np.random.Generator
