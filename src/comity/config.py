@@ -65,7 +65,7 @@ class Experiment(BaseModel):
     optimizer: str = Field("sgd", description="sgd, sgd(momentum=0.9,decay=1e-5) or adam")
     lr: float = Field(0.05, gt=0, allow_inf_nan=False, description="learning rate")
     participation: float = Field(1.0, gt=0, le=1, description="share of the parties in a round")
-    test: str = Field("own(0.25)", description="test protocol: own(0.25), matched or common")
+    test: str = Field("own(0.25)", description="test protocol: own(0.25), tail(0.25), official, matched or common")
     validation: float = Field(0.1, ge=0, lt=1, description="share of a party's training samples held out to choose by")
     eval_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
     patience: int | None = Field(None, ge=1, description="end the run when it got no better for so many rounds, judged on "

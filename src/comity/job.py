@@ -24,7 +24,7 @@ from comity.data.dataset import AUTO
 from comity.errors import Refusal, unknown
 from comity.nets.loop import LoopNet
 from comity.nets.process import ProcessNet
-from comity.spec import parse, split
+from comity.spec import split
 
 
 class Progress(Protocol):
@@ -212,5 +212,6 @@ def _with_engine(job: Job, device: torch.device) -> Experiment:
     if engine == "process" and device.type != "cpu":
         raise Refusal("The process engine works on the CPU: use --engine loop with another device.")
     workers = workers if engine == "process" else None
-    own = {"partition": job.federation.split.partition} if parse(split(experiment.partition, "|")[0]).name == AUTO else {}
+    auto = split(experiment.partition, "|")[0].strip() == AUTO
+    own = {"partition": job.federation.split.partition} if auto else {}
     return experiment.but(engine=engine, workers=workers, device=device.type, parties=len(job.parties), **own)

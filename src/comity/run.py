@@ -135,7 +135,7 @@ def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result
             net.ledger.total.update(manifest.counters["bytes"])
             net.steps, server.steps = manifest.counters["steps"], manifest.counters["server_steps"]
             s, done = on_device(checkpoints.server_state(), device), manifest.round
-            course.load(manifest.counters["course"])
+            course.load(manifest.counters.get("course", {}))  # runs of earlier versions have none
             tables.cut(manifest.lengths)  # last: a damaged checkpoint must not cost any rows
         else:
             tables.create()
@@ -200,12 +200,11 @@ class Course:
     best_round: int = 0
     judged: int = 0
     """The last round that was evaluated: what nobody looked at did not get worse."""
-    ended: bool = False
 
     def enter(self, t: int) -> int:
         """Begin round t, which may turn out to be the last; returns the number of rounds as far as is known."""
-        if self.patience is not None and not self.ended and t <= self.rounds and self.judged - self.best_round >= self.patience:
-            self.rounds, self.ended = t, True
+        if self.patience is not None and t <= self.rounds and self.judged - self.best_round >= self.patience:
+            self.rounds = t
         return self.rounds
 
     def seen(self, t: int, accuracy: float) -> None:

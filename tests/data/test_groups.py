@@ -463,10 +463,8 @@ def test_compare_says_a_note_of_the_data_once(command: Command, file: Path) -> N
     assert out.count("mine: bonn is small.") == 1
 
 
-# --- known faults: remove the mark when they are mended
 
 
-@pytest.mark.xfail(strict=True, reason="the path is read as a spec, to see whether it says auto")
 def test_the_split_of_a_run_whose_folder_has_its_methods_options(file: Path, tmp_path: Path, command: Command) -> None:
     """As `comity run` itself calls them: fedprox(mu=0.1)-mine-s0."""
     assert command("run", "fedprox(mu=0.1)", "--data", file, *QUICK)[0] == 0
@@ -476,7 +474,6 @@ def test_the_split_of_a_run_whose_folder_has_its_methods_options(file: Path, tmp
     assert json.loads((tmp_path / "out" / "split.json").read_text()) == json.loads(split.read_text())
 
 
-@pytest.mark.xfail(strict=True, reason="a list passes the check and fails later; what is no Groups fails in the check")
 @pytest.mark.parametrize("groups", [Groups(NAMES, [0, 1, 2, 3] * 10), np.arange(40) % 4, NAMES], ids=["list", "array", "names"])
 def test_groups_as_people_write_them_are_taken_or_refused(groups: Any) -> None:
     try:
@@ -486,7 +483,6 @@ def test_groups_as_people_write_them_are_taken_or_refused(groups: Any) -> None:
     assert fed.names == list(NAMES)
 
 
-@pytest.mark.xfail(strict=True, reason="with its number a name can be too long, which shows at resume")
 def test_a_part_of_a_source_with_a_long_name_can_be_resumed() -> None:
     data = dataset(np.arange(40) % 4, names=("x" * 64, "bob", "cyd", "dan"))
     try:

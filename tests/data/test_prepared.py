@@ -496,10 +496,8 @@ def test_a_run_on_an_imported_folder_is_resumed_from_anywhere(tmp_path: Path, mo
     assert reopen(tmp_path / "run").federation.fingerprint() == result.job.federation.fingerprint()
 
 
-# --- known faults: remove the mark when they are mended
 
 
-@pytest.mark.xfail(strict=True, reason="torch warns of arrays that cannot be written")
 @pytest.mark.filterwarnings("error")
 def test_bytes_that_cannot_be_written_are_taken_without_a_word() -> None:
     """Such as numpy maps from a file, or reads from a buffer."""

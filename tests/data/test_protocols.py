@@ -438,10 +438,8 @@ def test_official_size_is_exact_whatever_the_classes() -> None:
     assert len(data.partition("natural", test="official(size=15)").parties["ann"].test) == 15
 
 
-# --- known faults: remove the mark when they are mended
 
 
-@pytest.mark.xfail(strict=True, reason="the gap is walked step by step, also beyond the party's samples")
 def test_a_gap_beyond_all_samples_is_refused_at_once() -> None:
     began = time.perf_counter()
     with pytest.raises(Refusal, match="too few samples"):

@@ -21,7 +21,7 @@ from comity.cli.options import (
     resumable,
     with_experiment,
 )
-from comity.config import experiment
+from comity.config import experiment, read
 
 
 @app.command()
@@ -120,7 +120,8 @@ def compare(
             *(screen.size(row.bytes[kind]) if row.bytes[kind] else "0" for kind in ("up", "down", "peer")),
             screen.duration(row.seconds),
         ])
-    title = f"{base.data}, {base.partition}, {base.rounds} rounds" + (f", {len(every)} seeds" if several else "")
+    made = read(folder / "solo" / f"seed-{every[0]}" / "config.toml")  # where `auto` is settled
+    title = f"{made.data}, {made.partition}, {made.rounds} rounds" + (f", {len(every)} seeds" if several else "")
     late = ["newcomers"] if base.newcomers else []
     screen.table(["method", "accuracy", "worst", "gained", "hurt", *late, "up", "down", "peer", "time"], shown, title)
     screen.out.print(

@@ -3,6 +3,7 @@
 from comity.core.samples import PartyData, Samples
 from comity.data.dataset import Dataset
 from comity.data.federation import Federation
+from comity.data.groups import Groups
 from comity.data.library import catalogue, load
 from comity.data.partitions import partition_catalogue
 from comity.data.split import Share, Split
@@ -10,6 +11,7 @@ from comity.data.split import Share, Split
 __all__ = [
     "Dataset",
     "Federation",
+    "Groups",
     "PartyData",
     "Samples",
     "Share",

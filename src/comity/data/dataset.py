@@ -56,7 +56,7 @@ class Dataset:
         whose = f"dataset {self.name!r}"
         coerce("missing", self.missing, Literal["refuse", "impute"])
         if isinstance(self.x, np.ndarray) and self.x.dtype == np.uint8:
-            object.__setattr__(self, "x", torch.from_numpy(np.ascontiguousarray(self.x)))
+            object.__setattr__(self, "x", torch.from_numpy(np.require(self.x, requirements="CW")))
         if isinstance(self.x, Tensor) and self.x.dtype == torch.uint8 and self.x.dim() == 4 and len(self.x):
             # Bytes stay bytes, and where they are: a memory-mapped file is shared by all processes. Their labels are checked.
             labels = Samples.of(whose, np.zeros((len(self.x), 1)), self.y)
@@ -74,6 +74,8 @@ class Dataset:
             object.__setattr__(self, "x", filled)
             object.__setattr__(self, "y", checked.y)
         for by, group in self.groups.items():
+            if not isinstance(group, Groups):
+                raise Refusal(f"The grouping {by!r} of {whose} must be comity.data.Groups(names, of).")
             group.check(by, len(self.y))
         if self.y.max() >= coerce("classes", self.classes, int):
             raise Refusal(f"A label of {whose} is {int(self.y.max())}, but labels must be less than "

@@ -21,8 +21,9 @@ class Groups:
 
     def check(self, by: str, samples: int) -> None:
         """Refuse groups that do not fit so many samples, or that no parties could be called after."""
-        of = np.asarray(self.of)
-        if of.dtype.kind not in "iu" or of.shape != (samples,) or (samples and not 0 <= of.min() <= of.max() < len(self.names)):
+        of = self.of
+        numbers = isinstance(of, np.ndarray) and of.dtype.kind in "iu" and of.shape == (samples,)
+        if not numbers or (samples and not 0 <= of.min() <= of.max() < len(self.names)):
             raise Refusal(f"The grouping {by!r} must say for each of the {samples} samples which of its {len(self.names)} groups "
                           "it is of, as a number from 0.")
         if len(set(self.names)) < len(self.names):
@@ -69,9 +70,11 @@ def natural(
     groups: Mapping[str, Groups], parties: int | None, rng: np.random.Generator, *, by: str = "", min: int = 4
 ) -> dict[str, Piece]:
     """One party a person, site or writer, as the data say; those with fewer than `min` samples are left out."""
+    if min < 1:
+        raise Refusal(f"min of natural must be at least 1, not {min}.")
     name, mine = _chosen(groups, by)
     sizes = np.bincount(mine.of, minlength=len(mine.names))
-    kept = [g for g in range(len(mine.names)) if sizes[g] >= max(1, min)][:parties]
+    kept = [g for g in range(len(mine.names)) if sizes[g] >= min][:parties]
     if len(kept) < (parties or 1):
         raise Refusal(f"Only {len(kept)} of the data's {len(mine.names)} {name} groups have {min} samples or more; "
                       f"use {f'--parties {len(kept)}' if kept else 'a smaller min'}.")
@@ -100,7 +103,9 @@ def domain(
                           + (f"take={len(order) // parts} or less." if len(order) >= parts else "fewer parts."))
         pieces = order[: parts * take].reshape(parts, take) if take else np.array_split(order, parts)
         for k, piece in enumerate(pieces):
-            made[mine.names[g] if parts == 1 else f"{mine.names[g]}-{k}"] = Piece(piece, name, g)
+            party = mine.names[g] if parts == 1 else f"{mine.names[g]}-{k}"
+            check_name(party)
+            made[party] = Piece(piece, name, g)
     if parties is not None and parties > len(made):
         raise Refusal(f"The data's sources make {len(made)} parties, not {parties}; use --parties {len(made)} or more parts.")
     return dict(list(made.items())[:parties])

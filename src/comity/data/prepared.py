@@ -65,7 +65,7 @@ def read(folder: Path) -> Dataset:
         x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(np.array(arrays["y"]))
         made = Dataset(x=x, y=y, official_test=held, groups=groups, **known)
         same = (told["version"], told["fingerprint"], told["test"]) == (VERSION, made.fingerprint(), _digest(made))
-    except (OSError, ValueError, TypeError, KeyError, EOFError, AttributeError) as why:
+    except (OSError, ValueError, TypeError, KeyError, EOFError, AttributeError, Refusal) as why:
         raise Refusal(f"{folder} holds no dataset that Comity wrote, or a damaged one; import it again.") from why
     if not same:
         raise Refusal(f"{folder} is not what was written there: it is damaged, or from another version; import it again.")

@@ -84,7 +84,7 @@ class Tail(Own):
         for c in np.unique(y[mine]):
             at = np.flatnonzero(y[mine] == c)
             taken[at[max(1, len(at) - round(self.fraction * len(at))) :]] = True
-        for step in range(1, self.gap + 1):  # whatever its class, a neighbour of a test sample is not learned from
+        for step in range(1, min(self.gap + 1, len(mine))):  # a test sample's neighbours, of whatever class
             dropped[step:] |= taken[:-step]
             dropped[:-step] |= taken[step:]
         learn, test = mine[~taken & ~dropped], mine[taken]
