@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
+import atexit
+import contextlib
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 
 import click
 
@@ -17,8 +23,9 @@ __all__ = ["app", "main"]
 def main() -> None:
     """The entry point: whatever goes wrong is one sentence on stderr and an exit code."""
     try:
-        if app(standalone_mode=False) == Stopped.exit_code:  # what typer makes of Ctrl-C
-            raise KeyboardInterrupt
+        with _heard():
+            if app(standalone_mode=False) == Stopped.exit_code:  # what typer makes of Ctrl-C
+                raise KeyboardInterrupt
     except click.exceptions.NoArgsIsHelpError as help_:
         print(help_.format_message())
     except click.exceptions.Exit as done:
@@ -35,6 +42,26 @@ def main() -> None:
         if os.environ.get("COMITY_DEBUG"):
             raise
         _complain(describe(why), 1)
+    finally:
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # all is done: Ctrl-C while Python tidies up says nothing
+
+
+@contextlib.contextmanager
+def _heard() -> Iterator[None]:
+    """Ctrl-C while a destructor or a weak reference's callback runs is thrown away by Python: say it again, until it is heard."""
+    usual = sys.unraisablehook
+
+    def hook(thrown_away: sys.UnraisableHookArgs) -> None:
+        if issubclass(thrown_away.exc_type, KeyboardInterrupt):
+            threading.Timer(0.01, _thread.interrupt_main).start()
+        else:
+            usual(thrown_away)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = usual
 
 
 def _complain(sentence: str, code: int) -> None:
