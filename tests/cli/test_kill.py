@@ -219,7 +219,8 @@ def load():
 
 def test_an_interrupt_after_the_end_says_nothing() -> None:
     late = "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGINT); from comity import cli; cli.main()"
-    done = subprocess.run([sys.executable, "-c", late, "list", "algorithms"], capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, "-c", late, "list", "algorithms"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "adcol" in done.stdout
 

@@ -1,4 +1,4 @@
-"""Commands about a finished run: measure what it learned, export a party's model."""
+"""Commands about finished runs: a report, what was learned in figures, a party's model to take along."""
 
 from __future__ import annotations
 
@@ -51,6 +51,33 @@ def measure(
         style="dim",
     )
     screen.out.print(f"Written to {run_dir / 'measures.json'}", soft_wrap=True)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    methods: Annotated[str | None, typer.Option(help="whose representations to draw, as in a,b; the best unless told")] = None,
+    target: Annotated[float | None, typer.Option(help="count rounds and bytes to this accuracy; SOLO's unless told")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="only what the files say; no data or models are opened")] = False,
+    samples: Annotated[bool, typer.Option("--samples/--no-samples", help="show some of the parties' samples")] = True,
+    figures: Annotated[str | None, typer.Option(help="pdf, svg or png: also every chart as a file, for papers")] = None,
+    table: Annotated[str | None, typer.Option(help="markdown or latex: print the ranking as that")] = None,
+    out: Out = None,
+) -> None:
+    """Write DIR/report.html, one page that shows a run, or a folder of runs."""
+    from comity import screen
+    from comity.report import report as write
+    from comity.report.static import draw, ranking
+
+    names = None if methods is None else [part.strip() for part in methods.split(",")]
+    if table is not None:
+        print(ranking(folder, table, target))
+        return
+    path = write(folder, methods=names, target=target, quick=quick, samples=samples, out=out)
+    screen.out.print(f"The report is in {path}", soft_wrap=True)
+    if figures is not None:
+        files = draw(folder, figures, methods=names, target=target, quick=quick)
+        screen.out.print(f"{len(files)} figures are in {files[0].parent}", soft_wrap=True)
 
 
 def _told(what: str) -> None:

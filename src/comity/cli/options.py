@@ -31,6 +31,7 @@ Settings = dict[str, Any]
 Out = Annotated[Path | None, typer.Option("--out", help="folder for the results")]
 Algo = Annotated[str, typer.Argument(metavar="ALGO", help="method (fedavg, fedavg+dbe, ./mine.py) or FILE.toml")]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="several seeds, as in 0,1,2")]
+Report = Annotated[bool, typer.Option("--report/--no-report", envvar="COMITY_REPORT", help="end with a page: report.html")]
 NOT_OPTIONS = {"algorithm", "set", "party"}
 
 
@@ -136,6 +137,19 @@ def resumable(how: str) -> Iterator[None]:
         raise
     except (ComityError, OSError) as why:
         raise ComityError(f"{describe(why)} Go on with: {how}") from why
+
+
+def write_report(folder: Path) -> None:
+    """The page at the end of a command; what it cannot show must not fail what was computed."""
+    from comity import screen
+    from comity.report import report
+
+    try:
+        path = report(folder)
+    except Exception as why:
+        caution(f"The report cannot be written: {describe(why)}")
+    else:
+        screen.out.print(f"The report is in {path}", soft_wrap=True)
 
 
 def free_folder(name: str) -> Path:

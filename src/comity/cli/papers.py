@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from comity.checkpoint import write_atomically
-from comity.cli.options import Out, Seeds, app, chosen_seeds, resumable
+from comity.cli.options import Out, Report, Seeds, app, chosen_seeds, resumable, write_report
 from comity.errors import Refusal, unknown
 
 ScaleOption = Annotated[str, typer.Option("--scale", help="smoke (a minute), reduced (half an hour) or full (the paper's)")]
@@ -37,6 +37,7 @@ def reproduce(
     rounds: Annotated[int | None, typer.Option(help="other than the scale's")] = None,
     only_plan: Annotated[bool, typer.Option("--plan", help="only say what it will cost here")] = False,
     out: Out = None,
+    report: Report = True,
 ) -> None:
     """A paper's table again: printed beside measured. The same command goes on where it was stopped."""
     from comity import papers, reproduce, screen
@@ -87,6 +88,8 @@ def reproduce(
     write_atomically(folder / "table.md", "\n".join(page))
     write_atomically(folder / "table.txt", "\n".join("\t".join(row) for row in [reproduce.HEADS, *reproduce.lines(cells)]) + "\n")
     reproduce.write_csv(folder / "table.csv", cells)
+    if report:
+        write_report(folder)
 
 
 def _costs(runs: list[Any], seeds: int) -> None:

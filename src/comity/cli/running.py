@@ -11,6 +11,7 @@ import typer
 from comity.cli.options import (
     Algo,
     Out,
+    Report,
     Seeds,
     Settings,
     app,
@@ -20,6 +21,7 @@ from comity.cli.options import (
     free_folder,
     resumable,
     with_experiment,
+    write_report,
 )
 from comity.config import experiment, read
 
@@ -88,7 +90,11 @@ def _finish(folder: Path, summary: dict[str, Any]) -> None:
 @app.command()
 @with_experiment
 def compare(
-    algos: Annotated[list[str], typer.Argument(metavar="ALGO...")], settings: Settings, seeds: Seeds = None, out: Out = None
+    algos: Annotated[list[str], typer.Argument(metavar="ALGO...")],
+    settings: Settings,
+    seeds: Seeds = None,
+    out: Out = None,
+    report: Report = True,
 ) -> None:
     """Run several methods, and SOLO, on one split; end with a table."""
     from comity import screen
@@ -131,6 +137,8 @@ def compare(
         style="dim",
     )
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)
+    if report:
+        write_report(folder)
 
 
 @app.command()

@@ -1,0 +1,107 @@
+"""`comity report DIR`: one page that shows what came out of a run, or of a folder of runs, and figures and tables for papers.
+
+`gather` reads the folder, `sections` make text, tables and charts of it, `page` puts them into one file.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from comity.checkpoint import write_atomically
+from comity.errors import unknown
+from comity.report.blocks import Block, Section, Table, Text
+from comity.report.gather import SOLO, Group, Method, gather, why_not
+from comity.report.page import Page
+from comity.report.sections.again import again
+from comity.report.sections.answer import answer, standings
+from comity.report.sections.curves import curves
+from comity.report.sections.data import data
+from comity.report.sections.gains import gains
+from comity.report.sections.space import space
+from comity.report.sections.wire import wire
+
+PATIENCE = 8.0
+"""Seconds of computing after which no further method's representations are begun, unless methods are asked for by name."""
+
+
+def report(
+    folder: str | Path,
+    *,
+    methods: Sequence[str] | None = None,
+    target: float | None = None,
+    quick: bool = False,
+    samples: bool = True,
+    out: str | Path | None = None,
+) -> Path:
+    """Write a folder's page and return its path.
+
+    `methods` are those whose representations are drawn (the best three and SOLO unless told); `target` is the accuracy to
+    which rounds and bytes are counted (SOLO's unless told); `quick` shows only what the files say, without opening data or
+    models; `samples=False` keeps parties' samples off the page.
+    """
+    folder = Path(folder)
+    groups = gather(folder)
+    made = [(group, sections(group, folder, methods, target, quick, samples)) for group in groups]
+    path = Path(out) if out else folder / "report.html"
+    write_atomically(path, Page().html(folder.resolve().name, folder, made, front(folder)))
+    return path
+
+
+def sections(
+    group: Group, folder: Path, methods: Sequence[str] | None, target: float | None, quick: bool, samples: bool
+) -> list[Section]:
+    """A group's sections; one that fails says why, in its place."""
+    parts: list[tuple[str, str, Callable[[], Section]]] = [
+        ("answer", "The answer", lambda: answer(group, target)),
+        ("curves", "How accuracy grows", lambda: curves(group)),
+        ("gains", "Who gains", lambda: gains(group, folder)),
+        ("data", "The data", lambda: data(group, not quick, samples)),
+        (
+            "space",
+            "The representation space",
+            lambda: space(group, [] if quick else chosen(group, methods), None if methods else PATIENCE),
+        ),
+        ("wire", "What crossed the wire", lambda: wire(group, not quick)),
+        ("again", "How to get this again", lambda: again(group, folder)),
+    ]
+    made = []
+    for name, title, part in parts:
+        try:
+            made.append(part())
+        except Exception as why:  # one damaged file must not cost the page
+            made.append(Section(name, title, [Text(f"This part cannot be shown: {why_not(why)}", "missing")]))
+    damaged = [
+        f"{run.folder.relative_to(folder) if run.folder != folder else run.folder.name}: {problem}."
+        for run in group.runs
+        for problem in run.problems
+    ]
+    made[0].blocks[:0] = [Text(text, "missing") for text in damaged]
+    return made
+
+
+def chosen(group: Group, names: Sequence[str] | None) -> list[Method]:
+    """The methods whose representations are drawn."""
+    finished = {m.name: m for m in group.methods if m.finished}
+    if names is not None:
+        for name in names:
+            if name not in finished:
+                raise unknown("finished method called", name, finished)
+        return [finished[name] for name in names]
+    ranked = [s.method for s in standings(group)[0] if s.method.finished]
+    best = [m for m in ranked if m.name != SOLO][:3]
+    return [*best, *([finished[SOLO]] if SOLO in finished else [])]
+
+
+def front(folder: Path) -> list[Block]:
+    """What stands before all groups: a reproduction's table, paper beside measured."""
+    path = folder / "table.csv"
+    if not path.exists():
+        return []
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            heads, *rows = csv.reader(file)
+    except (OSError, ValueError):
+        return [Text("table.csv is damaged.", "missing")]
+    return [Table("paper", "Paper beside measured", heads, rows, words=2)]

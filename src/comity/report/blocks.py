@@ -1,0 +1,115 @@
+"""What a section is made of: text, tables, charts. A chart is a Vega-Lite specification over one of the page's tables of data."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Spec = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Data:
+    """A table of data behind one or more charts, by columns; readers may download it as csv."""
+
+    name: str
+    columns: Mapping[str, Sequence[Any]]
+
+    @staticmethod
+    def of(name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Data:
+        """From rows."""
+        return Data(name, {column: [row.get(column) for row in rows] for column in columns})
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Row by row."""
+        return [dict(zip(self.columns, row, strict=True)) for row in zip(*self.columns.values(), strict=True)]
+
+
+@dataclass(frozen=True)
+class Option:
+    """A box to tick above a chart: it sets a value at one or several places of the specification."""
+
+    label: str
+    paths: tuple[tuple[str | int, ...], ...]
+    on: Any
+    off: Any
+    ticked: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture. `alt` says in words what is to be seen, with figures."""
+
+    name: str
+    title: str
+    alt: str
+    data: Data
+    spec: Spec
+    options: tuple[Option, ...] = ()
+    half: bool = False
+    """Whether two of its kind stand side by side."""
+
+    def standing(self) -> Spec:
+        """The specification with its data inside: complete, for a file of its own."""
+        spec = copy.deepcopy(self.spec)
+        spec["data"] = {"values": self.data.rows()}
+        return spec
+
+
+@dataclass(frozen=True)
+class Table:
+    """Figures in rows; the first column names the row."""
+
+    name: str
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: int = 1
+    """How many columns are words, not figures."""
+    best: int | None = None
+    """The row to set off."""
+    folded: bool = False
+    """Whether a reader has to ask for it."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; a warning or a note of something missing looks different."""
+
+    text: str
+    kind: Literal["plain", "lead", "warning", "missing"] = "plain"
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images made here, as data addresses, a named row each."""
+
+    title: str
+    alt: str
+    rows: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Code:
+    """Commands, or a file, to copy."""
+
+    title: str
+    text: str
+
+
+Block = Chart | Table | Text | Pictures | Code
+
+
+@dataclass
+class Section:
+    """A part of the page."""
+
+    name: str
+    title: str
+    blocks: list[Block] = field(default_factory=list)
+
+    def say(self, text: str, kind: Literal["plain", "lead", "warning", "missing"] = "plain") -> None:
+        """Add a paragraph."""
+        self.blocks.append(Text(text, kind))

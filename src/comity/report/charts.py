@@ -1,0 +1,105 @@
+"""Pieces of Vega-Lite specifications that several charts share. Colours are named, as in "@bad": a theme says what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from comity.report.blocks import Spec
+from comity.report.gather import SOLO
+
+SHOWN = "shown"
+"""The parameter that holds the methods whose boxes are ticked."""
+MANY = 8
+"""Colours for methods, and shapes, that a reader can tell apart."""
+SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
+BYTES = (
+    "datum.value >= 1e9 ? format(datum.value / 1e9, '~g') + ' GB' : "
+    "datum.value >= 1e6 ? format(datum.value / 1e6, '~g') + ' MB' : "
+    "datum.value >= 1e3 ? format(datum.value / 1e3, '~g') + ' kB' : format(datum.value, '~g') + ' B'"
+)
+
+
+def colour_of(methods: Sequence[str]) -> dict[str, str]:
+    """Every method's colour: training alone is grey."""
+    others = [m for m in methods if m != SOLO]
+    return {m: "@grey" if m == SOLO else f"@c{others.index(m) % MANY}" for m in methods}
+
+
+def by_method(methods: Sequence[str], legend: bool = False) -> Spec:
+    """Colour by method, the same on the whole page. The page's own boxes are the legend; a file needs one inside."""
+    colours = colour_of(methods)
+    how: Spec = {"domain": list(colours), "range": list(colours.values())}
+    return {"field": "method", "type": "nominal", "scale": how, "legend": {"title": None} if legend else None}
+
+
+def shown(methods: Sequence[str]) -> Spec:
+    """The parameter of charts that follow the page's boxes."""
+    return {"name": SHOWN, "value": list(methods)}
+
+
+ONLY_SHOWN: Spec = {"filter": f"indexof({SHOWN}, datum.method) >= 0"}
+
+
+def quantity(field: str, title: str | None, **more: Any) -> Spec:
+    """An axis of numbers."""
+    return {"field": field, "type": "quantitative", "title": title, **more}
+
+
+def share(field: str, title: str | None, **more: Any) -> Spec:
+    """An axis of fractions, shown in percent, that need not begin at zero."""
+    return quantity(field, title, axis={"format": ".0%"}, scale={"zero": False, "nice": True}, **more)
+
+
+def whole_rounds() -> Spec:
+    """The axis of rounds: there are no halves."""
+    return quantity("round", "round", axis={"format": "d", "tickMinStep": 1})
+
+
+def count_of_bytes(field: str, title: str | None, kind: str = "linear") -> Spec:
+    """An axis of bytes."""
+    return quantity(
+        field,
+        title,
+        axis={"labelExpr": BYTES, "tickCount": 6, "labelOverlap": "greedy", "labelSeparation": 10},
+        scale={"type": kind},
+    )
+
+
+def word(field: str, title: str | None, order: Sequence[str] | None = None) -> Spec:
+    """An axis of names, in the given order, or in that in which they come."""
+    return {"field": field, "type": "nominal", "title": title, "sort": None if order is None else list(order)}
+
+
+def tip(field: str, title: str, form: str | None = None) -> Spec:
+    """A line of what is said where the pointer rests."""
+    kind = "nominal" if form is None else "quantitative"
+    return {"field": field, "title": title, "type": kind} | ({"format": form} if form else {})
+
+
+def tall(rows: int, each: int = 20) -> int:
+    """The height of a chart with so many rows."""
+    return each * max(rows, 1) + 10
+
+
+def heat(across: Spec, down: Spec, value: Spec, tips: list[Spec], dark: str = "false") -> Spec:
+    """A matrix of colours, with figures in it where there is room for them; both axes name their words in `sort`.
+
+    `dark` is a test for cells whose figure must be light.
+    """
+    wide, high = len(across["sort"]), len(down["sort"])
+    flat = sum(len(word) for word in across["sort"]) < 60
+    numbers: Spec = {
+        "mark": {"type": "text", "fontSize": 11},
+        "encoding": {
+            "text": {"field": value["field"], "type": "quantitative", "format": value.get("format", ".2f")},
+            "color": {"condition": {"test": dark, "value": "@page"}, "value": "@text"},
+        },
+    }
+    colour = {k: v for k, v in value.items() if k != "format"}
+    cells: Spec = {"mark": {"type": "rect", "stroke": "@page"}, "encoding": {"color": colour, "tooltip": tips}}
+    return {
+        "height": tall(high, 26 if high <= 12 else 16),
+        "encoding": {"x": {**across, "axis": {"labelAngle": 0 if flat else -40}}, "y": down},
+        "layer": [cells, numbers] if wide <= 10 else [cells],
+    }

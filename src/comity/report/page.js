@@ -1,0 +1,136 @@
+// Draws the page's charts (when they come into view), follows the boxes, and hands out the data.
+(() => {
+  "use strict";
+  const page = JSON.parse(document.getElementById("comity").textContent);
+  const root = document.documentElement;
+  const drawn = new Map();  // chart id -> its view
+  const ticked = new Map();  // chart id -> which of its options are on
+  const shown = {};  // group -> methods whose boxes are ticked
+  const rowsOf = {};
+
+  function rows(name) {
+    if (!rowsOf[name]) {
+      const table = page.data[name];
+      const names = Object.keys(table);
+      const columns = names.map(n => table[n].words ? table[n].at.map(k => k < 0 ? null : table[n].words[k]) : table[n]);
+      const many = columns.length ? columns[0].length : 0;
+      rowsOf[name] = Array.from({ length: many }, (_, i) => Object.fromEntries(names.map((n, k) => [n, columns[k][i]])));
+    }
+    return rowsOf[name];
+  }
+
+  function coloured(part, theme) {
+    if (typeof part === "string") return theme[part] ?? part;
+    if (Array.isArray(part)) return part.map(p => coloured(p, theme));
+    if (part && typeof part === "object") return Object.fromEntries(Object.entries(part).map(([k, v]) => [k, coloured(v, theme)]));
+    return part;
+  }
+
+  function put(spec, path, value) {
+    path.slice(0, -1).reduce((part, step) => part[step], spec)[path.at(-1)] = value;
+  }
+
+  async function draw(id) {
+    const chart = page.charts[id], place = document.getElementById(id);
+    const spec = structuredClone(chart.spec);
+    chart.options.forEach((option, k) => {
+      for (const path of option.paths) put(spec, path, ticked.get(id)[k] ? option.on : option.off);
+    });
+    const follows = (spec.params ?? []).find(p => p.name === "shown");
+    if (follows) follows.value = shown[chart.group] ?? follows.value;
+    const theme = page.themes[root.dataset.theme];
+    const made = coloured({ $schema: "https://vega.github.io/schema/vega-lite/v6.json", width: "container",
+      autosize: { type: "fit-x", contains: "padding" }, ...spec, description: chart.alt }, theme);
+    made.data = { values: rows(chart.data) };
+    drawn.get(id)?.finalize();
+    const result = await vegaEmbed(place, made, { actions: false, renderer: "svg", logLevel: 1, config: coloured(page.config, theme),
+      tooltip: { theme: "custom" } });
+    drawn.set(id, result);
+    place.dataset.drawn = "yes";
+    return result;
+  }
+
+  let last = Promise.resolve();
+  const soon = id => last = last.then(() => draw(id)).catch(why => { document.getElementById(id).textContent = "This chart cannot be drawn: " + why.message; console.error(why); });
+  const redraw = ids => Promise.all(ids.map(soon));
+
+  function theme(name) {
+    root.dataset.theme = name;
+    for (const swatch of document.querySelectorAll(".swatch")) swatch.style.background = page.themes[name][swatch.dataset.colour];
+    return redraw([...drawn.keys()]);
+  }
+
+  function csv(name) {
+    const table = rows(name), heads = Object.keys(page.data[name]);
+    const cell = v => v === null || v === undefined ? "" : /[",\r\n]/.test(v) ? `"${String(v).replaceAll('"', '""')}"` : String(v);
+    return [heads, ...table.map(row => heads.map(h => row[h]))].map(line => line.map(cell).join(",")).join("\n") + "\n";
+  }
+
+  function save(name, body, kind) {
+    const link = document.createElement("a");
+    link.href = typeof body === "string" && kind === "image/png" ? body : URL.createObjectURL(new Blob([body], { type: kind }));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+
+  const button = (text, label, act) => {
+    const made = document.createElement("button");
+    made.type = "button"; made.textContent = text; made.ariaLabel = label;
+    made.addEventListener("click", act);
+    return made;
+  };
+
+  for (const [id, chart] of Object.entries(page.charts)) {
+    ticked.set(id, chart.options.map(option => option.ticked));
+    const tools = document.getElementById(id).closest("figure").querySelector(".tools");
+    chart.options.forEach((option, k) => {
+      const label = document.createElement("label"), box = document.createElement("input");
+      box.type = "checkbox"; box.checked = option.ticked;
+      box.addEventListener("change", () => { ticked.get(id)[k] = box.checked; soon(id); });
+      label.append(box, option.label);
+      tools.append(label);
+    });
+    const gap = document.createElement("span");
+    gap.className = "gap";
+    const files = document.createElement("span");
+    files.className = "save";
+    tools.append(gap, files);
+    files.append(button("csv", `${chart.title}: its data as csv`, () => save(`${chart.data}.csv`, csv(chart.data), "text/csv")));
+    files.append(" ", button("svg", `${chart.title}: as svg`, async () => save(`${chart.name}.svg`, await (await draw(id)).view.toSVG(), "image/svg+xml")));
+  }
+  for (const name of Object.keys(page.data)) {
+    document.getElementById("files").append(button(`${name}.csv`, `Download ${name}.csv`, () => save(`${name}.csv`, csv(name), "text/csv")));
+  }
+  for (const boxes of document.querySelectorAll(".methods")) {
+    const all = [...boxes.querySelectorAll("input")];
+    boxes.addEventListener("change", () => {
+      shown[boxes.dataset.group] = all.filter(box => box.checked).map(box => box.value);
+      for (const [id, result] of drawn) {
+        const chart = page.charts[id];
+        if (chart.group === boxes.dataset.group && (chart.spec.params ?? []).some(p => p.name === "shown")) {
+          result.view.signal("shown", shown[chart.group]).runAsync();
+        }
+      }
+    });
+  }
+  const choice = document.getElementById("group");
+  const choose = () => { for (const group of document.querySelectorAll(".group")) group.hidden = group.id !== choice.value; };
+  if (choice) { choice.addEventListener("change", choose); choose(); }
+
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  theme(dark.matches ? "dark" : "light");
+  dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
+  document.getElementById("theme").addEventListener("click", () => theme(root.dataset.theme === "dark" ? "light" : "dark"));
+
+  const watcher = new IntersectionObserver(seen => {
+    for (const one of seen) if (one.isIntersecting) { watcher.unobserve(one.target); soon(one.target.id); }
+  }, { rootMargin: "600px" });
+  for (const id of Object.keys(page.charts)) watcher.observe(document.getElementById(id));
+
+  // For print, and for tests: everything that is not hidden, now.
+  window.drawEverything = () => redraw(Object.keys(page.charts).filter(id => !drawn.has(id) && !document.getElementById(id).closest("[hidden]"))).then(() => drawn.size);
+  let before;
+  addEventListener("beforeprint", () => { before = root.dataset.theme; theme("light"); window.drawEverything(); });
+  addEventListener("afterprint", () => theme(before));
+})();

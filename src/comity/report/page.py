@@ -1,0 +1,175 @@
+"""The page itself: every group's sections, the charts' specifications and data, and the library that draws them, in one file."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from comity.checkpoint import write_atomically
+from comity.data.files import cache_folder
+from comity.report.blocks import Block, Chart, Code, Data, Pictures, Section, Table, Text
+from comity.report.charts import colour_of
+from comity.report.gather import Group
+from comity.report.themes import CONFIG, DARK, LIGHT
+
+
+class Page:
+    """A page under construction: charts and data get names that are unique in it."""
+
+    def __init__(self) -> None:
+        self.charts: dict[str, dict[str, Any]] = {}
+        self.data: dict[str, Mapping[str, Any]] = {}
+        self._names: dict[int, str] = {}
+        self._group = ""
+
+    def html(self, title: str, folder: Path, groups: Sequence[tuple[Group, list[Section]]], front: Sequence[Block]) -> str:
+        """The whole file."""
+        from jinja2 import Environment
+
+        made, first = [], [self._render(block) for block in front]
+        for k, (group, sections) in enumerate(groups):
+            self._group = f"g{k}"
+            parts = [{"name": s.name, "title": s.title, "blocks": [self._render(b) for b in _paired(s.blocks)]} for s in sections]
+            methods = colour_of([m.name for m in group.methods])
+            made.append({"id": self._group, "name": group.name or group.title, "sections": parts, "methods": methods})
+        content = {"charts": self.charts, "data": self.data, "themes": {"light": LIGHT, "dark": DARK}, "config": CONFIG}
+        template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_asset("page.html"))
+        return template.render(
+            title=title,
+            folder=str(folder),
+            groups=made,
+            front=first,
+            css=_asset("page.css"),
+            script=_asset("page.js"),
+            library=library(),
+            content=_json(content),
+            version=version("comity"),
+        )
+
+    def _render(self, block: Block) -> Markup:
+        if isinstance(block, Chart):
+            return self._chart(block)
+        if isinstance(block, Table):
+            return _table(block)
+        if isinstance(block, Text):
+            role = ' role="note"' if block.kind in ("warning", "missing") else ""
+            return Markup(f'<p class="{block.kind}"{role}>{html.escape(block.text)}</p>')
+        if isinstance(block, Pictures):
+            return _pictures(block)
+        return _code(block)
+
+    def _chart(self, chart: Chart) -> Markup:
+        name = f"{self._group}-{chart.name}" if self._group != "g0" else chart.name
+        slug = f"chart-{len(self.charts)}-{re.sub(r'[^A-Za-z0-9]+', '-', name)}"
+        self.charts[slug] = {
+            "name": chart.name,
+            "title": chart.title,
+            "alt": chart.alt,
+            "data": self._put(chart.data),
+            "spec": chart.spec,
+            "options": [vars(option) for option in chart.options],
+            "group": self._group,
+        }
+        kind = ' class="half"' if chart.half else ""
+        return Markup(
+            f'<figure{kind}><div class="head"><h3>{html.escape(chart.title)}</h3><div class="tools"></div></div>'
+            f'<div class="chart" id="{slug}" role="img" aria-label="{html.escape(chart.alt)}"></div>'
+            f"<figcaption>{html.escape(chart.alt)}</figcaption></figure>"
+        )
+
+    def _put(self, data: Data) -> str:
+        """A table of data, once; its name in the page."""
+        if id(data) not in self._names:
+            name = data.name if self._group in ("", "g0") else f"{data.name}-{self._group}"
+            self._names[id(data)] = name
+            self.data[name] = {column: _packed(values) for column, values in data.columns.items()}
+        return self._names[id(data)]
+
+
+def _table(table: Table) -> Markup:
+    def cell(kind: str, text: str, k: int) -> str:
+        how = "figure" if k >= table.words else "word long" if len(text) > 40 else "word"
+        scope = ' scope="col"' if kind == "th" else ""
+        return f'<{kind} class="{how}"{scope}>{html.escape(text)}</{kind}>'
+
+    head = "".join(cell("th", text, k) for k, text in enumerate(table.heads))
+    body = "".join(
+        f"<tr{' class=best' if n == table.best else ''}>{''.join(cell('td', text, k) for k, text in enumerate(row))}</tr>"
+        for n, row in enumerate(table.rows)
+    )
+    caption = f"<caption>{html.escape(table.title)}</caption>"
+    whole = f'<table data-name="{html.escape(table.name)}">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    scroll = f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(table.title)}">{whole}</div>'
+    return Markup(f"<details><summary>{html.escape(table.title)}</summary>{scroll}</details>" if table.folded else scroll)
+
+
+def _pictures(pictures: Pictures) -> Markup:
+    rows = "".join(
+        f'<div class="strip"><span>{html.escape(name)}</span><img src="{source}" alt="samples of {html.escape(name)}"></div>'
+        for name, source in pictures.rows.items()
+    )
+    title, alt = html.escape(pictures.title), html.escape(pictures.alt)
+    return Markup(f"<figure><h3>{title}</h3>{rows}<figcaption>{alt}</figcaption></figure>")
+
+
+def _paired(blocks: Sequence[Block]) -> list[Block]:
+    """A half that would stand alone in its row gets the whole of it."""
+    found: list[Block] = []
+    row = 0
+    for k, block in enumerate(blocks):
+        half = isinstance(block, Chart) and block.half
+        follows = blocks[k + 1] if k + 1 < len(blocks) else None
+        if half and row % 2 == 0 and not (isinstance(follows, Chart) and follows.half) and isinstance(block, Chart):
+            found.append(replace(block, half=False))
+        else:
+            found.append(block)
+        row = row + 1 if half else 0
+    return found
+
+
+def _code(code: Code) -> Markup:
+    return Markup(f'<div><h3>{html.escape(code.title)}</h3><pre tabindex="0">{html.escape(code.text)}</pre></div>')
+
+
+def _packed(values: Sequence[Any]) -> Any:
+    """A column: words by number, and nothing that JSON does not know."""
+    if any(isinstance(v, str) for v in values):
+        words = list(dict.fromkeys(v for v in values if v is not None))
+        number = {word: k for k, word in enumerate(words)}
+        return {"words": words, "at": [-1 if v is None else number[v] for v in values]}
+    return [None if isinstance(v, float) and not math.isfinite(v) else v for v in values]
+
+
+def _json(content: Any) -> str:
+    """For a script element: no text in it can end the element."""
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _asset(name: str) -> str:
+    return (files("comity.report") / name).read_text(encoding="utf-8")
+
+
+def library() -> str:
+    """Vega-Lite's code, put together by vl-convert without any network; kept, as that takes seconds."""
+    import vl_convert
+
+    kept = cache_folder() / f"vega-{version('vl-convert-python')}.js"
+    if not kept.exists():
+        made = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(kept, made)
+        except OSError:
+            return made
+    return kept.read_text(encoding="utf-8")

@@ -1,0 +1,1 @@
+"""The parts of the page, in the order in which a reader wants them."""

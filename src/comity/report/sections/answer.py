@@ -1,0 +1,204 @@
+"""Which method is best, by how much, for whom, and at what price: a table, and a sentence made from its figures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from comity.measure.gain import paired_interval
+from comity.measure.targets import Reached, common_target, reached
+from comity.report.blocks import Section, Table
+from comity.report.gather import SOLO, Group, Method, Run
+from comity.report.sections.gains import between
+from comity.screen import duration, size
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A method's line in the table; None where there is no figure."""
+
+    method: Method
+    accuracy: list[float]
+    worst: list[float]
+    gained: int
+    hurt: int
+    judged: int
+    bytes: float | None
+    seconds: float | None
+    reached: Reached | None
+
+    @property
+    def mean(self) -> float:
+        """Mean accuracy over seeds; a method without a finished run comes last."""
+        return statistics.fmean(self.accuracy) if self.accuracy else float("-inf")
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation over seeds."""
+        return statistics.pstdev(self.accuracy)
+
+
+def answer(group: Group, target: float | None = None) -> Section:
+    """The first section."""
+    section = Section("answer", "The answer")
+    ranked, target = standings(group, target)
+    finished = [s for s in ranked if s.accuracy]
+    if finished:
+        section.say(" ".join(sentences(group, finished)), "lead")
+    for run in group.runs:
+        if run.summary is None:
+            planned = f" of {run.experiment.rounds}" if run.experiment else ""
+            section.say(
+                f"{run.method}, seed {run.seed}, is not finished: it has {run.rounds_done}{planned} rounds. "
+                f"Go on with: comity resume {run.folder}",
+                "missing",
+            )
+        elif run.summary.get("diverged"):
+            lost = ", ".join(run.summary["diverged"])
+            section.say(f"{run.method}, seed {run.seed}: the loss of {lost} is not finite.", "warning")
+    section.blocks.append(_table(ranked, group, target))
+    about = (
+        "Accuracy: mean over parties on their own test samples after the last round, ± standard deviation over seeds. "
+        "Worst: the worst party. Bytes: all that crossed in a run, evaluation left out."
+    )
+    if group.solo and len(group.methods) > 1:
+        each = "parties, of every seed," if len(group.solo.runs) > 1 else "parties"
+        about += f" Gained, hurt: {each} whose 95 % interval against SOLO, paired over their test samples, excludes zero."
+    if target is not None:
+        whose = "what SOLO reaches" if group.solo and group.solo.finished else "what the weakest method reaches"
+        about += f" Target: {target:.1%}, {whose}; rounds and bytes until a method is as good, mean of the seeds that get there."
+    section.say(about)
+    return section
+
+
+def standings(group: Group, target: float | None = None) -> tuple[list[Standing], float | None]:
+    """All methods, the best first, and the accuracy that they are timed to."""
+    if target is None:
+        target = _target(group)
+    found = []
+    for method in group.methods:
+        judged = [g for run in method.finished if (alone := group.alone(run)) and alone is not run for g in between(run, alone)]
+        found.append(
+            Standing(
+                method,
+                method.over_seeds(lambda s: s["accuracy"]["mean"]),
+                method.over_seeds(lambda s: min(s["accuracy"]["per_party"].values())),
+                sum(gain.helped for gain in judged),
+                sum(gain.hurt for gain in judged),
+                len(judged),
+                _mean(method.over_seeds(lambda s: s["bytes"]["total"])),
+                _mean(method.over_seeds(lambda s: s["seconds"]["total"])),
+                None if target is None else _reached(method.finished, target),
+            )
+        )
+    return sorted(found, key=lambda s: -s.mean), target
+
+
+def _target(group: Group) -> float | None:
+    final = {m.name: [run.curve[max(run.curve)] for run in m.finished if run.curve] for m in group.methods}
+    if final.get(SOLO):
+        return statistics.fmean(final[SOLO])
+    lines = {name: {0: statistics.fmean(values)} for name, values in final.items() if values}
+    return common_target(lines) if len(lines) > 1 else None
+
+
+def _reached(runs: Iterable[Run], target: float) -> Reached | None:
+    """Means over the seeds that get there; a hair below counts, as means of the same figures may differ by rounding."""
+    found = [got for run in runs if (got := reached(run.curve, run.ledger, target - 1e-12))]
+    if not found:
+        return None
+    return Reached(round(statistics.fmean(g.round for g in found)), round(statistics.fmean(g.bytes for g in found)))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _table(ranked: list[Standing], group: Group, target: float | None) -> Table:
+    several = max(len(m.runs) for m in group.methods) > 1
+    alone = group.solo is not None and len(group.methods) > 1
+    heads = ["method", "accuracy", "worst party", *(["gained", "hurt"] if alone else []), "bytes"]
+    heads += ["rounds to target", "bytes to target"] if target is not None else []
+    rows = []
+    for s in ranked:
+        row = [s.method.name]
+        row.append((f"{s.mean:.1%}" + (f" ± {100 * s.spread:.1f}" if several else "")) if s.accuracy else "not finished")
+        row.append(f"{statistics.fmean(s.worst):.1%}" if s.worst else "")
+        if alone:
+            row += [f"{s.gained}/{s.judged}", f"{s.hurt}/{s.judged}"] if s.judged else ["", ""]
+        row.append("" if s.bytes is None else size(s.bytes))
+        if target is not None:
+            never = "never" if s.accuracy else ""
+            row += [str(s.reached.round), size(s.reached.bytes)] if s.reached else [never, never]
+        rows.append([*row, "" if s.seconds is None else duration(s.seconds)])
+    return Table("ranking", group.title, [*heads, "time"], rows, best=0 if ranked[0].accuracy else None)
+
+
+def sentences(group: Group, ranked: list[Standing]) -> list[str]:
+    """The winner and what it costs, from the figures alone."""
+    best, rest = ranked[0], ranked[1:]
+    several = f" (± {100 * best.spread:.1f} over {len(best.accuracy)} seeds)" if len(best.accuracy) > 1 else ""
+    said = [f"{best.method.name} has {best.mean:.1%}{several}, averaged over parties."]
+    if rest:
+        second = rest[0]
+        ahead = 100 * (best.mean - second.mean)
+        clear = _difference(best.method, second.method)
+        if clear is None or clear[0] > 0:
+            said[0] = (
+                f"{best.method.name} is best with {best.mean:.1%}{several}, {ahead:.1f} points ahead of {second.method.name}."
+            )
+        else:
+            said[0] = (
+                f"{best.method.name} is first with {best.mean:.1%}{several}, but {second.method.name} is not clearly "
+                f"behind ({ahead:.1f} points; the 95 % interval of the difference includes zero)."
+            )
+    alone = next((s for s in rest if s.method.name == SOLO), None)
+    if best.method.name == SOLO:
+        said.append("No method that collaborates does better on average than training alone.")
+    elif alone:
+        loses = f"{best.hurt} {'loses' if best.hurt == 1 else 'lose'}" if best.hurt else "none loses"
+        gain = "gains" if best.gained == 1 else "gain"
+        seeds = " (of all seeds)" if len(best.accuracy) > 1 else ""
+        said.append(
+            f"Against training alone it has {100 * (best.mean - alone.mean):+.1f} points: of {best.judged} parties{seeds} "
+            f"{best.gained} clearly {gain}, {loses}."
+        )
+    said += _price(best, [s for s in rest if s.method.name != SOLO])
+    return said
+
+
+def _price(best: Standing, others: list[Standing]) -> list[str]:
+    """Who is nearly as good for less."""
+    said = []
+    cheaper = [s for s in others if s.bytes and best.bytes and best.bytes > 1.5 * s.bytes and best.mean - s.mean < 0.05]
+    if cheaper and best.bytes:
+        s = max(cheaper, key=lambda s: s.mean)
+        said.append(
+            f"{s.method.name} sends {best.bytes / (s.bytes or 1):.3g} times fewer bytes for "
+            f"{100 * (best.mean - s.mean):.1f} points less."
+        )
+    kinder = [s for s in others if best.worst and s.worst and statistics.fmean(s.worst) > statistics.fmean(best.worst)]
+    if kinder:
+        s = max(kinder, key=lambda s: statistics.fmean(s.worst))
+        said.append(
+            f"The worst-off party fares best with {s.method.name} ({statistics.fmean(s.worst):.1%} against "
+            f"{statistics.fmean(best.worst):.1%})."
+        )
+    return said
+
+
+def _difference(one: Method, other: Method) -> tuple[float, float] | None:
+    """The 95 % interval of the difference over all test samples of the seeds that both have, paired."""
+    better = worse = count = 0
+    for run in one.finished:
+        match = next((r for r in other.finished if r.seed == run.seed), None)
+        if match is None:
+            continue
+        for party, right in run.outcomes.items():
+            theirs = match.outcomes.get(party, [])
+            if len(theirs) == len(right):
+                better += sum(a > b for a, b in zip(right, theirs, strict=True))
+                worse += sum(a < b for a, b in zip(right, theirs, strict=True))
+                count += len(right)
+    return paired_interval(better, worse, count) if count else None

@@ -1,0 +1,149 @@
+"""Accuracy against rounds and against bytes."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from comity.report.blocks import Chart, Data, Option, Section, Spec
+from comity.report.charts import ONLY_SHOWN, by_method, count_of_bytes, share, shown, tip, whole_rounds
+from comity.report.gather import SOLO, Group, Method
+
+POINTS = 20_000
+"""More rows than this for parties' lines are thinned: a page has to open quickly."""
+
+
+def curves(group: Group) -> Section:
+    """The second section."""
+    section = Section("curves", "How accuracy grows")
+    data = table(group)
+    if not data.columns["round"]:
+        section.say("No run has been evaluated yet.", "missing")
+        return section
+    names = [m.name for m in group.methods]
+    last = [f"{m.name} {_last(m):.1%}" for m in group.methods if any(run.curve for run in m.runs)]
+    seeds = max(len(m.runs) for m in group.methods)
+    band = "; bands: ± standard deviation over seeds" if seeds > 1 else ""
+    alt = f"Test accuracy, mean over parties{band}. At the end: {', '.join(last)}."
+    section.blocks.append(_by_round(data, names, alt))
+    if any(run.traffic and run.method != SOLO for run in group.runs):
+        section.blocks.append(_by_bytes(data, names, alt))
+    return section
+
+
+def table(group: Group) -> Data:
+    """Every method's mean over parties and seeds, with party empty; and every party's line."""
+    rows: list[dict[str, Any]] = []
+    lines = sum(len(run.parties) for m in group.methods for run in m.runs[:1])
+    for method in group.methods:
+        rounds = sorted({t for run in method.runs for t in run.curve})
+        for t in rounds:
+            values = [run.curve[t] for run in method.runs if t in run.curve]
+            mean, std = statistics.fmean(values), statistics.pstdev(values)
+            sent = statistics.fmean(run.traffic.get(t, 0.0) for run in method.runs if t in run.curve)
+            rows.append(
+                {
+                    "method": method.name,
+                    "party": "",
+                    "round": t,
+                    "accuracy": mean,
+                    "low": mean - std,
+                    "high": mean + std,
+                    "bytes": sent,
+                    "seeds": len(values),
+                }
+            )
+        step = max(1, lines * len(rounds) // POINTS + 1)
+        kept = [t for k, t in enumerate(rounds) if k % step == 0 or t == rounds[-1]]
+        drawn = method.runs if group.same_parties else method.runs[:1]
+        for party in dict.fromkeys(p for run in drawn for p in run.parties):
+            for t in kept:
+                own = [run.parties[party][t] for run in drawn if t in run.parties.get(party, {})]
+                if own:
+                    rows.append({"method": method.name, "party": party, "round": t, "accuracy": statistics.fmean(own)})
+    return Data.of("curves", rows, ("method", "party", "round", "accuracy", "low", "high", "bytes", "seeds"))
+
+
+def _last(method: Method) -> float:
+    return statistics.fmean(run.curve[max(run.curve)] for run in method.runs if run.curve)
+
+
+def _layers(x: Spec, names: list[str], tips: list[Spec]) -> list[Spec]:
+    """Band, line, and a point where the pointer is."""
+    whole = {"filter": "datum.party == ''"}
+    colour, y = by_method(names), share("accuracy", "test accuracy")
+    band: Spec = {
+        "transform": [whole],
+        "mark": {"type": "area", "opacity": 0.15},
+        "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour},
+    }
+    line: Spec = {"transform": [whole], "mark": {"type": "line"}, "encoding": {"x": x, "y": y, "color": colour}}
+    near: Spec = {
+        "transform": [whole],
+        "params": [{"name": "near", "select": {"type": "point", "nearest": True, "on": "pointerover", "clear": "pointerout"}}],
+        "mark": {"type": "point", "filled": True, "size": 60},
+        "encoding": {
+            "x": x,
+            "y": y,
+            "color": colour,
+            "tooltip": tips,
+            "opacity": {"condition": {"param": "near", "empty": False, "value": 1}, "value": 0},
+        },
+    }
+    return [band, line, near]
+
+
+def _by_round(data: Data, names: list[str], alt: str) -> Chart:
+    x = whole_rounds()
+    tips = [
+        tip("method", "method"),
+        tip("round", "round"),
+        tip("accuracy", "accuracy", ".1%"),
+        tip("bytes", "bytes so far", ".3~s"),
+    ]
+    alone: Spec = {
+        "transform": [{"filter": "false"}],
+        "mark": {"type": "line", "strokeWidth": 1, "opacity": 0.45},
+        "encoding": {
+            "x": x,
+            "y": share("accuracy", "test accuracy"),
+            "color": by_method(names),
+            "detail": {"field": "party"},
+            "tooltip": [tip("method", "method"), tip("party", "party"), tip("accuracy", "accuracy", ".1%")],
+        },
+    }
+    layers = _layers(x, names, tips)
+    spec = {"height": 300, "params": [shown(names)], "transform": [ONLY_SHOWN], "layer": [alone, *layers]}
+    box = Option("each party's line", (("layer", 0, "transform", 0, "filter"),), "datum.party != ''", "false")
+    return Chart("accuracy-by-round", "Accuracy by round", alt, data, spec, (box,), half=True)
+
+
+def _by_bytes(data: Data, names: list[str], alt: str) -> Chart:
+    x = count_of_bytes("bytes", "bytes sent so far, all parties together", "log")
+    tips = [
+        tip("method", "method"),
+        tip("round", "round"),
+        tip("accuracy", "accuracy", ".1%"),
+        tip("bytes", "bytes so far", ".3~s"),
+    ]
+    still: Spec = {  # training alone sends nothing: a line to beat
+        "transform": [
+            {"filter": f"datum.method == '{SOLO}' && datum.party == ''"},
+            {"joinaggregate": [{"op": "max", "field": "round", "as": "last"}]},
+            {"filter": "datum.round == datum.last"},
+        ],
+        "mark": {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.5},
+        "encoding": {
+            "y": share("accuracy", "test accuracy"),
+            "color": by_method(names),
+            "tooltip": [tip("method", "method"), tip("accuracy", "accuracy", ".1%")],
+        },
+    }
+    layers = _layers(x, names, tips)
+    for layer in layers:
+        layer["transform"] = [*layer["transform"], {"filter": f"datum.round > 0 && datum.bytes > 0 && datum.method != '{SOLO}'"}]
+    spec = {"height": 300, "params": [shown(names)], "transform": [ONLY_SHOWN], "layer": [*layers, still]}
+    places = tuple(("layer", k, "encoding", "x", "scale", "type") for k in range(len(layers)))
+    box = Option("logarithmic", places, "log", "linear", ticked=True)
+    words = alt + (" Training alone sends nothing: the dashed line." if SOLO in names else "")
+    return Chart("accuracy-by-bytes", "Accuracy by bytes", words, data, spec, (box,), half=True)

@@ -1,0 +1,183 @@
+"""What models made of samples: representations before and after local training, whose they are, and methods' own signs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from comity.core.key import Key
+from comity.measure.representations import CUT, OFFSET, Representation, extract
+from comity.measure.separability import LEAST, separability
+from comity.report.blocks import Chart, Data, Section, Spec, Table
+from comity.report.charts import MANY, SHAPES, quantity, tip
+from comity.report.gather import Group, Method, why_not
+from comity.report.sections.signs import signs
+
+SAMPLES = 400
+WIDTH = 256
+TSNE_ROWS = 1200
+WHEN = {"before": "before local training", "after": "after local training"}
+
+
+def space(group: Group, chosen: Sequence[Method], seconds: float | None = None) -> Section:
+    """The fifth section, for the chosen methods; no further one is begun after so many `seconds`."""
+    section = Section("space", "The representation space")
+    begin, told = time.process_time(), []
+    maps: list[list[Chart]] = []
+    for method in chosen:
+        if seconds is not None and time.process_time() - begin > seconds:
+            section.say(
+                f"{method.name} was left out, as the page had taken long enough: comity report DIR --methods {method.name}",
+                "missing",
+            )
+            continue
+        run = method.finished[0]
+        try:
+            found = extract(run.job, run.folder, [CUT], split="test", samples=SAMPLES, seed=0, width=WIDTH)
+            maps.append(_maps(method.name, found))
+            told += _told_apart(method.name, found)
+        except Exception as why:  # a model that diverged, data that are elsewhere: the other methods can still be shown
+            section.say(f"{method.name}: its representations cannot be shown: {why_not(why)}", "missing")
+    section.blocks += [chart for some in sorted(maps, key=len, reverse=True) for chart in some]  # pairs stay side by side
+    if told:
+        heads = ["method", "when", "a probe names the party", "by chance"]
+        section.blocks.append(Table("separability", "Whose representation is it?", heads, told, words=2))
+        section.say(
+            f"{SAMPLES} test samples of all parties together, t-SNE of the method's own representation; before and after are "
+            "mapped together, so that they can be compared. A party's own model has no before. The probe is linear and new."
+        )
+    _measured(section, group)
+    signs(section, group)
+    if not section.blocks:
+        section.say("There is nothing to show of the chosen methods.", "missing")
+    return section
+
+
+def _maps(method: str, found: list[Representation]) -> list[Chart]:
+    """One map a time, both from one t-SNE."""
+    if any(r.layer.endswith(OFFSET) for r in found):  # what the head gets
+        found = [r for r in found if r.layer.endswith(OFFSET)]
+    if len({r.features.shape[1] for r in found}) > 1:
+        return []  # parties' representations differ in width: there is no common space
+    flat = _plane(torch.cat([r.features for r in found]).numpy())
+    rows: list[dict[str, Any]] = []
+    at = 0
+    for r in found:
+        for label in r.labels.tolist():
+            rows.append(
+                {
+                    "method": method,
+                    "when": r.when,
+                    "party": r.party,
+                    "class": str(label),
+                    "x": float(flat[at, 0]),
+                    "y": float(flat[at, 1]),
+                }
+            )
+            at += 1
+    data = Data.of(f"space-{method}", rows, ("method", "when", "party", "class", "x", "y"))
+    parties = list(dict.fromkeys(r.party for r in found))
+    classes = sorted({row["class"] for row in rows}, key=int)
+    return [_scatter(method, when, data, parties, classes) for when in WHEN if any(r.when == when for r in found)]
+
+
+def _plane(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Rows in the plane, rounded: a page need not know a pixel's thousandth."""
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    if len(z) < 8:
+        flat = np.zeros((len(z), 2))
+    else:
+        z = PCA(min(30, *z.shape), random_state=0).fit_transform(z)
+        flat = TSNE(
+            perplexity=min(30, len(z) / 4), init="pca", learning_rate="auto", max_iter=500, random_state=0, n_jobs=1
+        ).fit_transform(z)
+    return np.asarray(np.round(flat, 2))
+
+
+def _scatter(method: str, when: str, data: Data, parties: list[str], classes: list[str]) -> Chart:
+    few = len(parties) <= MANY
+    shape: Spec = (
+        {
+            "shape": {
+                "field": "party",
+                "type": "nominal",
+                "sort": None,
+                "scale": {"domain": parties, "range": SHAPES[: len(parties)]},
+                "legend": {"title": "party", "orient": "bottom", "columns": 8},
+            }
+        }
+        if few
+        else {}
+    )
+    colour: Spec = {
+        "field": "class",
+        "type": "nominal",
+        "scale": {"domain": classes, "scheme": "tableau10" if len(classes) <= 10 else "tableau20"},
+        "legend": {"title": "class", "orient": "bottom", "columns": 10} if len(classes) <= 20 else None,
+    }
+    plain = {"axis": None, "scale": {"zero": False}}
+    spec: Spec = {
+        "height": 320,
+        "transform": [{"filter": f"datum.when == '{when}'"}],
+        "mark": {"type": "point", "filled": True, "size": 32, "opacity": 0.8, "aria": False},
+        "encoding": {
+            "x": quantity("x", None, **plain),
+            "y": quantity("y", None, **plain),
+            "color": colour,
+            **shape,
+            "tooltip": [tip("class", "class"), tip("party", "party")],
+        },
+    }
+    alt = f"A map of {method}'s representations {WHEN[when]}: points of one colour are of one class" + (
+        ", of one shape of one party." if few else "."
+    )
+    return Chart(f"space-{method}-{when}", f"{method}, {WHEN[when]}", alt, data, spec, half=True)
+
+
+def _told_apart(method: str, found: list[Representation]) -> list[list[str]]:
+    rows = []
+    for layer in dict.fromkeys(r.layer for r in found):
+        for when, words in WHEN.items():
+            sets = [r.features for r in found if (r.when, r.layer) == (when, layer) and len(r.labels) >= LEAST]
+            if len(sets) > 1 and len({s.shape[1] for s in sets}) == 1:
+                probe = separability(sets, Key.root(0).fold("report"))
+                what = f"{words}, with its offset" if layer.endswith(OFFSET) else words
+                rows.append([method, what, f"{probe.accuracy:.0%}", f"{probe.chance:.0%}"])
+    return rows
+
+
+def _measured(section: Section, group: Group) -> None:
+    """What `comity measure` found, layer by layer, where it was asked."""
+    rows = []
+    for method in group.methods:
+        for run in method.runs:
+            for layer, entry in ((run.measures or {}).get("layers") or {}).items():
+                for when, words in WHEN.items():
+                    if when in entry:
+                        mdl, probe = entry[when].get("mdl") or {}, entry[when].get("separability") or {}
+                        rows.append(
+                            [
+                                method.name,
+                                str(run.seed),
+                                layer,
+                                words,
+                                *(_figure(mdl.get(unit), ".0f") for unit in ("nats", "bits")),
+                                _figure(entry[when]["frechet"]["mean"], ".1f"),
+                                _figure(probe.get("accuracy"), ".1%"),
+                            ]
+                        )
+    if rows:
+        heads = ["method", "seed", "layer", "when", "MDL, nats", "MDL, bits", "Fréchet distance", "probe names the party"]
+        section.blocks.append(Table("measures", "Layer by layer (comity measure)", heads, rows, words=4))
+    else:
+        section.say("Description length (MDL) and distances layer by layer appear here after: comity measure RUN_DIR")
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "" if value is None else f"{value:{form}}"

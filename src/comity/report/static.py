@@ -1,0 +1,138 @@
+"""Figures and tables for papers: every chart of the page as a file, the ranking as markdown or LaTeX."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from comity.errors import Refusal
+from comity.report.blocks import Chart, Spec, Table
+from comity.report.charts import SHOWN, colour_of
+from comity.report.gather import Group, gather
+from comity.report.sections.answer import answer
+from comity.report.themes import CONFIG, LIGHT, coloured
+
+KINDS = ("pdf", "svg", "png")
+COLUMN = 252
+"""Points: the width of a column in the two-column formats of IEEE and ACM."""
+
+
+def draw(
+    folder: str | Path, kind: str, *, methods: Sequence[str] | None = None, target: float | None = None, quick: bool = False
+) -> list[Path]:
+    """Write every chart of a folder's page to DIR/figures, a column wide."""
+    from comity.report import sections
+
+    if kind not in KINDS:
+        raise Refusal(f"Figures are {', '.join(KINDS)}, not {kind!r}.")
+    folder = Path(folder)
+    groups = gather(folder)
+    made = []
+    for group in groups:
+        for section in sections(group, folder, methods, target, quick, samples=False):
+            for chart in section.blocks:
+                if isinstance(chart, Chart):
+                    name = f"{group.name}-{chart.name}" if len(groups) > 1 else chart.name
+                    made.append(
+                        _write(folder / "figures", re.sub(r"[^A-Za-z0-9+.-]+", "-", name).strip("-"), kind, figure(chart, group))
+                    )
+    if not made:
+        raise Refusal(f"{folder} has nothing to draw yet.")
+    return made
+
+
+def figure(chart: Chart, group: Group) -> Spec:
+    """A chart as it stands in a paper: as wide as a column, with its own legend."""
+    spec = chart.standing()
+    _with_legend(spec, list(colour_of([m.name for m in group.methods])))
+    spec = {"$schema": "https://vega.github.io/schema/vega-lite/v6.json", "width": COLUMN - 70, "padding": 2, **spec}
+    if spec.get("height", 0) >= 200 and "y" not in spec.get("encoding", {}):
+        spec["height"] = 150
+    small = {"labelFontSize": 8, "titleFontSize": 8}
+    config = CONFIG | {
+        "axis": CONFIG["axis"] | small | {"labelColor": "#000000", "titleColor": "#000000"},
+        "line": {"strokeWidth": 1.3},
+        "legend": CONFIG["legend"] | small | {"orient": "bottom", "columns": 3, "symbolSize": 40},
+    }
+    made: Spec = coloured(spec | {"config": config, "background": "#ffffff"}, LIGHT)
+    return made
+
+
+def _with_legend(spec: Any, methods: list[str]) -> None:
+    """The page's boxes are the legend there; here each chart that colours methods needs its own."""
+    if isinstance(spec, dict):
+        if spec.get("field") == "method" and "scale" in spec and spec.get("legend", 0) is None:
+            spec["legend"] = {"title": None}
+        if spec.get("name") == SHOWN:
+            spec["value"] = methods
+        for part in spec.values():
+            _with_legend(part, methods)
+    elif isinstance(spec, list):
+        for part in spec:
+            _with_legend(part, methods)
+
+
+def _write(folder: Path, name: str, kind: str, spec: Spec) -> Path:
+    import vl_convert
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.{kind}"
+    if kind == "svg":
+        path.write_text(vl_convert.vegalite_to_svg(spec), encoding="utf-8")
+    else:
+        path.write_bytes(vl_convert.vegalite_to_pdf(spec) if kind == "pdf" else vl_convert.vegalite_to_png(spec, ppi=300))
+    return path
+
+
+def ranking(folder: str | Path, kind: str, target: float | None = None) -> str:
+    """The first table of every group, as markdown or LaTeX."""
+    if kind not in ("markdown", "latex"):
+        raise Refusal(f"A table is printed as markdown or latex, not {kind!r}.")
+    write = _markdown if kind == "markdown" else _latex
+    tables = [b for group in gather(Path(folder)) for b in answer(group, target).blocks if isinstance(b, Table)]
+    return "\n\n".join(write(table) for table in tables)
+
+
+def _markdown(table: Table) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    rule = ["---" if k < table.words else "---:" for k in range(len(table.heads))]
+    return "\n".join([f"{table.title}", "", line(table.heads), line(rule), *map(line, table.rows)])
+
+
+def _latex(table: Table) -> str:
+    def cell(text: str) -> str:
+        special = {
+            "&": "\\&",
+            "%": "\\%",
+            "$": "\\$",
+            "#": "\\#",
+            "_": "\\_",
+            "{": "\\{",
+            "}": "\\}",
+            "~": "\\textasciitilde{}",
+            "^": "\\textasciicircum{}",
+            "\\": "\\textbackslash{}",
+            "±": "$\\pm$",
+        }
+        return "".join(special.get(c, c) for c in text)
+
+    def line(cells: Sequence[str]) -> str:
+        return "  " + " & ".join(map(cell, cells)) + " \\\\"
+
+    form = "".join("l" if k < table.words else "r" for k in range(len(table.heads)))
+    return "\n".join(
+        [
+            f"% {table.title}",
+            f"\\begin{{tabular}}{{{form}}}",
+            "  \\toprule",
+            line(table.heads),
+            "  \\midrule",
+            *map(line, table.rows),
+            "  \\bottomrule",
+            "\\end{tabular}",
+        ]
+    )
