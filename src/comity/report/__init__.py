@@ -43,6 +43,10 @@ def report(
     """
     folder = Path(folder)
     groups = gather(folder)
+    for name in methods or ():
+        known = {m.name for group in groups for m in group.methods if m.finished}
+        if name not in known:
+            raise unknown("finished method called", name, known)
     made = [(group, sections(group, folder, methods, target, quick, samples)) for group in groups]
     path = Path(out) if out else folder / "report.html"
     write_atomically(path, Page().html(folder.resolve().name, folder, made, front(folder)))
@@ -53,16 +57,13 @@ def sections(
     group: Group, folder: Path, methods: Sequence[str] | None, target: float | None, quick: bool, samples: bool
 ) -> list[Section]:
     """A group's sections; one that fails says why, in its place."""
+    drawn = [] if quick else chosen(group, methods)
     parts: list[tuple[str, str, Callable[[], Section]]] = [
         ("answer", "The answer", lambda: answer(group, target)),
         ("curves", "How accuracy grows", lambda: curves(group)),
         ("gains", "Who gains", lambda: gains(group, folder)),
         ("data", "The data", lambda: data(group, not quick, samples)),
-        (
-            "space",
-            "The representation space",
-            lambda: space(group, [] if quick else chosen(group, methods), None if methods else PATIENCE),
-        ),
+        ("space", "The representation space", lambda: space(group, drawn, None if methods else PATIENCE, not quick)),
         ("wire", "What crossed the wire", lambda: wire(group, not quick)),
         ("again", "How to get this again", lambda: again(group, folder)),
     ]
@@ -85,10 +86,7 @@ def chosen(group: Group, names: Sequence[str] | None) -> list[Method]:
     """The methods whose representations are drawn."""
     finished = {m.name: m for m in group.methods if m.finished}
     if names is not None:
-        for name in names:
-            if name not in finished:
-                raise unknown("finished method called", name, finished)
-        return [finished[name] for name in names]
+        return [finished[name] for name in names if name in finished]
     ranked = [s.method for s in standings(group)[0] if s.method.finished]
     best = [m for m in ranked if m.name != SOLO][:3]
     return [*best, *([finished[SOLO]] if SOLO in finished else [])]

@@ -26,9 +26,12 @@ def colour_of(methods: Sequence[str]) -> dict[str, str]:
     return {m: "@grey" if m == SOLO else f"@c{others.index(m) % MANY}" for m in methods}
 
 
-def by_method(methods: Sequence[str], legend: bool = False) -> Spec:
-    """Colour by method, the same on the whole page. The page's own boxes are the legend; a file needs one inside."""
-    colours = colour_of(methods)
+def by_method(methods: Sequence[str], legend: bool = False, only: Sequence[str] | None = None) -> Spec:
+    """Colour by method, the same on the whole page, though `only` some are there.
+
+    The page's own boxes are the legend; a file needs one inside.
+    """
+    colours = {m: colour for m, colour in colour_of(methods).items() if only is None or m in only}
     how: Spec = {"domain": list(colours), "range": list(colours.values())}
     return {"field": "method", "type": "nominal", "scale": how, "legend": {"title": None} if legend else None}
 

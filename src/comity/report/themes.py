@@ -77,6 +77,7 @@ CONFIG: dict[str, Any] = {
         "titlePadding": 8,
     },
     "legend": {
+        "symbolOpacity": 1,
         "labelColor": "@text",
         "titleColor": "@soft",
         "titleFontWeight": "normal",

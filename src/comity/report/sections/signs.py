@@ -9,14 +9,14 @@ from comity.report.charts import by_method, heat, quantity, tall, tip, whole_rou
 from comity.report.gather import Group, Method, Run, why_not
 
 
-def signs(section: Section, group: Group) -> None:
+def signs(section: Section, group: Group, reopen: bool) -> None:
     """What methods tell of themselves."""
     section.blocks += [chart for method in group.methods if (chart := _overlap(method))]
     if chart := _discriminator(group):
         section.blocks.append(chart)
     for method in group.methods:
         try:
-            if method.finished and (chart := _offsets(method, method.finished[0])):
+            if reopen and method.finished and (chart := _offsets(method, method.finished[0])):
                 section.blocks.append(chart)
         except Exception as why:
             section.say(f"{method.name}: its offsets cannot be read: {why_not(why)}", "missing")
@@ -49,7 +49,7 @@ def _discriminator(group: Group) -> Chart | None:
         "layer": [
             {
                 "mark": {"type": "line", "point": {"size": 14}},
-                "encoding": {"x": x, "y": y, "color": by_method([m.name for m in group.methods]), "tooltip": tips},
+                "encoding": {"x": x, "y": y, "color": by_method([m.name for m in group.methods], only=names), "tooltip": tips},
             },
             {
                 "mark": {"type": "rule", "strokeDash": [5, 4], "color": "@soft"},

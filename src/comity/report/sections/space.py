@@ -23,7 +23,7 @@ TSNE_ROWS = 1200
 WHEN = {"before": "before local training", "after": "after local training"}
 
 
-def space(group: Group, chosen: Sequence[Method], seconds: float | None = None) -> Section:
+def space(group: Group, chosen: Sequence[Method], seconds: float | None = None, reopen: bool = True) -> Section:
     """The fifth section, for the chosen methods; no further one is begun after so many `seconds`."""
     section = Section("space", "The representation space")
     begin, told = time.process_time(), []
@@ -51,7 +51,7 @@ def space(group: Group, chosen: Sequence[Method], seconds: float | None = None) 
             "mapped together, so that they can be compared. A party's own model has no before. The probe is linear and new."
         )
     _measured(section, group)
-    signs(section, group)
+    signs(section, group, reopen)
     if not section.blocks:
         section.say("There is nothing to show of the chosen methods.", "missing")
     return section

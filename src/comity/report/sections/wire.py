@@ -24,7 +24,8 @@ def wire(group: Group, reopen: bool = True) -> Section:
     if not talking:
         section.say("Nothing crossed the wire: every party trained alone.")
         return section
-    section.blocks += [_totals(talking), _rounds(talking), _parties(talking), _kinds(talking)]
+    everyone = [m.name for m in group.methods]
+    section.blocks += [_totals(talking), _rounds(talking, everyone), _parties(talking, everyone), _kinds(talking)]
     if reopen:
         section.blocks.append(_closed_form(section, talking))
     return section
@@ -72,7 +73,7 @@ def _totals(methods: list[Method]) -> Chart:
     return Chart("bytes", "Bytes of a run", alt, data, spec, half=True)
 
 
-def _rounds(methods: list[Method]) -> Chart:
+def _rounds(methods: list[Method], everyone: list[str]) -> Chart:
     rows = []
     for method in methods:
         each = _mean(method, lambda row: [(row.round, row.kind)])
@@ -92,7 +93,7 @@ def _rounds(methods: list[Method]) -> Chart:
         "encoding": {
             "x": whole_rounds(),
             "y": y,
-            "color": by_method(names),
+            "color": by_method(everyone, only=names),
             "strokeDash": {"field": "direction", "type": "nominal", "title": None, "legend": {"orient": "top"}},
             "tooltip": [
                 tip("method", "method"),
@@ -107,7 +108,7 @@ def _rounds(methods: list[Method]) -> Chart:
     return Chart("bytes-by-round", "Bytes by round", alt, data, spec, (box,), half=True)
 
 
-def _parties(methods: list[Method]) -> Chart:
+def _parties(methods: list[Method], everyone: list[str]) -> Chart:
     """What each party sent and received."""
     rows = []
     for method in methods:
@@ -123,7 +124,7 @@ def _parties(methods: list[Method]) -> Chart:
         "encoding": {
             "y": word("party", None),
             "x": count_of_bytes("bytes", "bytes sent and received in a run", "log"),
-            "color": by_method(names),
+            "color": by_method(everyone, only=names),
             "tooltip": [tip("method", "method"), tip("party", "party"), tip("bytes", "bytes", ",.0f")],
         },
     }
