@@ -84,11 +84,11 @@ class Text:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images made here, as data addresses, a named row each."""
+    """Images made here, as data addresses, a named row each, with the share of the row's width that they fill."""
 
     title: str
     alt: str
-    rows: Mapping[str, str]
+    rows: Mapping[str, tuple[str, float]]
 
 
 @dataclass(frozen=True)

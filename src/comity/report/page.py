@@ -115,8 +115,8 @@ def _table(table: Table) -> Markup:
 
 def _pictures(pictures: Pictures) -> Markup:
     rows = "".join(
-        f'<div class="strip"><span>{html.escape(name)}</span><img src="{source}" alt="samples of {html.escape(name)}"></div>'
-        for name, source in pictures.rows.items()
+        f'<div class="strip"><span>{html.escape(name)}</span><img src="{source}" style="--share: {share:.3f}" alt="samples of {html.escape(name)}"></div>'
+        for name, (source, share) in pictures.rows.items()
     )
     title, alt = html.escape(pictures.title), html.escape(pictures.alt)
     return Markup(f"<figure><h3>{title}</h3>{rows}<figcaption>{alt}</figcaption></figure>")

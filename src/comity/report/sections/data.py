@@ -123,7 +123,8 @@ def _look(section: Section, federation: Federation, key: Key) -> None:
     channels = federation.shape[0] if len(federation.shape) == 3 else 0
     if channels in (1, 3):
         names = federation.names[:PICTURED]
-        strips = {name: film_strip(_some(federation, name, COLUMNS, key)) for name in names}
+        some = {name: _some(federation, name, COLUMNS, key) for name in names}
+        strips = {name: (film_strip(images), len(images) / COLUMNS) for name, images in some.items()}
         more = f" The first {PICTURED} of {len(federation.names)} parties." if len(federation.names) > PICTURED else ""
         section.blocks.append(Pictures("What samples look like", f"Some training samples of each party.{more}", strips))
     elif len(federation.shape) == 1 and next(iter(federation.parties.values())).train.x.is_floating_point():

@@ -129,8 +129,8 @@ def _dumbbells(method: str, some: list[Party]) -> Chart:
             "gain": p.gain,
             "low": p.low,
             "high": p.high,
-            "from": (p.solo or 0) + p.low,
-            "to": (p.solo or 0) + p.high,
+            "from": max((p.solo or 0) + p.low, 0.0),
+            "to": min((p.solo or 0) + p.high, 1.0),
             "verdict": p.verdict,
         }
         for p in _drawn(judged)
