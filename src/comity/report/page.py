@@ -115,7 +115,8 @@ def _table(table: Table) -> Markup:
 
 def _pictures(pictures: Pictures) -> Markup:
     rows = "".join(
-        f'<div class="strip"><span>{html.escape(name)}</span><img src="{source}" style="--share: {share:.3f}" alt="samples of {html.escape(name)}"></div>'
+        f'<div class="strip"><span>{html.escape(name)}</span>'
+        f'<img src="{source}" style="--share: {share:.3f}" alt="samples of {html.escape(name)}"></div>'
         for name, (source, share) in pictures.rows.items()
     )
     title, alt = html.escape(pictures.title), html.escape(pictures.alt)
