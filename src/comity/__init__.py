@@ -2,6 +2,7 @@
 
 from comity.data import Federation, load
 from comity.errors import ComityError, Refusal
+from comity.leaving import Effect, leave_one_out
 from comity.run import Result, run
 
-__all__ = ["ComityError", "Federation", "Refusal", "Result", "load", "run"]
+__all__ = ["ComityError", "Effect", "Federation", "Refusal", "Result", "leave_one_out", "load", "run"]

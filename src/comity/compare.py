@@ -21,6 +21,8 @@ from comity.run import check_same, reopen, resume_in, start
 from comity.spec import parse, split, value
 
 SOLO = "solo"
+LEFT_OUT = "leave-one-out"
+"""The folder of a comparison's runs without one of the parties (see `leaving`)."""
 
 
 def folder_name(algorithm: str) -> str:
@@ -50,7 +52,8 @@ def run_once(experiment: Experiment, federation: Federation, folder: Path, progr
     check_same(folder, job.experiment)
     if summary := finished(folder):
         return summary
-    return resume_in(reopen(folder), folder, progress).summary
+    given = federation if experiment.data == "arrays" else None  # which no folder can bring back
+    return resume_in(reopen(folder, given), folder, progress).summary
 
 
 @dataclass(frozen=True)
@@ -86,11 +89,9 @@ def compare(
 ) -> list[Row]:
     """Run every method, and SOLO, on the same split for each seed; `caution` hears what a user should know beforehand."""
     methods = list(dict.fromkeys([SOLO, *algorithms]))
-    folders = [folder_name(method) for method in methods]
-    if twice := next((f for f in folders if folders.count(f) > 1), None):
-        raise Refusal(f"Two of the methods would share the folder {twice}: rename one of the files.")
+    check_folders(methods)
     summaries: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
-    experiments = {m: {s: base.but(algorithm=m, seed=s, set=own_settings(base, m)) for s in seeds} for m in methods}
+    experiments = {m: {s: experiment_of(base, m, s) for s in seeds} for m in methods}
     check_settings(base, methods)
     said: set[str] = set()
     for seed in seeds:
@@ -103,12 +104,31 @@ def compare(
                 said.add(text)
         for method in methods:
             experiment = experiments[method][seed]
-            folder = out / folder_name(method) / f"seed-{seed}"
+            folder = run_folder(out, method, seed)
             summaries[method].append(run_once(experiment, federation, folder, progress(experiment)))
     rows = [_row(method, summaries[method], seeds, out) for method in methods]
     table = [{"algorithm": row.algorithm, **{k: v for k, v in vars(row).items() if k != "algorithm"}} for row in rows]
     write_atomically(out / "comparison.json", json.dumps({"seeds": list(seeds), "rows": table}, indent=2) + "\n")
     return rows
+
+
+def check_folders(methods: Sequence[str]) -> None:
+    """Refuse methods whose runs would lie in one folder, or where the runs without a party lie."""
+    folders = [folder_name(method) for method in methods]
+    if twice := next((f for f in folders if folders.count(f) > 1), None):
+        raise Refusal(f"Two of the methods would share the folder {twice}: rename one of the files.")
+    if LEFT_OUT in folders:
+        raise Refusal(f"{LEFT_OUT} is the folder of runs without a party: give that method's file another name.")
+
+
+def run_folder(out: Path, method: str, seed: int) -> Path:
+    """Where a comparison keeps a run."""
+    return out / folder_name(method) / f"seed-{seed}"
+
+
+def experiment_of(base: Experiment, method: str, seed: int) -> Experiment:
+    """One method's run in a comparison."""
+    return base.but(algorithm=method, seed=seed, set=own_settings(base, method))
 
 
 def own_settings(base: Experiment, method: str) -> dict[str, Any]:
@@ -127,7 +147,7 @@ def _row(method: str, summaries: list[dict[str, Any]], seeds: Sequence[int], out
     compared = [
         gain
         for seed in seeds
-        for gain in gains(out / folder_name(method) / f"seed-{seed}", out / SOLO / f"seed-{seed}")
+        for gain in gains(run_folder(out, method, seed), run_folder(out, SOLO, seed))
         if method != SOLO
     ]
     late = [new for s in summaries for new in s["newcomers"].values()]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from comity.core.fit import Training
 from comity.errors import Refusal, unknown
@@ -32,6 +32,16 @@ def _placed(data: Any) -> Any:
     if isinstance(data, str) and (Path(data) / "dataset.json").is_file():
         return str(Path(data).resolve())
     return _found(data)
+
+
+def _listed(names: Any) -> Any:
+    """`p1,p2` as a list of names."""
+    return tuple(part.strip() for part in names.split(",")) if isinstance(names, str) else names
+
+
+def _sorted(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Each name once, in one order, so that equal experiments are equal; nobody is None."""
+    return tuple(sorted(set(names or ()))) or None
 
 
 class PartySettings(BaseModel):
@@ -77,6 +87,8 @@ class Experiment(BaseModel):
     last_batch: Literal["keep", "drop"] = Field("keep", description="a party's last batch of an epoch, if smaller")
     newcomers: int = Field(0, ge=0, description="parties held out until the end (the last ones), then joined and judged")
     join_epochs: int = Field(10, ge=1, description="epochs of a newcomer's warm-up")
+    without: Annotated[tuple[str, ...] | None, BeforeValidator(_listed), AfterValidator(_sorted)] = Field(
+        None, description="parties to leave out, as in p1,p2; the others keep their data and their random streams")
     seed: int = Field(0, ge=0, description="the one seed")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where tensors live")
     engine: Literal["auto", "loop", "process"] = Field("auto", description="where parties live")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -69,7 +70,7 @@ class Job:
 
     def cohort(self, t: int) -> list[int]:
         """The parties of round t."""
-        return Net.cohort(self.root, self.experiment.participation, len(self.info.names), t)
+        return Net.cohort(self.root, self.experiment.participation, self.info, t)
 
     def cautions(self) -> list[str]:
         """What a user should know before this run, a sentence each."""
@@ -130,9 +131,15 @@ def prepare(experiment: Experiment, federation: Federation, model: models.Pair |
             raise unknown("party called", name, federation.names)
     if experiment.newcomers >= len(federation.names):
         raise Refusal(f"All {len(federation.names)} parties would be newcomers: at least one must be there from the start.")
+    everybody = federation.names
+    first_late = len(everybody) - experiment.newcomers
+    federation = federation.without(experiment.without or ())
+    places = [k for k, name in enumerate(everybody) if name in federation.parties]
+    there = sum(place < first_late for place in places)
+    if not there:
+        raise Refusal("Without these parties nobody is there from the start: leave out fewer.")
     device = _device(experiment.device)
     training = experiment.training()
-    there = len(federation.names) - experiment.newcomers
     augment = Augment.read(experiment.augment, federation.preprocess.black, federation.shape)
     parties = []
     tasks: dict[str, Task] = {}
@@ -155,31 +162,38 @@ def prepare(experiment: Experiment, federation: Federation, model: models.Pair |
         how = replace(how, min_batch=max(least, 2 if task.network.norms else 1))
         if how.batch < how.min_batch:
             raise Refusal(f"{task.network.name} has BatchNorm, which needs batches of at least 2: raise --batch.")
-        parties.append(Party(i, name, task, how, _moved(data, device), there))
+        parties.append(Party(i, name, task, how, _moved(data, device), there, place=places[i]))
     shared = replace(training, min_batch=2 if any(p.task.network.norms for p in parties) else 1, keep=False, augment=augment)
     names, tasks_there = tuple(federation.names), tuple(p.task for p in parties[:there])
     sizes = tuple(federation.sizes[:there])
-    many = len(Net.cohort(Key.root(experiment.seed), experiment.participation, there, 1))
-    peers = tuple(_peers(experiment, name, names[:there]) for name in names)
+    peers = tuple(_peers(experiment, name, names[:there], everybody[:first_late]) for name in names)
     if any(wish is not None for wish in peers) and not any(a.hears_peers for a in chain(algorithm)):
         raise Refusal(f"In {experiment.algorithm} a party cannot choose its peers: it learns from everybody or nobody.")
-    info = Info(names[:there], sizes, tasks_there, shared, federation.shape, names[there:], experiment.rounds, many, peers=peers)
+    info = Info(names[:there], sizes, tasks_there, shared, federation.shape, names[there:], experiment.rounds, peers=peers,
+                places=tuple(places), whole=first_late)
+    info = replace(info, cohort=_cohort(experiment, info))
     algorithm.check(info)
     if info.newcomers:  # they must fit, too
-        everybody = tuple(p.task for p in parties)
-        algorithm.check(replace(info, names=names, sizes=tuple(federation.sizes), tasks=everybody, newcomers=(), peers=()))
+        tasks_all = tuple(p.task for p in parties)
+        algorithm.check(replace(info, names=names, sizes=tuple(federation.sizes), tasks=tasks_all, newcomers=(), peers=()))
     job = Job(experiment, federation, algorithm, parties, info)
     return replace(job, experiment=_with_engine(job, device))
 
 
-def _peers(experiment: Experiment, name: str, names: tuple[str, ...]) -> tuple[int, ...] | None:
-    """Whom a party chose to learn from, by number."""
+def _cohort(experiment: Experiment, info: Info) -> int:
+    """How many take part in a round; in the last one, if places of parties that were left out stay empty."""
+    root, share = Key.root(experiment.seed), experiment.participation
+    return next((many for t in range(experiment.rounds, 0, -1) if (many := len(Net.cohort(root, share, info, t)))), 1)
+
+
+def _peers(experiment: Experiment, name: str, names: Sequence[str], known: Sequence[str]) -> tuple[int, ...] | None:
+    """Whom a party chose to learn from, by number; some of the `known` may be left out."""
     own = experiment.party.get(name)
     if own is None or own.peers is None:
         return None
     for peer in own.peers:
-        if peer not in names:
-            raise unknown("party called", peer, names)
+        if peer not in known:
+            raise unknown("party called", peer, known)
     return tuple(i for i, other in enumerate(names) if other in own.peers and other != name)
 
 
@@ -214,4 +228,5 @@ def _with_engine(job: Job, device: torch.device) -> Experiment:
     workers = workers if engine == "process" else None
     auto = split(experiment.partition, "|")[0].strip() == AUTO
     own = {"partition": job.federation.split.partition} if auto else {}
-    return experiment.but(engine=engine, workers=workers, device=device.type, parties=len(job.parties), **own)
+    dealt = len(job.parties) + len(experiment.without or ())
+    return experiment.but(engine=engine, workers=workers, device=device.type, parties=dealt, **own)

@@ -34,7 +34,8 @@ class Plan:
 def traffic(job: Job) -> tuple[Traffic, list[Traffic]]:
     """Bytes in closed form: before round 1, and of each round; the last has what follows it, newcomers excepted."""
     each = range(1, job.experiment.rounds + 1)
-    rounds = [job.algorithm.traffic(replace(job.info, round=t), job.cohort(t)) for t in each]
+    drawn = {t: cohort for t in each if (cohort := job.cohort(t))}  # where nobody is there, nothing is sent
+    rounds = [job.algorithm.traffic(replace(job.info, round=t), drawn[t]) if t in drawn else Traffic() for t in each]
     rounds[-1] += job.algorithm.finish_traffic(job.info)
     return job.algorithm.start_traffic(job.info), rounds
 

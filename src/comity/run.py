@@ -387,21 +387,10 @@ def run(
     Settings are the experiment's (rounds, lr, batch, ...) or, failing that, the method's own (kappa, mu, ...). Without `out`
     the run's folder is temporary and goes with the result.
     """
-    chosen: dict[str, Any] = {"algorithm": algorithm, "set": dict(settings.pop("set", {}))}
-    chosen |= {name: value for name, value in settings.items() if name in Experiment.model_fields}
-    chosen["set"] |= {name: value for name, value in settings.items() if name not in Experiment.model_fields}
     pair = None if isinstance(model, str) else model
     if model is not None:
-        chosen["model"] = model if isinstance(model, str) else "modules"
-    if federation is not None:
-        split = federation.split
-        known = {"data": federation.name, "parties": len(federation.names), "partition": split.partition}
-        known |= {"test": split.test, "validation": split.validation}
-        for name, value in known.items():
-            if settings.get(name, value) != value:
-                raise Refusal(f"{name} was settled when the federation was made: it is {value!r}, not {settings[name]!r}.")
-        chosen |= known
-    experiment = config.experiment(chosen)
+        settings["model"] = model if isinstance(model, str) else "modules"
+    experiment = asked(algorithm, federation, settings)
     job = prepare(experiment, federation or federation_of(experiment), pair)
     for caution in job.cautions():
         warnings.warn(caution, stacklevel=2)
@@ -414,3 +403,19 @@ def run(
         result = start(job, folder, progress or Quiet())
     result._keep = keep
     return result
+
+
+def asked(algorithm: str, federation: Federation | None, settings: Mapping[str, Any]) -> Experiment:
+    """The experiment that a call from Python names: settings are the experiment's own or, failing that, the method's."""
+    chosen: dict[str, Any] = {"algorithm": algorithm, "set": dict(settings.get("set", {}))}
+    chosen |= {name: value for name, value in settings.items() if name in Experiment.model_fields and name != "set"}
+    chosen["set"] |= {name: value for name, value in settings.items() if name not in Experiment.model_fields}
+    if federation is not None:
+        split = federation.split
+        known = {"data": federation.name, "parties": len(federation.names), "partition": split.partition}
+        known |= {"test": split.test, "validation": split.validation}
+        for name, value in known.items():
+            if settings.get(name, value) != value:
+                raise Refusal(f"{name} was settled when the federation was made: it is {value!r}, not {settings[name]!r}.")
+        chosen |= known
+    return config.experiment(chosen)

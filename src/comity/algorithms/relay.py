@@ -72,7 +72,7 @@ class Relay(Algorithm):
         shared = keep(info.task.init(key), shared_names(info.task, self.aggregate))
         first = {-1: noise(self.m_up, info.task.classes, info.width, key.fold("begin"))} if self.begin == "random" else {}
         peers = [None if wish is None else list(wish) for wish in info.peers]
-        return Bank(info.task.classes, info.width, first, dict.fromkeys(first, 0), 0, 0, peers, shared)
+        return Bank(info.task.classes, info.width, first, dict.fromkeys(first, 0), 0, 0, peers, shared, list(info.places))
 
     def client(self, key: Key, party: Party) -> Params:
         d = party.task.width
@@ -104,8 +104,8 @@ class Relay(Algorithm):
 
     def upload(self, theta: Params, party: Party, key: Key) -> Upload:
         task, data = party.task, party.data.train
-        z, level = features_of(task, theta, data), levels(len(data), self.guarded, self.secret, Key(0).fold("levels", party.id))
-        level = level.to(z.device)
+        z, of = features_of(task, theta, data), Key(0).fold("levels", party.stream)
+        level = levels(len(data), self.guarded, self.secret, of).to(z.device)
         means, counts = class_means(z[level < 2], data.y[level < 2], task.classes, self.min_count)
         free, draw = level == 0, key.fold("observations")
         all_ = torch.bincount(data.y[level < 2], minlength=task.classes)

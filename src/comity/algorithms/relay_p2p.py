@@ -60,7 +60,8 @@ class RelayP2p(PeerToPeer, Relay):
 
     def exchange(self, net: Net, learners: list[int], others: list[int]) -> None:
         asked = {v: self.sources(net.info, v, others) for v in learners}
-        asked = {v: [us[k] for k in net.key("neighbours", v).choose(self.few(us), len(us))] for v, us in asked.items()}
+        keys = {v: net.key("neighbours", net.info.stream(v)) for v in learners}
+        asked = {v: [us[k] for k in keys[v].choose(self.few(us), len(us))] for v, us in asked.items()}
         tellers = {u: Group([v for v in learners if u in asked[v]]) for u in others}
         told = net.call(self.tell, {u: group for u, group in tellers.items() if group.ids})
         post = {(u, v): parcel for u, to in told.items() for v, parcel in to.items()}

@@ -18,7 +18,8 @@ def inspect_data(settings: Settings) -> None:
     from comity import screen
     from comity.job import federation_of
 
-    federation = federation_of(experiment(settings))
+    asked = experiment(settings)
+    federation = federation_of(asked).without(asked.without or ())
     counts = federation.counts().tolist()
     shares = federation.split.parties
     shifts = any(share.shift for share in shares.values())

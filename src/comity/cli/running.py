@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,7 +23,11 @@ from comity.cli.options import (
     with_experiment,
     write_report,
 )
-from comity.config import experiment, read
+from comity.config import Experiment, experiment, read
+from comity.errors import Refusal
+
+if TYPE_CHECKING:
+    from comity.job import Progress
 
 
 @app.command()
@@ -93,26 +97,33 @@ def compare(
     algos: Annotated[list[str], typer.Argument(metavar="ALGO...")],
     settings: Settings,
     seeds: Seeds = None,
+    leave_one_out: Annotated[bool, typer.Option("--leave-one-out", help="once more without each party: who helps whom?")] = False,
+    leave_out: Annotated[str | None, typer.Option("--leave-out", help="only these in turn, as in p1,p2", metavar="NAMES")] = None,
     out: Out = None,
     report: Report = True,
 ) -> None:
     """Run several methods, and SOLO, on one split; end with a table."""
-    from comity import screen
+    from comity import leaving, screen
+    from comity.cli.leaving import announce, show
     from comity.compare import compare as compare_runs
 
     base = experiment(settings)
     every = chosen_seeds(seeds, base.seed)
     folder = out or free_folder(f"compare-{Path(base.data).stem}")
     several = len(every) > 1
+    only = None if leave_out is None else [name.strip() for name in leave_out.split(",")]
+    if only and not leave_one_out:
+        raise Refusal("--leave-out names the parties of --leave-one-out: give both, or --without to leave them out of all runs.")
+
+    def watched(e: Experiment) -> Progress:
+        missing = set(e.without or ()) - set(base.without or ())
+        return screen.progress(e.algorithm + "".join(f" without {p}" for p in missing) + (f" seed {e.seed}" if several else ""))
+
     with resumable(f"the same command and --out {folder}"):
-        rows = compare_runs(
-            base,
-            algos,
-            every,
-            folder,
-            lambda e: screen.progress(e.algorithm + (f" seed {e.seed}" if several else "")),
-            caution,
-        )
+        if leave_one_out:
+            announce(base, algos, every, only)
+        rows = compare_runs(base, algos, every, folder, watched, caution)
+        effects = leaving.effects(base, algos, every, folder, watched, only) if leave_one_out else []
     shown = []
     for row in rows:
         mean, worst = sum(row.accuracy) / len(row.accuracy), sum(row.worst) / len(row.worst)
@@ -136,6 +147,8 @@ def compare(
         + (" newcomers: their accuracy after joining, and what it gave them against training alone." if late else ""),
         style="dim",
     )
+    if effects:
+        show(effects)
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)
     if report:
         write_report(folder)

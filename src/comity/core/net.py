@@ -103,12 +103,22 @@ class Net(ABC):
 
     def sample(self, t: int) -> list[int]:
         """The parties that take part in round t."""
-        return self.cohort(self._root, self._participation, len(self.info.names), t)
+        drawn = self.cohort(self._root, self._participation, self.info, t)
+        if not drawn:
+            raise Silence(f"Nobody who was drawn for round {t} is there.")
+        return drawn
 
     @staticmethod
-    def cohort(root: Key, participation: float, n: int, t: int) -> list[int]:
-        """Who is drawn for round t: known beforehand, so that a plan can count exactly."""
-        return list(range(n)) if participation >= 1 else root.fold("sample", t).choose(max(1, round(participation * n)), n)
+    def cohort(root: Key, participation: float, info: Info, t: int) -> list[int]:
+        """Who is drawn for round t: known beforehand, so that a plan can count exactly.
+
+        The draw is the whole federation's: the place of a party that was left out stays empty, and the others keep their turns.
+        """
+        if participation >= 1:
+            return list(info.parties)
+        n = info.whole or len(info.names)
+        drawn = set(root.fold("sample", t).choose(max(1, round(participation * n)), n))
+        return [i for i in info.parties if info.stream(i) in drawn]
 
     def key(self, *path: int | str) -> Key:
         """A key for the server's own randomness in this round."""

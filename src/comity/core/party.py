@@ -25,6 +25,13 @@ class Party:
     """How many parties there are."""
     inbox: Mapping[int, Any] = field(default_factory=dict)
     """Parcels from other parties, by sender, for the length of one work."""
+    place: int | None = None
+    """Its number in the whole federation, of which some may be left out of this run."""
+
+    @property
+    def stream(self) -> int:
+        """The number that its random streams are made of: leaving out others does not change it."""
+        return self.id if self.place is None else self.place
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,10 @@ class Info:
     """The round that a closed form of the traffic is asked for."""
     peers: tuple[tuple[int, ...] | None, ...] = ()
     """Whom each party chose to learn from; None for everybody."""
+    places: tuple[int, ...] = ()
+    """The numbers of parties and newcomers in the whole federation, of which some may be left out of this run."""
+    whole: int = 0
+    """How many parties the whole federation has from the start: cohorts are drawn from all of them."""
 
     @property
     def parties(self) -> range:
@@ -62,6 +73,10 @@ class Info:
         """Whether party i learns from party j: unless it chose others, from everybody but itself."""
         wish = self.peers[i] if i < len(self.peers) else None
         return i != j and (wish is None or j in wish)
+
+    def stream(self, i: int) -> int:
+        """The number that a party's random streams are made of: leaving out others does not change it."""
+        return self.places[i] if self.places else i
 
     def name(self, i: int) -> str:
         """A party's or a newcomer's name."""

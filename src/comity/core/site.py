@@ -79,7 +79,7 @@ class Site:
         if inbox:
             opened = {sender: unseal(parcel) for sender, parcel in inbox.items()}
             party = replace(party, inbox=opened)
-        key = self._root.fold("party", party.id, call.round, call.work, call.use)
+        key = self._root.fold("party", party.stream, call.round, call.work, call.use)
         work = resolve(self.algorithm, call.depth, call.work)
         meter, memory = Meter(), Memory(dict(self.home.moments), f"{call.depth}.{call.work}")
         tokens = METER.set(meter), MEMORY.set(memory)
@@ -107,7 +107,7 @@ class Site:
 
     def _alone(self, call: Call) -> Judgement:
         """What the party's own data would have given it: the warm-up of a method without exchange, batch by batch."""
-        task, key = self.party.task, self._root.fold("party", self.party.id, call.round, "welcome", 0)
+        task, key = self.party.task, self._root.fold("party", self.party.stream, call.round, "welcome", 0)
         with task.network.drawing(key.fold("layers")):
             first = self._moved(task.init(self._root.fold("init")))
             theta = fit(task.loss, first, self.party.data.train, key, self.party.training).theta

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -15,7 +15,7 @@ from comity.core.key import Key
 from comity.core.samples import Array, Ints, PartyData, Samples, combine
 from comity.data.protocols import Own, check_validation, read, stratified
 from comity.data.split import Share, Split, check_name
-from comity.errors import Refusal
+from comity.errors import Refusal, unknown
 from comity.spec import coerce
 
 Pair = tuple[Array, Array]
@@ -89,6 +89,13 @@ class Federation:
     def sizes(self) -> list[int]:
         """How many training samples each party has."""
         return [len(party.train) for party in self.parties.values()]
+
+    def without(self, names: Iterable[str]) -> Federation:
+        """The same federation with some parties missing; the others' data, and the split, are what they were."""
+        missing = set(names)
+        if strangers := sorted(missing - self.parties.keys()):
+            raise unknown("party called", strangers[0], self.names)
+        return replace(self, parties={name: data for name, data in self.parties.items() if name not in missing})
 
     def counts(self) -> Tensor:
         """How many training samples of each class (columns) each party (rows) has."""

@@ -59,9 +59,11 @@ def outcomes(folder: Path) -> dict[str, list[int]]:
 def gains(run: Path, solo: Path) -> list[Gain]:
     """Every party's gain of one run over a SOLO run on the same split."""
     ours, alone = outcomes(run), outcomes(solo)
-    rows = []
-    for party, right in ours.items():
-        pairs = list(zip(right, alone[party], strict=True))
-        better, worse = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
-        rows.append(Gain(party, (better - worse) / len(pairs), *paired_interval(better, worse, len(pairs))))
-    return rows
+    return [paired(party, right, alone[party]) for party, right in ours.items()]
+
+
+def paired(party: str, now: list[int], before: list[int]) -> Gain:
+    """A party's gain, from which of the same test samples were right now and before."""
+    pairs = list(zip(now, before, strict=True))
+    better, worse = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
+    return Gain(party, (better - worse) / len(pairs), *paired_interval(better, worse, len(pairs)))

@@ -184,7 +184,7 @@ def extract(
     for model, data in zip(offered(job, folder), chosen, strict=True):
         if not len(data):
             continue
-        after = model if own else trained(model, key.fold("train", model.party.id))
+        after = model if own else trained(model, key.fold("train", model.party.stream))
         times: dict[When, Offered] = {"after": after} if own else {"before": model, "after": after}
         for when, which in times.items():
             found += _at_layers(which, when, data, layers, project)

@@ -93,6 +93,7 @@ def summarise(
         "dataset": job.experiment.data,
         "partition": job.experiment.partition,
         "parties": len(job.info.names),
+        "without": list(job.experiment.without or ()),
         "seed": job.experiment.seed,
         "model": job.experiment.model,
         "metric": "accuracy",

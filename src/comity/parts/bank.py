@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import field, replace
 
 import torch
 from torch import Tensor
@@ -24,7 +24,10 @@ class Upload:
 
 @record
 class Bank:
-    """What the relay keeps: last uploads and their rounds, this round and its draw, whom parties listen to, averaged weights."""
+    """What the relay keeps: last uploads and their rounds, this round and its draw, whom parties listen to, averaged weights.
+
+    `places` are the parties' numbers in the whole federation, of which some may be left out: draws are made of them.
+    """
 
     classes: int
     width: int
@@ -34,6 +37,7 @@ class Bank:
     draw: int
     peers: list[list[int] | None]
     shared: Params
+    places: list[int] = field(default_factory=list)
 
     def stored(self, new: dict[int, Upload], t: int) -> Bank:
         """With the uploads of round t, each in place of its sender's last; noise from before round 1 goes."""
@@ -51,7 +55,8 @@ class Bank:
         weights = [self.last[v].counts * age_decay ** (self.round - self.since[v]) for v in heard]
         means, known = pooled([self.last[v].means for v in heard], weights, self.classes, self.width)
         found = [(obs, self.last[v].seen) for v in heard if v != u or not exclude_self for obs in self.last[v].obs]
-        return Teacher(means, known, *drawn(found, sets, (self.classes, self.width), Key(self.draw).fold(u)), self.shared)
+        key = Key(self.draw).fold(self.places[u] if self.places else u)
+        return Teacher(means, known, *drawn(found, sets, (self.classes, self.width), key), self.shared)
 
 
 @record

@@ -1,0 +1,211 @@
+"""Who helps whom: every run once more without each of its parties, and what that changes for the others."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import statistics
+import tempfile
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, fields
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from comity.algorithms import compose
+from comity.checkpoint import write_atomically
+from comity.compare import LEFT_OUT, check_folders, check_settings, experiment_of, folder_name, own_settings, run_folder, run_once
+from comity.config import Experiment
+from comity.core.algorithm import chain
+from comity.data import Federation
+from comity.errors import Refusal, unknown
+from comity.job import Progress, Quiet, federation_of, prepare
+from comity.measure.gain import outcomes, paired
+from comity.run import asked
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one party's taking part gave another, with its 95% interval over the other's test samples."""
+
+    method: str
+    seed: int
+    left_out: str
+    party: str
+    accuracy_with: float
+    accuracy_without: float
+    effect: float
+    low: float
+    high: float
+
+
+def leave_one_out(
+    algorithms: str | Sequence[str],
+    federation: Federation | None = None,
+    *,
+    leave_out: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    out: str | Path | None = None,
+    progress: Callable[[Experiment], Progress] | None = None,
+    **settings: Any,
+) -> list[Effect]:
+    """Who helps whom: `comity.leave_one_out("fedavg", fed, rounds=20)`; settings are those of `comity.run`.
+
+    `leave_out` says which parties are left out in turn, all unless told. The runs stay in `out`, where the same call goes on;
+    without it they are temporary.
+    """
+    methods = [algorithms] if isinstance(algorithms, str) else list(algorithms)
+    base = asked(methods[0], federation, settings) if methods else Experiment()
+    with tempfile.TemporaryDirectory(prefix="comity-") if out is None else nullcontext(out) as folder:
+        return effects(
+            base,
+            methods,
+            [base.seed] if seeds is None else seeds,
+            Path(folder),
+            progress or (lambda experiment: Quiet()),
+            leave_out,
+            federation,
+            caution=lambda text: warnings.warn(text, stacklevel=4),
+        )
+
+
+def effects(
+    base: Experiment,
+    algorithms: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    progress: Callable[[Experiment], Progress],
+    only: Sequence[str] | None = None,
+    federation: Federation | None = None,
+    caution: Callable[[str], None] = lambda text: None,
+) -> list[Effect]:
+    """Make the runs that are not there yet, whole ones where `compare` keeps them, and write down what each party gave."""
+    methods, rows = exchanging(base, algorithms), list[Effect]()
+    for seed in seeds:
+        data = federation or federation_of(base.but(seed=seed))
+        left = planned(base, methods, seed, data, only)
+        for method in methods:
+            whole, folder = experiment_of(base, method, seed), run_folder(out, method, seed)
+            for text in prepare(whole, data).cautions():
+                caution(text)
+            run_once(whole, data, folder, progress(whole))
+            for party, experiment in left[method].items():
+                smaller = out / LEFT_OUT / folder_name(method) / party_folder(party) / f"seed-{seed}"
+                run_once(experiment, data, smaller, progress(experiment))
+                rows += judged(method, seed, party, folder, smaller)
+    _write(out, seeds, rows)
+    return rows
+
+
+def exchanging(base: Experiment, algorithms: Sequence[str]) -> list[str]:
+    """Those of the methods in which parties have anything from each other."""
+    methods = list(dict.fromkeys(algorithms))
+    check_folders(methods)
+    check_settings(base, methods)
+    found = [m for m in methods if chain(compose(m, own_settings(base, m)))[-1].shares != "nothing"]
+    if not found:
+        raise Refusal("Leaving a party out tells nothing where nothing is exchanged: name a method beside solo.")
+    return found
+
+
+def planned(
+    base: Experiment, methods: Sequence[str], seed: int, federation: Federation, only: Sequence[str] | None
+) -> dict[str, dict[str, Experiment]]:
+    """By method and by party that is left out: the experiments to come, all checked."""
+    plan: dict[str, dict[str, Experiment]] = {}
+    for method in methods:
+        whole = experiment_of(base, method, seed)
+        info = prepare(whole, federation).info
+        plan[method] = {}
+        for party in _chosen(info.names, info.newcomers, only):
+            plan[method][party] = whole.but(without=[*(whole.without or ()), party])
+            try:
+                prepare(plan[method][party], federation)
+            except Refusal as why:
+                raise Refusal(f"{method} cannot run without {party}: {why}") from why
+    return plan
+
+
+def _chosen(there: Sequence[str], late: Sequence[str], only: Sequence[str] | None) -> list[str]:
+    """Whom to leave out: everybody who is there from the start, or those that were named."""
+    if len(there) < 2:
+        raise Refusal("Leaving a party out needs at least two that are there from the start.")
+    for name in only or ():
+        if name in late:
+            raise Refusal(f"{name} joins when the others have finished, so they learn nothing from it: leave out another party.")
+        if name not in there:
+            raise unknown("party called", name, there)
+    return list(dict.fromkeys(there if only is None else only))
+
+
+def party_folder(name: str) -> str:
+    """A folder's name for a party: its own if any file system can tell it from others, or else with a mark that can be told."""
+    plain = re.sub(r"[^a-z0-9_-]", "-", name.lower())[:40]
+    return name if name == plain else f"{plain}-{blake2b(name.encode(), digest_size=4).hexdigest()}"
+
+
+def judged(method: str, seed: int, left_out: str, whole: Path, smaller: Path) -> list[Effect]:
+    """The effect of one party on each of the others, from the run with it and the run without it."""
+    with_it, rows = outcomes(whole), []
+    for party, right in outcomes(smaller).items():
+        gain = paired(party, with_it[party], right)
+        accuracies = statistics.fmean(with_it[party]), statistics.fmean(right)
+        rows.append(Effect(method, seed, left_out, party, *accuracies, gain.gain, gain.low, gain.high))
+    return rows
+
+
+def _write(out: Path, seeds: Sequence[int], rows: Sequence[Effect]) -> None:
+    plain, text = [asdict(row) for row in rows], io.StringIO()
+    table = csv.DictWriter(text, [f.name for f in fields(Effect)], lineterminator="\n")
+    table.writeheader()
+    table.writerows(plain)
+    write_atomically(out / f"{LEFT_OUT}.csv", text.getvalue())
+    write_atomically(out / f"{LEFT_OUT}.json", json.dumps({"seeds": list(seeds), "rows": plain}, indent=2) + "\n")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a party gave the others in one method, over all seeds."""
+
+    left_out: str
+    mean: float
+    helped: int
+    hurt: int
+    judged: int
+    helps: tuple[str, float] | None
+    """Whom it helps most, and how much: of those whose interval lies above zero, in some seed."""
+    hurts: tuple[str, float] | None
+
+
+def parts(rows: Iterable[Effect]) -> dict[str, list[Part]]:
+    """By method: what each left-out party gave the others, whoever gave most first."""
+    grouped: dict[str, dict[str, list[Effect]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        grouped[row.method][row.left_out].append(row)
+    return {
+        method: sorted((_part(name, mine) for name, mine in left.items()), key=lambda part: -part.mean)
+        for method, left in grouped.items()
+    }
+
+
+def _part(left_out: str, rows: list[Effect]) -> Part:
+    others: dict[str, list[Effect]] = defaultdict(list)
+    for row in rows:
+        others[row.party].append(row)
+    means = {name: statistics.fmean(row.effect for row in mine) for name, mine in others.items()}
+    up = {row.party for row in rows if row.low > 0 and means[row.party] > 0}
+    down = {row.party for row in rows if row.high < 0 and means[row.party] < 0}
+    return Part(
+        left_out,
+        statistics.fmean(row.effect for row in rows),
+        sum(row.low > 0 for row in rows),
+        sum(row.high < 0 for row in rows),
+        len(rows),
+        max(((name, means[name]) for name in up), key=lambda one: one[1], default=None),
+        min(((name, means[name]) for name in down), key=lambda one: one[1], default=None),
+    )
