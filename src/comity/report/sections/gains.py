@@ -109,7 +109,7 @@ def gains(group: Group, folder: Path) -> Section:
         if group.solo is None:
             section.say("To see who gains, run training alone on the same data: comity compare ... does.", "missing")
     section.blocks.append(_fairness(group))
-    _who_helps(section, folder)
+    _who_helps(section, group, folder / group.name / "leave-one-out.csv")
     return section
 
 
@@ -219,15 +219,16 @@ def _fairness(group: Group) -> Table:
     return Table("fairness", "How evenly accuracy is spread", heads, rows)
 
 
-def _who_helps(section: Section, folder: Path) -> None:
+def _who_helps(section: Section, group: Group, path: Path) -> None:
     """A leave-one-out comparison, if one was run."""
-    path = folder / "leave-one-out.csv"
     if not path.exists():
         return
     effects: dict[str, dict[tuple[str, str], list[tuple[float, float, float]]]] = defaultdict(lambda: defaultdict(list))
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
+            rows = list(csv.DictReader(file))
+            first = min(int(row["seed"]) for row in rows)
+            for row in rows if group.same_parties else [row for row in rows if int(row["seed"]) == first]:
                 three = float(row["effect"]), float(row["low"]), float(row["high"])
                 effects[row["method"]][row["left_out"], row["party"]].append(three)
     except (OSError, KeyError, ValueError, TypeError):
