@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
@@ -109,7 +110,7 @@ def gains(group: Group, folder: Path) -> Section:
         if group.solo is None:
             section.say("To see who gains, run training alone on the same data: comity compare ... does.", "missing")
     section.blocks.append(_fairness(group))
-    _who_helps(section, folder)
+    _who_helps(section, folder / group.name / "leave-one-out.csv")
     return section
 
 
@@ -219,9 +220,8 @@ def _fairness(group: Group) -> Table:
     return Table("fairness", "How evenly accuracy is spread", heads, rows)
 
 
-def _who_helps(section: Section, folder: Path) -> None:
+def _who_helps(section: Section, path: Path) -> None:
     """A leave-one-out comparison, if one was run."""
-    path = folder / "leave-one-out.csv"
     if not path.exists():
         return
     effects: dict[str, dict[tuple[str, str], list[tuple[float, float, float]]]] = defaultdict(lambda: defaultdict(list))
@@ -229,8 +229,12 @@ def _who_helps(section: Section, folder: Path) -> None:
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 three = float(row["effect"]), float(row["low"]), float(row["high"])
+                if not all(map(math.isfinite, three)):
+                    raise ValueError
                 effects[row["method"]][row["left_out"], row["party"]].append(three)
-    except (OSError, KeyError, ValueError, TypeError):
+    except (OSError, KeyError, ValueError, TypeError, csv.Error):
+        effects.clear()
+    if not effects:
         section.say("leave-one-out.csv is damaged: who helps whom cannot be shown.", "missing")
         return
     for method, pairs in effects.items():
