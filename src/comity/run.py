@@ -334,7 +334,7 @@ def reopen(folder: Path, federation: Federation | None = None, model: models.Pai
         data, settings = before["fingerprint"], before["config"]
     except (OSError, ValueError, KeyError, TypeError) as why:
         raise ComityError(f"{folder / 'env.json'} cannot be read.") from why
-    if settings != _digest((folder / "config.toml").read_text(encoding="utf-8")):
+    if settings != digest((folder / "config.toml").read_text(encoding="utf-8")):
         raise Refusal(f"{folder / 'config.toml'} has changed since the run was started: start a new run with it instead.")
     if data != job.federation.fingerprint():
         raise Refusal(f"The data of {folder} have changed since it was started.")
@@ -351,7 +351,8 @@ def check_run(folder: Path) -> None:
         raise Refusal(f"{folder} holds no run: it has no config.toml.")
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """A short name for exactly these settings: a run knows those that it was started with."""
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -368,7 +369,7 @@ def _environment(job: Job, settings: str) -> dict[str, Any]:
         "system": platform.system(),
         "cores": cores(),
         "fingerprint": job.federation.fingerprint(),
-        "config": _digest(settings),
+        "config": digest(settings),
     }
 
 

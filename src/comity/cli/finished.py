@@ -62,22 +62,21 @@ def report(
     samples: Annotated[bool, typer.Option("--samples/--no-samples", help="show some of the parties' samples")] = True,
     figures: Annotated[str | None, typer.Option(help="pdf, svg or png: also every chart as a file, for papers")] = None,
     table: Annotated[str | None, typer.Option(help="markdown or latex: print the ranking as that")] = None,
-    out: Out = None,
+    out: Annotated[Path | None, typer.Option("--out", help="the page's file; DIR/report.html unless told")] = None,
 ) -> None:
     """Write DIR/report.html, one page that shows a run, or a folder of runs."""
     from comity import screen
     from comity.report import report as write
-    from comity.report.static import draw, ranking
+    from comity.report.static import ranking
 
     names = None if methods is None else [part.strip() for part in methods.split(",")]
     if table is not None:
         print(ranking(folder, table, target))
         return
-    path = write(folder, methods=names, target=target, quick=quick, samples=samples, out=out)
+    path = write(folder, methods=names, target=target, quick=quick, samples=samples, figures=figures, out=out)
     screen.out.print(f"The report is in {path}", soft_wrap=True)
     if figures is not None:
-        files = draw(folder, figures, methods=names, target=target, quick=quick)
-        screen.out.print(f"{len(files)} figures are in {files[0].parent}", soft_wrap=True)
+        screen.out.print(f"The figures are in {folder / 'figures'}", soft_wrap=True)
 
 
 def _told(what: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from comity.checkpoint import write_atomically
-from comity.errors import unknown
+from comity.errors import Refusal, unknown
 from comity.report.blocks import Block, Section, Table, Text
 from comity.report.gather import SOLO, Group, Method, gather, why_not
 from comity.report.page import Page
@@ -21,6 +21,7 @@ from comity.report.sections.data import data
 from comity.report.sections.gains import gains
 from comity.report.sections.space import space
 from comity.report.sections.wire import wire
+from comity.report.static import check_kind, draw
 
 PATIENCE = 8.0
 """Seconds of computing after which no further method's representations are begun, unless methods are asked for by name."""
@@ -33,15 +34,21 @@ def report(
     target: float | None = None,
     quick: bool = False,
     samples: bool = True,
+    figures: str | None = None,
     out: str | Path | None = None,
 ) -> Path:
     """Write a folder's page and return its path.
 
     `methods` are those whose representations are drawn (the best three and SOLO unless told); `target` is the accuracy to
     which rounds and bytes are counted (SOLO's unless told); `quick` shows only what the files say, without opening data or
-    models; `samples=False` keeps parties' samples off the page.
+    models; `samples=False` keeps parties' samples off the page; `figures` (pdf, svg or png) also writes every chart to
+    DIR/figures.
     """
     folder = Path(folder)
+    if figures is not None:
+        check_kind(figures)
+    if target is not None and not 0 < target <= 1:
+        raise Refusal(f"A target is an accuracy between 0 and 1, not {target:g}.")
     groups = gather(folder)
     for name in methods or ():
         known = {m.name for group in groups for m in group.methods if m.finished}
@@ -50,6 +57,8 @@ def report(
     made = [(group, sections(group, folder, methods, target, quick, samples)) for group in groups]
     path = Path(out) if out else folder / "report.html"
     write_atomically(path, Page().html(folder.resolve().name, folder, made, front(folder)))
+    if figures is not None:
+        draw(made, folder / "figures", figures)
     return path
 
 
@@ -57,13 +66,12 @@ def sections(
     group: Group, folder: Path, methods: Sequence[str] | None, target: float | None, quick: bool, samples: bool
 ) -> list[Section]:
     """A group's sections; one that fails says why, in its place."""
-    drawn = [] if quick else chosen(group, methods)
     parts: list[tuple[str, str, Callable[[], Section]]] = [
         ("answer", "The answer", lambda: answer(group, target)),
         ("curves", "How accuracy grows", lambda: curves(group)),
         ("gains", "Who gains", lambda: gains(group, folder)),
         ("data", "The data", lambda: data(group, not quick, samples)),
-        ("space", "The representation space", lambda: space(group, drawn, None if methods else PATIENCE, not quick)),
+        ("space", "The representation space", lambda: _space(group, methods, quick)),
         ("wire", "What crossed the wire", lambda: wire(group, not quick)),
         ("again", "How to get this again", lambda: again(group, folder)),
     ]
@@ -80,6 +88,10 @@ def sections(
     ]
     made[0].blocks[:0] = [Text(text, "missing") for text in damaged]
     return made
+
+
+def _space(group: Group, methods: Sequence[str] | None, quick: bool) -> Section:
+    return space(group, [] if quick else chosen(group, methods), None if methods else PATIENCE, not quick)
 
 
 def chosen(group: Group, names: Sequence[str] | None) -> list[Method]:
@@ -100,6 +112,6 @@ def front(folder: Path) -> list[Block]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             heads, *rows = csv.reader(file)
-    except (OSError, ValueError):
+    except (OSError, ValueError, csv.Error):
         return [Text("table.csv is damaged.", "missing")]
     return [Table("paper", "Paper beside measured", heads, rows, words=2)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,14 +15,18 @@ from typing import Any, TypeVar
 
 from comity.config import Experiment, read
 from comity.core.net import Charge, Note
-from comity.errors import ComityError, Refusal, describe
+from comity.data.split import Share, Split
+from comity.errors import Refusal, describe
 from comity.job import Job
 from comity.measure.conventions import Line, curve, party_curves
 from comity.measure.gain import outcomes
+from comity.tables import COLUMNS
 
 SOLO = "solo"
 ASIDE = {"leave-one-out", "exported", "checkpoints", "tape", "tensorboard"}
 """Folders whose runs, if any, are no methods of their own."""
+MARKS = ("config.toml", "metrics.csv", "summary.json")
+"""Files by which a run's folder is known, should one of them be lost."""
 T = TypeVar("T")
 
 
@@ -32,14 +38,17 @@ class Run:
     method: str
     problems: list[str] = field(default_factory=list)
 
-    def _try(self, what: str, reading: Callable[[], T], otherwise: T) -> T:
+    def _try(self, name: str, reading: Callable[[Path], T], otherwise: T) -> T:
+        """What a file says. If it is missing or makes no sense, the page says so and goes without it."""
+        path = self.folder / name
+        if not path.exists():
+            self._complain(f"{name} is missing")
+            return otherwise
         try:
-            return reading()
-        except FileNotFoundError:
-            self._complain(f"{what} is missing")
-        except (OSError, ValueError, KeyError, TypeError, IndexError, StopIteration, ComityError):
-            self._complain(f"{what} is damaged")
-        return otherwise
+            return reading(path)
+        except Exception:  # whatever it is that cannot be understood
+            self._complain(f"{name} is damaged")
+            return otherwise
 
     def _complain(self, sentence: str) -> None:
         if sentence not in self.problems:
@@ -47,8 +56,15 @@ class Run:
 
     @cached_property
     def experiment(self) -> Experiment | None:
-        """The resolved configuration."""
-        return self._try("config.toml", lambda: read(self.folder / "config.toml"), None)
+        """The resolved configuration, if it is still the one that the run was started with."""
+        from comity.run import digest
+
+        found: Experiment | None = self._try("config.toml", read, None)
+        started = self.environment.get("config")
+        if found and started and started != digest((self.folder / "config.toml").read_text(encoding="utf-8")):
+            self._complain("config.toml and env.json do not agree")
+            return None
+        return found
 
     @property
     def seed(self) -> int:
@@ -56,16 +72,15 @@ class Run:
         named = re.fullmatch(r"seed-(\d+)", self.folder.name)
         return self.experiment.seed if self.experiment else int(named[1]) if named else 0
 
+    @property
+    def ended(self) -> bool:
+        """Whether it came to its end, be its summary readable or not."""
+        return (self.folder / "summary.json").exists()
+
     @cached_property
     def summary(self) -> dict[str, Any] | None:
         """The summary; None while the run is not finished."""
-        if not (self.folder / "summary.json").exists():
-            return None
-        found: dict[str, Any] | None = self._try("summary.json", lambda: _json(self.folder / "summary.json"), None)
-        if found is not None and not {"accuracy", "bytes", "seconds"} <= found.keys():
-            self._complain("summary.json is damaged")
-            return None
-        return found
+        return self._try("summary.json", _summary, None) if self.ended else None
 
     @cached_property
     def metrics(self) -> list[Note]:
@@ -78,52 +93,65 @@ class Run:
         return self._rows("ledger.csv", lambda r: Charge(int(r[0]), r[1], r[2], r[3], r[4], int(r[5])))
 
     @cached_property
-    def timing(self) -> list[tuple[float, ...]]:
+    def timing(self) -> list[tuple[int, *tuple[float, ...]]]:
         """Rows of timing.csv: round, seconds of training, evaluation and checkpoint, and bytes of memory."""
-        return self._rows("timing.csv", lambda r: tuple(map(float, r)))
+        return self._rows("timing.csv", lambda r: (int(r[0]), *map(float, r[1:])))
 
     def _rows(self, name: str, parse: Callable[[list[str]], T]) -> list[T]:
-        """A table's rows. The last may be half written, while a run goes on; any other that does not parse is damage."""
+        """A table's rows. The last line may be half written, while a run goes on."""
         found: list[T] = []
 
-        def reading() -> None:
-            with (self.folder / name).open(encoding="utf-8", newline="") as file:
-                rows = csv.reader(file)
-                width = len(next(rows))
-                for row in rows:
-                    if len(row) != width and next(rows, None) is None:
-                        break
-                    found.append(parse(row))
+        def reading(path: Path) -> None:
+            whole, _, rest = path.read_text(encoding="utf-8").rpartition("\n")
+            heads, *lines = csv.reader(whole.split("\n"))
+            for line in lines:
+                if len(line) != len(heads):
+                    raise ValueError
+                found.append(parse(line))
+            if tuple(heads) != COLUMNS[name] or (rest and self.ended):
+                raise ValueError
 
         self._try(name, reading, None)
         return found
 
+    def _check(self, name: str, found: float, told: Callable[[dict[str, Any]], float]) -> bool:
+        """Whether a file's figure is the finished run's: one that was cut short can look whole."""
+        if self.summary is None or abs(found - told(self.summary)) < 1e-9:
+            return True
+        self._complain(f"{name} and summary.json do not agree")
+        return False
+
     @cached_property
     def outcomes(self) -> dict[str, list[int]]:
         """Which test samples were right after the last round, by party."""
-        return self._try("outcomes.csv", lambda: outcomes(self.folder), {}) if self.summary else {}
+        found: dict[str, list[int]] = self._try("outcomes.csv", _outcomes, {}) if self.summary else {}
+        shares = [statistics.fmean(right) for right in found.values()]
+        return found if not found or self._check("outcomes.csv", statistics.fmean(shares), _mean) else {}
 
     @cached_property
-    def split(self) -> dict[str, dict[str, list[int]]]:
-        """Which samples each party has, by part."""
-        return self._try("split.json", lambda: dict(_json(self.folder / "split.json")["parties"]), {})
+    def split(self) -> dict[str, Share]:
+        """Which samples each party has."""
+        return self._try("split.json", lambda path: Split.read(path).parties, {})
 
     @cached_property
     def environment(self) -> dict[str, Any]:
         """Versions and machine."""
-        return self._try("env.json", lambda: dict(_json(self.folder / "env.json")), {})
+        return self._try("env.json", lambda path: dict(_json(path)), {})
 
     @cached_property
     def measures(self) -> dict[str, Any] | None:
         """What `comity measure` found, if it was asked."""
         if not (self.folder / "measures.json").exists():
             return None
-        return self._try("measures.json", lambda: dict(_json(self.folder / "measures.json")), None)
+        return self._try("measures.json", lambda path: dict(_json(path)), None)
 
     @cached_property
     def curve(self) -> Line:
         """Mean test accuracy over parties, by round."""
-        return curve(self.metrics)
+        line = {t: value for t, value in curve(self.metrics).items() if math.isfinite(value)}
+        if line:
+            self._check("metrics.csv", line[max(line)], _mean)
+        return line
 
     @cached_property
     def parties(self) -> dict[str, Line]:
@@ -143,12 +171,14 @@ class Run:
         for t in sorted(each):
             total += each[t]
             found[t] = total
+        if self.ledger:
+            self._check("ledger.csv", total, lambda summary: float(summary["bytes"]["total"]))
         return found
 
     @property
     def rounds_done(self) -> int:
         """The last round in the tables."""
-        return max((int(row[0]) for row in self.timing), default=max(self.curve, default=0))
+        return max((row[0] for row in self.timing), default=max(self.curve, default=0))
 
     @cached_property
     def job(self) -> Job:
@@ -200,9 +230,9 @@ class Group:
     @cached_property
     def same_parties(self) -> bool:
         """Whether a party has the same samples under every seed; if not, its name is all it has in common with itself."""
-        splits = {run.seed: run.split for run in self.runs}.values()
-        first = next(iter(splits), {})
-        return all({n: _all(p) for n, p in split.items()} == {n: _all(p) for n, p in first.items()} for split in splits)
+        splits = {run.seed: run.split for run in self.runs if run.split}.values()
+        held = [{name: frozenset(s.train + s.validation + s.test) for name, s in split.items()} for split in splits]
+        return all(one == held[0] for one in held)
 
     def comparable(self, method: Method) -> list[Run]:
         """A method's finished runs that may be averaged party by party."""
@@ -235,7 +265,7 @@ def gather(folder: Path) -> list[Group]:
         group, run = _placed(folder, path)
         found.setdefault(group, {}).setdefault(run.method, []).append(run)
     if not found:
-        raise Refusal(f"{folder} holds no runs: no folder in it has a config.toml.")
+        raise Refusal(f"{folder} holds no runs: nothing in it has a {', a '.join(MARKS[:-1])} or a {MARKS[-1]}.")
     groups = []
     for name, methods in sorted(found.items()):
         made = [Method(method, sorted(runs, key=lambda r: r.seed)) for method, runs in methods.items()]
@@ -244,7 +274,7 @@ def gather(folder: Path) -> list[Group]:
 
 
 def _run_folders(folder: Path) -> Iterator[Path]:
-    if (folder / "config.toml").is_file():
+    if any((folder / name).is_file() for name in MARKS):
         yield folder
         return
     for inner in sorted(folder.iterdir()):
@@ -273,12 +303,29 @@ def _placed(root: Path, path: Path) -> tuple[str, Run]:
     return "/".join(inside[:-1]), run
 
 
-def _all(parts: dict[str, list[int]]) -> frozenset[int]:
-    return frozenset(sample for part in parts.values() for sample in part or ())
-
-
 def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _outcomes(path: Path) -> dict[str, list[int]]:
+    if not (found := outcomes(path.parent)):
+        raise ValueError
+    return found
+
+
+def _mean(summary: dict[str, Any]) -> float:
+    return float(summary["accuracy"]["mean"])
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    """A summary that has all that the page takes from it."""
+    found: dict[str, Any] = _json(path)
+    got = found["accuracy"]
+    figures = [got["mean"], *got["per_party"].values(), found["bytes"]["total"], found["seconds"]["total"]]
+    if not got["per_party"] or not all(math.isfinite(figure) for figure in figures):
+        raise ValueError
+    ", ".join(found["diverged"])
+    return found
 
 
 def why_not(why: Exception) -> str:

@@ -44,7 +44,7 @@ class Page:
             made.append({"id": self._group, "name": group.name or group.title, "sections": parts, "methods": methods})
         content = {"charts": self.charts, "data": self.data, "themes": {"light": LIGHT, "dark": DARK}, "config": CONFIG}
         template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_asset("page.html"))
-        return template.render(
+        made_page = template.render(
             title=title,
             folder=str(folder),
             groups=made,
@@ -55,6 +55,7 @@ class Page:
             content=_json(content),
             version=version("comity"),
         )
+        return made_page.encode("utf-8", "replace").decode()  # a file's name need not be text
 
     def _render(self, block: Block) -> Markup:
         if isinstance(block, Chart):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from comity.errors import Refusal
-from comity.report.blocks import Chart, Spec, Table
+from comity.report.blocks import Chart, Section, Spec, Table
 from comity.report.charts import SHOWN, colour_of
 from comity.report.gather import Group, gather
 from comity.report.sections.answer import answer
@@ -19,28 +19,20 @@ COLUMN = 252
 """Points: the width of a column in the two-column formats of IEEE and ACM."""
 
 
-def draw(
-    folder: str | Path, kind: str, *, methods: Sequence[str] | None = None, target: float | None = None, quick: bool = False
-) -> list[Path]:
-    """Write every chart of a folder's page to DIR/figures, a column wide."""
-    from comity.report import sections
+def draw(groups: Sequence[tuple[Group, list[Section]]], folder: Path, kind: str) -> list[Path]:
+    """Write every chart to a folder, a column wide."""
+    made = []
+    for group, sections in groups:
+        for chart in (block for section in sections for block in section.blocks if isinstance(block, Chart)):
+            name = f"{group.name}-{chart.name}" if len(groups) > 1 else chart.name
+            made.append(_write(folder, re.sub(r"[^\w+.-]+", "-", name).strip("-"), kind, figure(chart, group)))
+    return made
 
+
+def check_kind(kind: str) -> None:
+    """Refuse what figures cannot be."""
     if kind not in KINDS:
         raise Refusal(f"Figures are {', '.join(KINDS)}, not {kind!r}.")
-    folder = Path(folder)
-    groups = gather(folder)
-    made = []
-    for group in groups:
-        for section in sections(group, folder, methods, target, quick, samples=False):
-            for chart in section.blocks:
-                if isinstance(chart, Chart):
-                    name = f"{group.name}-{chart.name}" if len(groups) > 1 else chart.name
-                    made.append(
-                        _write(folder / "figures", re.sub(r"[^A-Za-z0-9+.-]+", "-", name).strip("-"), kind, figure(chart, group))
-                    )
-    if not made:
-        raise Refusal(f"{folder} has nothing to draw yet.")
-    return made
 
 
 def figure(chart: Chart, group: Group) -> Spec:
@@ -96,11 +88,15 @@ def ranking(folder: str | Path, kind: str, target: float | None = None) -> str:
 
 
 def _markdown(table: Table) -> str:
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    def cell(text: str) -> str:
+        return re.sub(r"[\\|*_`<\[]", r"\\\g<0>", " ".join(text.split()))
+
+    def line(cells: Iterable[str]) -> str:
+        return f"| {' | '.join(cells)} |"
 
     rule = ["---" if k < table.words else "---:" for k in range(len(table.heads))]
-    return "\n".join([f"{table.title}", "", line(table.heads), line(rule), *map(line, table.rows)])
+    body = [line(map(cell, row)) for row in table.rows]
+    return "\n".join([cell(table.title), "", line(table.heads), line(rule), *body])
 
 
 def _latex(table: Table) -> str:
@@ -118,7 +114,7 @@ def _latex(table: Table) -> str:
             "\\": "\\textbackslash{}",
             "±": "$\\pm$",
         }
-        return "".join(special.get(c, c) for c in text)
+        return "".join(special.get(c, c) for c in " ".join(text.split()))
 
     def line(cells: Sequence[str]) -> str:
         return "  " + " & ".join(map(cell, cells)) + " \\\\"
@@ -126,7 +122,7 @@ def _latex(table: Table) -> str:
     form = "".join("l" if k < table.words else "r" for k in range(len(table.heads)))
     return "\n".join(
         [
-            f"% {table.title}",
+            f"% {' '.join(table.title.split())}",
             f"\\begin{{tabular}}{{{form}}}",
             "  \\toprule",
             line(table.heads),

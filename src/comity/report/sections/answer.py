@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -42,19 +43,20 @@ class Standing:
 def answer(group: Group, target: float | None = None) -> Section:
     """The first section."""
     section = Section("answer", "The answer")
-    ranked, target = standings(group, target)
+    asked = target
+    ranked, target = standings(group, asked)
     finished = [s for s in ranked if s.accuracy]
     if finished:
         section.say(" ".join(sentences(group, finished)), "lead")
     for run in group.runs:
-        if run.summary is None:
+        if not run.ended:
             planned = f" of {run.experiment.rounds}" if run.experiment else ""
             section.say(
                 f"{run.method}, seed {run.seed}, is not finished: it has {run.rounds_done}{planned} rounds. "
-                f"Go on with: comity resume {run.folder}",
+                f"Go on with: comity resume {shlex.quote(str(run.folder))}",
                 "missing",
             )
-        elif run.summary.get("diverged"):
+        elif run.summary and run.summary["diverged"]:
             lost = ", ".join(run.summary["diverged"])
             section.say(f"{run.method}, seed {run.seed}: the loss of {lost} is not finite.", "warning")
     section.blocks.append(_table(ranked, group, target))
@@ -67,6 +69,7 @@ def answer(group: Group, target: float | None = None) -> Section:
         about += f" Gained, hurt: {each} whose 95 % interval against SOLO, paired over their test samples, excludes zero."
     if target is not None:
         whose = "what SOLO reaches" if group.solo and group.solo.finished else "what the weakest method reaches"
+        whose = whose if asked is None else "as asked"
         about += f" Target: {target:.1%}, {whose}; rounds and bytes until a method is as good, mean of the seeds that get there."
     section.say(about)
     return section
@@ -116,14 +119,13 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _table(ranked: list[Standing], group: Group, target: float | None) -> Table:
-    several = max(len(m.runs) for m in group.methods) > 1
     alone = group.solo is not None and len(group.methods) > 1
     heads = ["method", "accuracy", "worst party", *(["gained", "hurt"] if alone else []), "bytes"]
     heads += ["rounds to target", "bytes to target"] if target is not None else []
     rows = []
     for s in ranked:
         row = [s.method.name]
-        row.append((f"{s.mean:.1%}" + (f" ± {100 * s.spread:.1f}" if several else "")) if s.accuracy else "not finished")
+        row.append(_accuracy(s))
         row.append(f"{statistics.fmean(s.worst):.1%}" if s.worst else "")
         if alone:
             row += [f"{s.gained}/{s.judged}", f"{s.hurt}/{s.judged}"] if s.judged else ["", ""]
@@ -133,6 +135,12 @@ def _table(ranked: list[Standing], group: Group, target: float | None) -> Table:
             row += [str(s.reached.round), size(s.reached.bytes)] if s.reached else [never, never]
         rows.append([*row, "" if s.seconds is None else duration(s.seconds)])
     return Table("ranking", group.title, [*heads, "time"], rows, best=0 if ranked[0].accuracy else None)
+
+
+def _accuracy(s: Standing) -> str:
+    if not s.accuracy:
+        return "unreadable" if all(run.ended for run in s.method.runs) else "not finished"
+    return f"{s.mean:.1%}" + (f" ± {100 * s.spread:.1f}" if len(s.accuracy) > 1 else "")
 
 
 def sentences(group: Group, ranked: list[Standing]) -> list[str]:
@@ -156,7 +164,7 @@ def sentences(group: Group, ranked: list[Standing]) -> list[str]:
     alone = next((s for s in rest if s.method.name == SOLO), None)
     if best.method.name == SOLO:
         said.append("No method that collaborates does better on average than training alone.")
-    elif alone:
+    elif alone and best.judged:
         loses = f"{best.hurt} {'loses' if best.hurt == 1 else 'lose'}" if best.hurt else "none loses"
         gain = "gains" if best.gained == 1 else "gain"
         seeds = " (of all seeds)" if len(best.accuracy) > 1 else ""

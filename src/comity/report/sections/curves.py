@@ -26,7 +26,7 @@ def curves(group: Group) -> Section:
     band = "; bands: ± standard deviation over seeds" if seeds > 1 else ""
     alt = f"Test accuracy, mean over parties{band}. At the end: {', '.join(last)}."
     section.blocks.append(_by_round(data, names, alt))
-    if any(run.traffic and run.method != SOLO for run in group.runs):
+    if any(row["method"] != SOLO and row["round"] > 0 and row["bytes"] for row in data.rows()):
         section.blocks.append(_by_bytes(data, names, alt))
     return section
 

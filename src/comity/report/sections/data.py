@@ -88,8 +88,8 @@ def _bubbles(federation: Federation) -> Chart:
 
 def _sizes(run: Run) -> Chart:
     rows = [
-        {"party": party, "part": part, "samples": len(parts.get(part) or []), "place": PARTS.index(part)}
-        for party, parts in list(run.split.items())[:PARTIES]
+        {"party": party, "part": part, "samples": len(getattr(share, part)), "place": PARTS.index(part)}
+        for party, share in list(run.split.items())[:PARTIES]
         for part in PARTS
     ]
     table = Data.of("sizes", rows, ("party", "part", "samples", "place"))
@@ -112,7 +112,7 @@ def _sizes(run: Run) -> Chart:
             "tooltip": [tip("party", "party"), tip("part", "part"), tip("samples", "samples", ",d")],
         },
     }
-    train = [len(parts.get("train") or []) for parts in run.split.values()]
+    train = [len(share.train) for share in run.split.values()]
     cut = f" The first {PARTIES} of {len(train)} parties." if len(train) > PARTIES else ""
     alt = f"Samples by party: between {min(train):,} and {max(train):,} for training.{cut}"
     return Chart("sizes", "How much each party has", alt, table, spec, half=True)

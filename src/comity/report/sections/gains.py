@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
@@ -226,12 +227,16 @@ def _who_helps(section: Section, group: Group, path: Path) -> None:
     effects: dict[str, dict[tuple[str, str], list[tuple[float, float, float]]]] = defaultdict(lambda: defaultdict(list))
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-            first = min(int(row["seed"]) for row in rows)
-            for row in rows if group.same_parties else [row for row in rows if int(row["seed"]) == first]:
+            told = list(csv.DictReader(file))
+            first = min(int(row["seed"]) for row in told)
+            for row in told if group.same_parties else [row for row in told if int(row["seed"]) == first]:
                 three = float(row["effect"]), float(row["low"]), float(row["high"])
+                if not all(map(math.isfinite, three)):
+                    raise ValueError
                 effects[row["method"]][row["left_out"], row["party"]].append(three)
-    except (OSError, KeyError, ValueError, TypeError):
+    except (OSError, KeyError, ValueError, TypeError, csv.Error):
+        effects.clear()
+    if not effects:
         section.say("leave-one-out.csv is damaged: who helps whom cannot be shown.", "missing")
         return
     for method, pairs in effects.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 from comity.report.blocks import Chart, Data, Section, Spec
@@ -29,7 +30,7 @@ def _discriminator(group: Group) -> Chart | None:
         found: dict[int, list[float]] = {}
         for run in method.runs:
             for note in run.metrics:
-                if note.metric == "discriminator/accuracy":
+                if note.metric == "discriminator/accuracy" and math.isfinite(note.value):
                     found.setdefault(note.round, []).append(note.value)
         if found:
             parties = len(method.runs[0].parties) or 1
@@ -67,7 +68,7 @@ def _overlap(method: Method) -> Chart | None:
     """Fed-SPS: where parties' data overlap, at the last round in which each pair was looked at."""
     last: dict[tuple[str, str], float] = {}
     for note in method.runs[0].metrics:
-        if note.metric.startswith("overlap/"):
+        if note.metric.startswith("overlap/") and math.isfinite(note.value):
             last[note.party, note.metric.removeprefix("overlap/")] = note.value
     if not last:
         return None

@@ -157,26 +157,27 @@ def _measured(section: Section, group: Group) -> None:
     rows = []
     for method in group.methods:
         for run in method.runs:
-            for layer, entry in ((run.measures or {}).get("layers") or {}).items():
-                for when, words in WHEN.items():
-                    if when in entry:
-                        mdl, probe = entry[when].get("mdl") or {}, entry[when].get("separability") or {}
-                        rows.append(
-                            [
-                                method.name,
-                                str(run.seed),
-                                layer,
-                                words,
-                                *(_figure(mdl.get(unit), ".0f") for unit in ("nats", "bits")),
-                                _figure(entry[when]["frechet"]["mean"], ".1f"),
-                                _figure(probe.get("accuracy"), ".1%"),
-                            ]
-                        )
+            try:
+                rows += [[method.name, str(run.seed), *line] for line in _layers(run.measures or {})]
+            except Exception as why:
+                section.say(f"measures.json of {method.name}, seed {run.seed}, is damaged: {why_not(why)}", "missing")
     if rows:
         heads = ["method", "seed", "layer", "when", "MDL, nats", "MDL, bits", "Fréchet distance", "probe names the party"]
         section.blocks.append(Table("measures", "Layer by layer (comity measure)", heads, rows, words=4))
     else:
         section.say("Description length (MDL) and distances layer by layer appear here after: comity measure RUN_DIR")
+
+
+def _layers(measures: dict[str, Any]) -> list[list[str]]:
+    rows = []
+    for layer, entry in (measures.get("layers") or {}).items():
+        for when, words in WHEN.items():
+            if when in entry:
+                mdl, probe = entry[when]["mdl"] or {}, entry[when]["separability"] or {}
+                figures = [_figure(mdl.get(unit), ".0f") for unit in ("nats", "bits")]
+                figures += [_figure(entry[when]["frechet"]["mean"], ".1f"), _figure(probe.get("accuracy"), ".1%")]
+                rows.append([layer, words, *figures])
+    return rows
 
 
 def _figure(value: float | None, form: str) -> str:

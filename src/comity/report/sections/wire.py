@@ -25,20 +25,23 @@ def wire(group: Group, reopen: bool = True) -> Section:
         section.say("Nothing crossed the wire: every party trained alone.")
         return section
     everyone = [m.name for m in group.methods]
-    section.blocks += [_totals(talking), _rounds(talking, everyone), _parties(talking, everyone), _kinds(talking)]
+    charts = (_totals(talking), _rounds(talking, everyone), _parties(talking, everyone))
+    section.blocks += [chart for chart in charts if chart.data.rows()]
+    section.blocks.append(_kinds(talking))
     if reopen:
         section.blocks.append(_closed_form(section, talking))
     return section
 
 
 def _mean(method: Method, key: Any) -> dict[Any, float]:
-    """Bytes by some key of the ledger's rows, mean over runs; evaluation is not part of any method."""
+    """Bytes by some key of the ledger's rows, mean over finished runs (or all, while none is); evaluation is left out."""
     found: dict[Any, float] = defaultdict(float)
-    for run in method.runs:
+    runs = method.finished or method.runs
+    for run in runs:
         for row in run.ledger:
             if row.kind != "eval":
                 for what in key(row):
-                    found[what] += row.bytes / len(method.runs)
+                    found[what] += row.bytes / len(runs)
     return found
 
 

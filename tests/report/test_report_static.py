@@ -1,0 +1,147 @@
+"""Every chart can be drawn and shows something; figures and tables for papers are what their kind says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import vl_convert
+from written import compared
+
+from comity.errors import Refusal
+from comity.report import sections
+from comity.report.blocks import Chart, Table
+from comity.report.gather import Group, gather
+from comity.report.static import draw, figure, ranking
+
+SVG = "{http://www.w3.org/2000/svg}"
+HELPS = """method,left_out,party,effect,low,high,seed
+fedavg+dbe,p0,p1,0.10,0.02,0.18,0
+fedavg+dbe,p1,p0,-0.05,-0.1,0.0,0
+fedavg+dbe,p2,p0,0.0,-0.1,0.1,0
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("static")
+    compared(made, ["fedavg+dbe", "fed-sps", "adcol"])
+    (made / "leave-one-out.csv").write_text(HELPS, encoding="utf-8")
+    return made
+
+
+@pytest.fixture(scope="module")
+def drawn(folder: Path) -> dict[str, tuple[Chart, Group]]:
+    (group,) = gather(folder)
+    made = sections(group, folder, ["fedavg+dbe"], None, False, False)
+    return {b.name: (b, group) for section in made for b in section.blocks if isinstance(b, Chart)}
+
+
+def marks(svg: str) -> int:
+    """How many shapes stand for data."""
+    root = ElementTree.fromstring(svg)
+    return sum(len(g) for g in root.iter(f"{SVG}g") if "role-mark" in g.get("class", ""))
+
+
+def test_every_chart_draws_its_data(drawn: dict[str, tuple[Chart, Group]]) -> None:
+    assert {"accuracy-by-round", "accuracy-by-bytes", "gains-adcol", "helps-fedavg+dbe", "classes", "sizes", "distances",
+            "space-fedavg+dbe-before", "space-fedavg+dbe-after", "overlap-fed-sps", "discriminator", "offsets-fedavg+dbe",
+            "bytes", "bytes-by-round", "bytes-by-party"} <= set(drawn)  # fmt: skip
+    for name, (chart, group) in drawn.items():
+        svg = vl_convert.vegalite_to_svg(figure(chart, group))
+        assert marks(svg) > 0, f"{name} is empty"
+        assert not re.search(r"\bNaN\b|\bnan\b|undefined|Infinity", svg), name
+        assert "@" not in svg.replace("@font", ""), f"{name} has a colour without a theme"
+        assert len(chart.alt) > 30
+        assert chart.alt.endswith("."), chart.alt
+        assert "nan" not in chart.alt
+
+
+def test_every_option_leads_somewhere(drawn: dict[str, tuple[Chart, Group]]) -> None:
+    """A box above a chart changes what is drawn, and what it says at first is how the chart is drawn at first."""
+    boxes = 0
+    for chart, _ in drawn.values():
+        for option in chart.options:
+            for path in option.paths:
+                place = chart.spec
+                for step in path[:-1]:
+                    place = place[step]
+                assert place[path[-1]] == (option.on if option.ticked else option.off)
+                boxes += 1
+            assert option.on != option.off
+    assert boxes >= 4
+
+
+BEGINNING = {"pdf": b"%PDF-", "svg": b"<svg ", "png": b"\x89PNG\r\n\x1a\n"}
+
+
+@pytest.mark.parametrize("kind", BEGINNING)
+def test_figures_as_files(kind: str, folder: Path, drawn: dict[str, tuple[Chart, Group]]) -> None:
+    files = draw(folder, kind, quick=True)
+    names = {path.stem for path in files}
+    assert len(names) == len(files) >= 9
+    assert {path.parent for path in files} == {folder / "figures"}
+    for path in files:
+        body = path.read_bytes()
+        assert body.startswith(BEGINNING[kind])
+        if kind == "svg":
+            assert marks(body.decode()) > 0
+        elif kind == "pdf":
+            assert body.rstrip().endswith(b"%%EOF")
+        else:
+            assert body.endswith(b"IEND\xaeB`\x82")
+
+
+def test_refusals(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="Figures are pdf, svg, png, not 'gif'"):
+        draw(folder, "gif")
+    with pytest.raises(Refusal, match="markdown or latex, not 'html'"):
+        ranking(folder, "html")
+    with pytest.raises(Refusal, match="holds no runs"):
+        draw(tmp_path, "pdf")
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_markdown(folder: Path) -> None:
+    title, _, heads, rule, *lines = ranking(folder, "markdown").splitlines()
+    assert title == "digits, iid\\|keep(samples=40), 3 parties, mlp2(width=8), 2 rounds"
+    (group,) = gather(folder)
+    table = next(b for b in sections(group, folder, [], None, True, False)[0].blocks if isinstance(b, Table))
+    assert cells(heads) == list(table.heads)
+    assert cells(rule) == ["---", *["---:"] * (len(table.heads) - 1)]
+    assert [cells(line) for line in lines] == [list(row) for row in table.rows]
+
+
+def test_latex(folder: Path) -> None:
+    lines = ranking(folder, "latex").splitlines()
+    assert lines[0].startswith("% digits")
+    assert lines[1] == "\\begin{tabular}{l" + "r" * 8 + "}"
+    assert lines[-1] == "\\end{tabular}"
+    body = [line for line in lines if line.endswith(r" \\")]
+    assert len(body) == 5
+    assert all(line.count(" & ") == 8 for line in body)
+    assert all(re.search(r"\d\\%", line) for line in body[1:])
+    assert not any(re.search(r"(?<!\\)[%#_]|±", line) for line in body)
+
+
+WILD = r"a_b&c%d$e#f{g}~h^i\j|k*l`m<n>"
+
+
+def test_special_characters_are_escaped(folder: Path) -> None:
+    before, after = folder / "adcol", folder / WILD
+    before.rename(after)
+    try:
+        latex, markdown = ranking(folder, "latex"), ranking(folder, "markdown")
+    finally:
+        after.rename(before)
+    assert r"a\_b\&c\%d\$e\#f\{g\}\textasciitilde{}h\textasciicircum{}i\textbackslash{}j|k*l`m<n>" in latex
+    (line,) = [line for line in markdown.splitlines() if "a\\_b" in line]
+    plain = re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", line)  # as CommonMark reads it
+    assert WILD in plain
+    assert not re.search(r"(?<!\\)[*`<_]", line)
+    assert len(re.split(r"(?<!\\)\|", line.strip("|"))) == 9

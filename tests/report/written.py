@@ -1,0 +1,129 @@
+"""A page as a program sees it: its elements, its words, its charts and the tables behind them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from comity.compare import Row, compare
+from comity.config import experiment
+from comity.job import Quiet
+
+VOID = {"meta", "link", "img", "input"}
+SMALL: dict[str, Any] = {
+    "partition": "iid|keep(samples=40)", "parties": 3, "rounds": 2, "model": "mlp2(width=8)", "engine": "loop",
+}  # fmt: skip
+
+
+class Written(HTMLParser):
+    """`report.html`, parsed: every element must be closed in its order."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.source = path.read_text(encoding="utf-8")
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.tables: list[list[list[str]]] = []
+        self.notes: list[str] = []
+        self.scripts: list[str] = []
+        self.words = ""
+        self._open: list[str] = []
+        self.feed(self.source)
+        self.close()
+        assert not self._open, f"never closed: {self._open}"
+        self.content = json.loads(self.scripts[0])
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        assert len(given) == len(attrs), f"an attribute is there twice: {tag} {attrs}"
+        self.elements.append((tag, given))
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+        elif given.get("role") == "note":
+            self.notes.append("")
+        elif tag == "script":
+            self.scripts.append("")
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open, f"</{tag}> without a beginning"
+        assert self._open.pop() == tag, f"</{tag}> out of order"
+
+    def handle_data(self, data: str) -> None:
+        inside = self._open[-1] if self._open else ""
+        if inside == "script":
+            self.scripts[-1] += data
+            return
+        if inside == "style":
+            return
+        self.words += data
+        if inside in ("td", "th"):
+            self.tables[-1][-1][-1] += data
+        elif inside == "p" and self.notes and self.elements[-1][1].get("role") == "note":
+            self.notes[-1] += data
+
+    @property
+    def shape(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Elements and the names of their attributes, without what they say."""
+        return [(tag, tuple(given)) for tag, given in self.elements]
+
+    @property
+    def charts(self) -> dict[str, Any]:
+        """Charts by their place in the page."""
+        found: dict[str, Any] = self.content["charts"]
+        return found
+
+    def chart(self, name: str) -> dict[str, Any]:
+        """The one chart of that name."""
+        (found,) = (chart for chart in self.charts.values() if chart["name"] == name)
+        return dict(found)
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """A table of data, row by row, as page.js unpacks it."""
+        columns = {
+            column: [None if k < 0 else values["words"][k] for k in values["at"]] if isinstance(values, dict) else values
+            for column, values in self.content["data"][name].items()
+        }
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def table(self, first: str) -> list[dict[str, str]]:
+        """The rows of the table whose heading begins with that column (or, for two such, has it anywhere)."""
+        (heads, *rows), *_ = [t for t in self.tables if first in t[0]]
+        return [dict(zip(heads, row, strict=True)) for row in rows]
+
+    @property
+    def sections(self) -> list[str]:
+        """The names of the sections, of all groups."""
+        return [str(given["id"]) for tag, given in self.elements if tag == "section"]
+
+    @property
+    def broken(self) -> set[str]:
+        """The sections that could not be made."""
+        found = re.findall(r'<section id="g\d+-(\w+)"(.*?)</section>', self.source, flags=re.DOTALL)
+        return {name for name, body in found if "This part cannot be shown" in body}
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """A csv file."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def loaded(path: Path) -> Any:
+    """A json file."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def compared(folder: Path, methods: Sequence[str], seeds: Sequence[int] = (0,), **settings: Any) -> list[Row]:
+    """A small comparison with SOLO."""
+    base = experiment(SMALL | settings)
+    return compare(base, methods, seeds, folder, lambda _: Quiet(), lambda _: None)
