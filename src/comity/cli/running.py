@@ -13,12 +13,14 @@ from comity.cli.options import (
     Out,
     Seeds,
     Settings,
+    Track,
     app,
     caution,
     chosen_experiment,
     chosen_seeds,
     free_folder,
     resumable,
+    trackers,
     with_experiment,
 )
 from comity.config import experiment, read
@@ -26,7 +28,7 @@ from comity.config import experiment, read
 
 @app.command()
 @with_experiment
-def run(algo: Algo, settings: Settings, out: Out = None) -> None:
+def run(algo: Algo, settings: Settings, out: Out = None, track: Track = None) -> None:
     """Run one method, or an experiment's file."""
     from comity import screen
     from comity.compare import folder_name
@@ -38,22 +40,24 @@ def run(algo: Algo, settings: Settings, out: Out = None) -> None:
     for text in job.cautions():
         caution(text)
     folder = out or free_folder(f"{folder_name(chosen.algorithm)}-{Path(chosen.data).stem}-s{chosen.seed}")
+    others = trackers(track, folder.parent)
     with resumable(f"comity resume {folder}"):
-        _finish(folder, start(job, folder, screen.progress(chosen.algorithm)).summary)
+        _finish(folder, start(job, folder, screen.progress(chosen.algorithm), others).summary)
 
 
 @app.command()
-def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")]) -> None:
+def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], track: Track = None) -> None:
     """Continue a run that was stopped or killed; the result is what it would have been."""
     from comity import screen
     from comity.compare import finished
     from comity.run import check_run, reopen, resume_in
 
     check_run(run_dir)
+    others = trackers(track, run_dir.resolve().parent)
     with resumable(f"comity resume {run_dir}"):
         if (done := finished(run_dir)) is None:
             job = reopen(run_dir)
-            done = resume_in(job, run_dir, screen.progress(job.experiment.algorithm)).summary
+            done = resume_in(job, run_dir, screen.progress(job.experiment.algorithm), others).summary
         _finish(run_dir, done)
 
 
@@ -80,6 +84,7 @@ def _finish(folder: Path, summary: dict[str, Any]) -> None:
         f"up {screen.size(sent['up'])}, down {screen.size(sent['down'])}, peer {screen.size(sent['peer'])}, "
         f"{summary['steps']} steps, {screen.duration(took['total'])}"
     )
+    screen.show_curves({summary["algorithm"]: [folder]})
     screen.out.print(f"The run is in {folder}", soft_wrap=True)
     if summary["diverged"]:
         print(f"comity: The loss of {', '.join(summary['diverged'])} is not finite; try a smaller --lr.", file=sys.stderr)
@@ -88,16 +93,22 @@ def _finish(folder: Path, summary: dict[str, Any]) -> None:
 @app.command()
 @with_experiment
 def compare(
-    algos: Annotated[list[str], typer.Argument(metavar="ALGO...")], settings: Settings, seeds: Seeds = None, out: Out = None
+    algos: Annotated[list[str], typer.Argument(metavar="ALGO...")],
+    settings: Settings,
+    seeds: Seeds = None,
+    out: Out = None,
+    track: Track = None,
 ) -> None:
     """Run several methods, and SOLO, on one split; end with a table."""
     from comity import screen
     from comity.compare import compare as compare_runs
+    from comity.compare import folder_name
 
     base = experiment(settings)
     every = chosen_seeds(seeds, base.seed)
     folder = out or free_folder(f"compare-{Path(base.data).stem}")
     several = len(every) > 1
+    others = trackers(track, folder)
     with resumable(f"the same command and --out {folder}"):
         rows = compare_runs(
             base,
@@ -106,6 +117,7 @@ def compare(
             folder,
             lambda e: screen.progress(e.algorithm + (f" seed {e.seed}" if several else "")),
             caution,
+            others,
         )
     shown = []
     for row in rows:
@@ -130,6 +142,7 @@ def compare(
         + (" newcomers: their accuracy after joining, and what it gave them against training alone." if late else ""),
         style="dim",
     )
+    screen.show_curves({row.algorithm: [folder / folder_name(row.algorithm) / f"seed-{s}" for s in every] for row in rows})
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)
 
 
@@ -141,6 +154,7 @@ def tune(
     grid: Annotated[list[str], typer.Option("--grid", help="values to try: mu=0.1,1", metavar="NAME=V,V")],
     seeds: Seeds = None,
     out: Out = None,
+    track: Track = None,
 ) -> None:
     """Try a grid of values with equal budgets; choose on validation data."""
     from comity import screen
@@ -150,8 +164,9 @@ def tune(
     base = chosen_experiment(algo, settings)
     folder = out or free_folder(f"tune-{folder_name(base.algorithm)}")
     points = parse_grid(grid)
+    others = trackers(track, folder)
     with resumable(f"the same command and --out {folder}"):
-        trials = tune_runs(base, points, chosen_seeds(seeds, base.seed), folder, lambda e: screen.progress(e.algorithm))
+        trials = tune_runs(base, points, chosen_seeds(seeds, base.seed), folder, lambda e: screen.progress(e.algorithm), others)
     rows = [[*(str(v) for v in t.settings.values()), f"{t.validation:.1%}", f"{t.test:.1%}"] for t in trials]
     screen.table([*points, "validation", "test"], rows, f"{base.algorithm}, {base.rounds} rounds each, best by validation first")
     best = ", ".join(f"{n}={v}" for n, v in trials[0].settings.items())
