@@ -137,9 +137,16 @@ def table(
         made.add_row(*row)
     if title:
         out.print(title, style="bold", soft_wrap=True)
+    if wide:
+        out.print(made)
+    else:
+        in_full(made)
+
+
+def in_full(made: Table) -> None:
+    """Print a table as wide as it is."""
     needed = out.measure(made, options=out.options.update(max_width=1000)).maximum
-    fits = out if wide or needed <= out.width else Console(highlight=False, width=needed)
-    fits.print(made)
+    (out if needed <= out.width else Console(highlight=False, width=needed)).print(made)
 
 
 def show_curves(folders: Mapping[str, Sequence[Path]]) -> None:

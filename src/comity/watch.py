@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,34 +16,44 @@ from rich.text import Text
 from comity import curves
 from comity.errors import Refusal
 from comity.following import Followed, Runs
-from comity.screen import duration, size
+from comity.screen import duration, in_full, out, size
 
 EVERY = 1.0  # seconds from look to look
+OTHERS = 58  # columns of the screen that a line has beside the run's name
 COLOURS = {"running": "green", "finished": "bold", "stopped": "yellow"}
 
 
-def once(root: Path, console: Console) -> None:
+def once(root: Path) -> None:
     """What there is now."""
     runs = Runs(root).look()
     if not runs:
         raise Refusal(f"{root} holds no run, nor does any folder in it.")
-    for part in view(runs, root, console):
-        console.print(part, soft_wrap=not isinstance(part, Table))
+    for part in view(runs, root, out):
+        if isinstance(part, Table):
+            in_full(part)
+        else:
+            out.print(part, soft_wrap=True)
 
 
-def live(root: Path, console: Console) -> None:
+def live(root: Path) -> None:
     """Look again and again: until a run that is watched by itself has ended, or until Ctrl-C."""
     if root.exists() and not root.is_dir():
         raise Refusal(f"{root} is not a folder.")
-    known = Runs(root)
-    with Live(console=console, auto_refresh=False) as shown:
-        while True:
-            runs = known.look()
-            parts = view(runs, root, console, console.height) if runs else [Text(f"Waiting for a run in {root} ...")]
-            shown.update(Group(*parts), refresh=True)
-            if [run.folder for run in runs] == [root] and runs[0].state == "finished":
-                return
-            time.sleep(EVERY)
+    with Live(console=out, auto_refresh=False) as shown:
+        try:
+            _follow(Runs(root), shown)
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not disturb the tidying up
+
+
+def _follow(known: Runs, shown: Live) -> None:
+    while True:
+        runs = known.look()
+        waiting = [Text(f"Waiting for a run in {known.root} ...")]
+        shown.update(Group(*(view(runs, known.root, shown.console, shown.console.height) if runs else waiting)), refresh=True)
+        if [run.folder for run in runs] == [known.root] and runs[0].state == "finished":
+            return
+        time.sleep(EVERY)
 
 
 def view(runs: Sequence[Followed], root: Path, console: Console, tall: int | None = None) -> list[RenderableType]:
@@ -57,11 +68,14 @@ def view(runs: Sequence[Followed], root: Path, console: Console, tall: int | Non
     for run in drawn:
         run.look()
     names = {run.folder: str(run.folder.relative_to(root)) for run in runs}
+    if tall is not None:  # the end of a long name tells more than its beginning
+        room = max(16, console.width - OTHERS)
+        names = {folder: name if len(name) <= room else f"…{name[1 - room:]}" for folder, name in names.items()}
     lines = {names[run.folder]: run.line for run in runs if run in drawn}
     picture = curves.on(console, lines, max(run.rounds for run in drawn))
     busy = [part for run in runs if run.state == "running" for part in about(run)]
-    stopped = [f"stopped: go on with the same command, or with {resume(run)}" for run in runs if run.state == "stopped"][:1]
-    below = [*busy, *(Text(text) for text in stopped), *picture]
+    stopped = [Text(f"stopped; go on with: {resume(run)}") for run in runs if run.state == "stopped"]
+    below = [*busy, *(stopped if tall is None else stopped[:3]), *picture]
     return [overview(runs, names, None if tall is None else tall - len(below) - 3), *below]
 
 

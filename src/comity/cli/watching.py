@@ -21,6 +21,6 @@ def watch(
         from comity import screen, watch
 
         if once or not screen.out.is_terminal:
-            watch.once(folder, screen.out)
+            watch.once(folder)
         else:
-            watch.live(folder, screen.out)
+            watch.live(folder)

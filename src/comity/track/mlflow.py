@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -56,7 +55,7 @@ class MLflow:
         where = found.experiment_id if found else self._client.create_experiment(name)
         title = f"{settings['algorithm']} on {settings['data']}, seed {settings['seed']}"
         run: str = self._client.create_run(where, run_name=title, tags={"folder": str(folder.resolve())}).info.run_id
-        parameters = [Param(_name(key), str(value)[:LONGEST]) for key, value in _flat(settings)]
+        parameters = [Param(key, str(value)[:LONGEST]) for key, value in _flat(settings)]
         for k in range(0, len(parameters), PARAMETERS):
             self._client.log_batch(run, params=parameters[k : k + PARAMETERS])
         return run
@@ -68,7 +67,7 @@ class MLflow:
         if t <= self._last:
             return
         now = int(1000 * time.time())
-        metrics = [Metric(_name(name), value, now, t) for name, value in figures.items()]
+        metrics = [Metric(name, value, now, t) for name, value in figures.items()]
         for k in range(0, len(metrics), METRICS):
             self._client.log_batch(self._run, metrics=metrics[k : k + METRICS])
 
@@ -83,11 +82,6 @@ def _kept(folder: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     return known
-
-
-def _name(text: str) -> str:
-    """With the characters that MLflow's names may have."""
-    return re.sub(r"[^/\w.\- :]", "_", text)
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
