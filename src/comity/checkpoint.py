@@ -137,8 +137,26 @@ def locked(folder: Path) -> Iterator[None]:
         yield
         return
     with (folder / ".lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as why:
-            raise ComityError(f"Another process is running in {folder}.") from why
+        for left in reversed(range(5)):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as why:
+                if not left:
+                    raise ComityError(f"Another process is running in {folder}.") from why
+                time.sleep(0.05)  # somebody may only be looking whether it is held
         yield
+
+
+def held(folder: Path) -> bool:
+    """Whether a process is running in a folder."""
+    try:
+        import fcntl
+
+        with (folder / ".lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go of at once
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        return False
+    return False

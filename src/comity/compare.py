@@ -19,6 +19,7 @@ from comity.job import Progress, federation_of, prepare
 from comity.measure import gains
 from comity.run import check_same, reopen, resume_in, start
 from comity.spec import parse, split, value
+from comity.track import Trackers
 
 SOLO = "solo"
 LEFT_OUT = "leave-one-out"
@@ -44,16 +45,18 @@ def finished(folder: Path) -> dict[str, Any] | None:
     return summary
 
 
-def run_once(experiment: Experiment, federation: Federation, folder: Path, progress: Progress) -> dict[str, Any]:
+def run_once(
+    experiment: Experiment, federation: Federation, folder: Path, progress: Progress, track: Trackers | None = None
+) -> dict[str, Any]:
     """The summary of a run: a finished one in that folder is taken as it is, an unfinished one is continued."""
     job = prepare(experiment, federation)
     if not (folder / "config.toml").exists():
-        return start(job, folder, progress).summary
+        return start(job, folder, progress, track).summary
     check_same(folder, job.experiment)
     if summary := finished(folder):
         return summary
     given = federation if experiment.data == "arrays" else None  # which no folder can bring back
-    return resume_in(reopen(folder, given), folder, progress).summary
+    return resume_in(reopen(folder, given), folder, progress, track).summary
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ def compare(
     out: Path,
     progress: Callable[[Experiment], Progress],
     caution: Callable[[str], None],
+    track: Trackers | None = None,
 ) -> list[Row]:
     """Run every method, and SOLO, on the same split for each seed; `caution` hears what a user should know beforehand."""
     methods = list(dict.fromkeys([SOLO, *algorithms]))
@@ -105,7 +109,7 @@ def compare(
         for method in methods:
             experiment = experiments[method][seed]
             folder = run_folder(out, method, seed)
-            summaries[method].append(run_once(experiment, federation, folder, progress(experiment)))
+            summaries[method].append(run_once(experiment, federation, folder, progress(experiment), track))
     rows = [_row(method, summaries[method], seeds, out) for method in methods]
     table = [{"algorithm": row.algorithm, **{k: v for k, v in vars(row).items() if k != "algorithm"}} for row in rows]
     write_atomically(out / "comparison.json", json.dumps({"seeds": list(seeds), "rows": table}, indent=2) + "\n")
@@ -193,6 +197,7 @@ def tune(
     seeds: Sequence[int],
     out: Path,
     progress: Callable[[Experiment], Progress],
+    track: Trackers | None = None,
 ) -> list[Trial]:
     """Every point of the grid with the same budget, best by validation accuracy first."""
     if not base.validation:
@@ -213,7 +218,7 @@ def tune(
         for point, (experiment, federation) in zip(points, made, strict=True):
             name = ",".join(f"{n}={v}" for n, v in point.items())
             folder = out / name / f"seed-{seed}"
-            summary = run_once(experiment, federation, folder, progress(experiment))
+            summary = run_once(experiment, federation, folder, progress(experiment), track)
             best = summary["accuracy"]["best_round"]
             trials.setdefault(name, []).append((_validation_at(folder, best["round"]), best["weighted"]))
     rows = [

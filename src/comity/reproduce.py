@@ -22,6 +22,7 @@ from comity.measure import conventions, targets
 from comity.papers import Claim, Column, Line, Scale, Table
 from comity.spec import parse, split
 from comity.tables import read_metrics
+from comity.track import Trackers
 
 ABSENT = "not yet implemented"
 ROUNDING = 0.05
@@ -205,7 +206,9 @@ class Outcome:
     summary: dict[str, Any]
 
 
-def execute(runs: Sequence[Run], out: Path, progress: Callable[[str], Progress]) -> dict[tuple[str, str], list[Outcome]]:
+def execute(
+    runs: Sequence[Run], out: Path, progress: Callable[[str], Progress], track: Trackers | None = None
+) -> dict[tuple[str, str], list[Outcome]]:
     """Run what is not finished yet, seed after seed so that all rows of a seed share its data."""
     done: dict[tuple[str, str], list[Outcome]] = {}
     able = [run for run in runs if not run.why]
@@ -213,7 +216,8 @@ def execute(runs: Sequence[Run], out: Path, progress: Callable[[str], Progress])
         for run in able:
             one = run.experiments[k]
             folder = run.folder(out, one.seed)
-            summary = run_once(one, federation_for(one), folder, progress(f"{run.name} {run.row.name} seed {one.seed}"))
+            shown = progress(f"{run.name} {run.row.name} seed {one.seed}")
+            summary = run_once(one, federation_for(one), folder, shown, track)
             done.setdefault((run.name, run.row.name), []).append(Outcome(folder, summary))
     return done
 

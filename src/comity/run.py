@@ -10,7 +10,7 @@ import tempfile
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -36,10 +36,11 @@ from comity.job import Job, Progress, Quiet, cores, federation_of, prepare
 from comity.measure import summarise
 from comity.measure.memory import peak_memory
 from comity.tables import Tables, read_ledger, read_metrics
+from comity.track import Tracker, Trackers
 from comity.version import code
 
 HOW = {"engine", "workers", "device"}  # where a run is computed does not change what it computes
-FILES = {"metrics.csv", "ledger.csv", "timing.csv", "outcomes.csv", "summary.json", "checkpoints"}
+FILES = {"metrics.csv", "ledger.csv", "timing.csv", "outcomes.csv", "summary.json", "checkpoints", "tensorboard", "mlflow.json"}
 
 
 @dataclass(frozen=True)
@@ -115,13 +116,13 @@ def _at_work(folder: Path) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def resume_in(job: Job, folder: Path, progress: Progress) -> Result:
+def resume_in(job: Job, folder: Path, progress: Progress, track: Trackers | None = None) -> Result:
     """Go on with the run in a folder, from its last checkpoint."""
     with _at_work(folder):
-        return _execute(job, folder, progress, resume=True)
+        return _execute(job, folder, progress, track or Trackers(), resume=True)
 
 
-def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result:
+def _execute(job: Job, folder: Path, progress: Progress, track: Trackers, resume: bool) -> Result:
     begin = time.perf_counter()
     algorithm, rounds = job.algorithm, job.experiment.rounds
     tables, checkpoints = Tables(folder), Checkpoints(folder / "checkpoints")
@@ -129,6 +130,7 @@ def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result
     device = job.parties[0].data.train.x.device
     seconds = defaultdict(float, manifest.counters["seconds"] if manifest else {})
     net, server, course = job.net(progress), Meter(), Course(rounds, job.experiment.patience)
+    summary = None
     try:
         if manifest:
             net.load(checkpoints.folder, manifest.parties.values())
@@ -140,8 +142,9 @@ def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result
         else:
             tables.create()
             s, done = on_device(algorithm.server(job.root.fold("init"), job.info), device), -1
-        progress.begin(job, max(done, 0))
         seconds["setup"] += time.perf_counter() - begin
+        track.begin(job, folder)
+        progress.begin(job, max(done, 0))
         t = done
         while t < (last := course.rounds + bool(job.info.newcomers)):
             t += 1
@@ -166,9 +169,10 @@ def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result
                 accuracy, chosen_by = _evaluate(job, net, s, folder if t == rounds else None)
                 course.seen(t, chosen_by)
             evaluated = time.perf_counter()
-            tables.add("metrics.csv", net.notes)
-            tables.add("ledger.csv", net.ledger.take())
+            notes = net.notes.copy()
             net.notes.clear()
+            tables.add("metrics.csv", notes)
+            tables.add("ledger.csv", net.ledger.take())
             seconds["train"] += trained - tick
             seconds["evaluate"] += evaluated - trained
             counters = {"bytes": dict(net.ledger.total), "seconds": dict(seconds), **_steps(net, server)}
@@ -180,6 +184,7 @@ def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result
             tables.add("timing.csv", [(t, *(f"{value:.4f}" for value in row), peak_memory())])
             if t <= rounds:
                 progress.round(t, accuracy, net.ledger)
+            track.round(t, notes, net.ledger.total)
         seconds["total"] = seconds["setup"] + seconds["train"] + seconds["evaluate"] + checkpoints.seconds
         made = {"rounds": course.rounds, **_steps(net, server)}
         summary = summarise(job, read_metrics(folder), net.ledger.total, made, dict(seconds))
@@ -188,6 +193,7 @@ def _execute(job: Job, folder: Path, progress: Progress, resume: bool) -> Result
     finally:
         net.close()
         progress.end()
+        track.end(summary)
 
 
 @dataclass
@@ -299,7 +305,7 @@ def _evaluate(job: Job, net: Net, s: Any, final: Path | None, suffix: str = "") 
     return (sum(accuracies) / len(accuracies) if accuracies else None), chosen_by
 
 
-def start(job: Job, folder: Path, progress: Progress) -> Result:
+def start(job: Job, folder: Path, progress: Progress, track: Trackers | None = None) -> Result:
     """A new run in a folder of its own; a folder that holds a run already is refused."""
     if (folder / "config.toml").exists():
         raise Refusal(f"{folder} already holds a run: continue it with 'comity resume {folder}', or choose another --out.")
@@ -312,7 +318,7 @@ def start(job: Job, folder: Path, progress: Progress) -> Result:
         write_atomically(folder / "split.json", job.federation.split.to_json())
         write_atomically(folder / "env.json", json.dumps(_environment(job, settings), indent=2) + "\n")
         write_atomically(folder / "config.toml", settings)
-        return _execute(job, folder, progress, resume=False)
+        return _execute(job, folder, progress, track or Trackers(), resume=False)
 
 
 def check_same(folder: Path, experiment: Experiment) -> None:
@@ -381,17 +387,22 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
+    track: Sequence[str | Tracker] = (),
     **settings: Any,
 ) -> Result:
     """Run a method on a federation: `comity.run("fedavg+dbe", fed, rounds=20, seed=0, kappa=50)`.
 
     Settings are the experiment's (rounds, lr, batch, ...) or, failing that, the method's own (kappa, mu, ...). Without `out`
-    the run's folder is temporary and goes with the result.
+    the run's folder is temporary and goes with the result. `track` lists who else writes its course down: "tensorboard",
+    "mlflow", a user's file, or any Tracker.
     """
     pair = None if isinstance(model, str) else model
     if model is not None:
         settings["model"] = model if isinstance(model, str) else "modules"
     experiment = asked(algorithm, federation, settings)
+    if out is None and any(isinstance(one, str) for one in track):
+        raise Refusal("A tracker writes beside the run: give the run a folder with out=...")
+    trackers = Trackers(track)
     job = prepare(experiment, federation or federation_of(experiment), pair)
     for caution in job.cautions():
         warnings.warn(caution, stacklevel=2)
@@ -399,9 +410,9 @@ def run(
     folder = Path(keep.name if keep else out or "")
     if resume and (folder / "config.toml").exists():
         check_same(folder, job.experiment)
-        result = resume_in(reopen(folder, federation, pair), folder, progress or Quiet())
+        result = resume_in(reopen(folder, federation, pair), folder, progress or Quiet(), trackers)
     else:
-        result = start(job, folder, progress or Quiet())
+        result = start(job, folder, progress or Quiet(), trackers)
     result._keep = keep
     return result
 

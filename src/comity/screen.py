@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from comity import curves
 from comity.core.net import Ledger
 from comity.job import Job
+from comity.measure import conventions
+from comity.tables import read_metrics
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -133,6 +137,30 @@ def table(
         made.add_row(*row)
     if title:
         out.print(title, style="bold", soft_wrap=True)
+    if wide:
+        out.print(made)
+    else:
+        in_full(made)
+
+
+def in_full(made: Table) -> None:
+    """Print a table as wide as it is."""
     needed = out.measure(made, options=out.options.update(max_width=1000)).maximum
-    fits = out if wide or needed <= out.width else Console(highlight=False, width=needed)
-    fits.print(made)
+    (out if needed <= out.width else Console(highlight=False, width=needed)).print(made)
+
+
+def show_curves(folders: Mapping[str, Sequence[Path]]) -> None:
+    """The mean accuracy of finished runs by round, a curve for each name: the mean over its folders, which are its seeds.
+
+    Only for people: what programs read stays as it is.
+    """
+    if not out.is_terminal:
+        return
+    lines = {name: _mean([conventions.curve(read_metrics(folder)) for folder in some]) for name, some in folders.items()}
+    for row in curves.on(out, lines):
+        out.print(row)
+
+
+def _mean(lines: Sequence[conventions.Line]) -> conventions.Line:
+    """The mean at the rounds that all have."""
+    return {t: sum(line[t] for line in lines) / len(lines) for t in lines[0] if all(t in line for line in lines)}

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import fcntl
 import io
 import json
 import os
+import pty
 import re
+import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +36,7 @@ ENV = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "80"}
 for noisy in ("COMITY_DEBUG", "COMITY_CHECKPOINT_SECONDS", "FORCE_COLOR", "NO_COLOR", "LINES"):
     ENV.pop(noisy, None)
 SMALL = ("--parties", "3", "--rounds", "2", "--model", "linear", "--partition", "iid", "--engine", "loop")
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\^_=>]|\x1b\].*?(\x07|\x1b\\)")
 NURSERY = Path(__file__).with_name("nursery.py")
 
 
@@ -188,6 +195,36 @@ class Nursery:
         self._process.wait(10)
         assert self._process.stdout is not None
         self._process.stdout.close()
+
+
+Seen = Callable[[Child, str], None]
+
+
+def on_terminal(
+    nursery: Nursery, *args: object, columns: int = 80, seen: Seen | None = None, **how: object
+) -> tuple[int, str]:
+    """Run a command on a pseudo-terminal; its exit code and all it showed. `seen` may act on what is there so far."""
+    main, side = pty.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    env = {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "24"}
+    child = nursery.start(*args, tty=os.ttyname(side), env=env, **how)
+    shown = b""
+    while True:
+        ended = child.poll() is not None
+        if select.select([main], [], [], 0 if ended else 0.02)[0]:
+            shown += os.read(main, 65536)
+        elif ended:
+            break
+        if seen and not ended:
+            seen(child, shown.decode(errors="ignore"))
+    os.close(side)
+    os.close(main)
+    return child.wait().code, shown.decode()
+
+
+def frames(shown: str) -> list[str]:
+    """What could be read at one time or another: escape codes taken out, a line for each time the line was rewritten."""
+    return [line for line in re.split(r"[\r\n]+", ESCAPE.sub("", shown.replace("\x1b[1A", "\n"))) if line.strip()]
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -7,7 +7,6 @@ import fcntl
 import os
 import pty
 import re
-import select
 import struct
 import subprocess
 import sys
@@ -15,34 +14,10 @@ import termios
 from pathlib import Path
 
 import pytest
-from harness import ENV, Nursery, contents, process, summary, works
+from harness import ENV, ESCAPE, Nursery, contents, frames, on_terminal, process, summary, works
 
 DEMO = ("solo", "fedavg", "fedavg+dbe", "fedper", "scaffold")
 SETTINGS = ("--parties", "10", "--rounds", "2", "--partition", "dirichlet(alpha=0.1)", "--engine", "loop")
-ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\^_=>]|\x1b\].*?(\x07|\x1b\\)")
-
-
-def on_terminal(nursery: Nursery, *args: object, columns: int = 80, **how: object) -> tuple[int, str]:
-    """Run a command on a pseudo-terminal; its exit code and all it showed."""
-    main, side = pty.openpty()
-    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    env = {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "24"}
-    child = nursery.start(*args, tty=os.ttyname(side), env=env, **how)
-    shown = b""
-    while True:
-        ended = child.poll() is not None
-        if select.select([main], [], [], 0 if ended else 0.02)[0]:
-            shown += os.read(main, 65536)
-        elif ended:
-            break
-    os.close(side)
-    os.close(main)
-    return child.wait().code, shown.decode()
-
-
-def frames(shown: str) -> list[str]:
-    """What could be read at one time or another: escape codes taken out, a line for each time the line was rewritten."""
-    return [line for line in re.split(r"[\r\n]+", ESCAPE.sub("", shown.replace("\x1b[1A", "\n"))) if line.strip()]
 
 
 # --- Without a terminal -----------------------------------------------------------------------------------------------

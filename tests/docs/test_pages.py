@@ -10,6 +10,7 @@ import pytest
 
 from comity import cli, papers
 from comity.data import catalogue
+from comity.run import run
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -22,7 +23,7 @@ def blocks(page: str, kind: str) -> list[str]:
     return re.findall(rf"```{kind}\n(.*?)```", text(page), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["compare", "data", "reproduce"])
+@pytest.mark.parametrize("page", ["compare", "data", "reproduce", "watching"])
 def test_commands_work(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COMITY_DATA", raising=False)
@@ -41,6 +42,35 @@ def test_the_example_of_an_experiment(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("sys.argv", ["comity", "reproduce", str(path), "--scale", "smoke", "--out", str(tmp_path / "out")])
     cli.main()
     assert "| AVG | ADCOL | 80.20 ± 0.50 |" in (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
+
+
+def test_the_example_of_a_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = blocks("watching", "python")
+    (tmp_path / "printer.py").write_text(example, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    words = "comity run fedavg --parties 2 --rounds 1 --model linear --track ./printer.py --out out"
+    monkeypatch.setattr("sys.argv", words.split())
+    cli.main()
+    assert [line.split()[0] for line in (tmp_path / "out" / "course.txt").read_text(encoding="utf-8").splitlines()] == ["0", "1"]
+
+
+def test_trackers_are_told_what_the_page_says(tmp_path: Path) -> None:
+    told: dict[str, float] = {}
+
+    class Listener:
+        def begin(self, folder: Path, settings: object) -> None:
+            pass
+
+        def round(self, t: int, figures: dict[str, float]) -> None:
+            told.update(figures)
+
+        def end(self, summary: object) -> None:
+            pass
+
+    run("fedavg", parties=2, rounds=1, model="linear", track=[Listener()])
+    table = text("watching").split("| figure |")[1].split("\n\n")[0]
+    named = set(re.findall(r"`(\w+/\w+)`", table))
+    assert {name.replace("/p0", "/NAME") for name in told if not name.endswith("/p1")} == named
 
 
 def test_every_dataset_is_on_the_page() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import click
 
-from comity.cli import data, finished, looking, papers, running  # noqa: F401  (each adds its commands)
+from comity.cli import data, finished, looking, papers, running, watching  # noqa: F401  (each adds its commands)
 from comity.cli.options import Stopped, app
 from comity.errors import ComityError, describe
 

@@ -6,13 +6,16 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from comity.config import Experiment, experiment, read
 from comity.errors import ComityError, Refusal, describe
 from comity.spec import value
+
+if TYPE_CHECKING:
+    from comity.track import Trackers
 
 app = typer.Typer(
     help="Collaborative learning between parties whose data differ and may not be pooled.",
@@ -30,6 +33,9 @@ app.add_typer(data_app, name="data")
 Settings = dict[str, Any]
 Out = Annotated[Path | None, typer.Option("--out", help="folder for the results")]
 Algo = Annotated[str, typer.Argument(metavar="ALGO", help="method (fedavg, fedavg+dbe, ./mine.py) or FILE.toml")]
+Track = Annotated[
+    list[str] | None, typer.Option("--track", help="log to tensorboard or mlflow, too, or to a ./tracker.py", metavar="NAME")
+]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="several seeds, as in 0,1,2")]
 Report = Annotated[bool, typer.Option("--report/--no-report", envvar="COMITY_REPORT", help="end with a page: report.html")]
 NOT_OPTIONS = {"algorithm", "set", "party"}
@@ -156,6 +162,13 @@ def free_folder(name: str) -> Path:
     """The first of runs/name, runs/name-2, ... that holds nothing yet."""
     base = Path("runs") / name
     return next(p for k in range(1, 10**6) if not (p := base if k == 1 else base.with_name(f"{name}-{k}")).exists())
+
+
+def trackers(names: list[str] | None, home: Path) -> Trackers:
+    """Who else writes the runs in a folder down."""
+    from comity.track import Trackers
+
+    return Trackers(names or (), home, caution)
 
 
 def caution(text: str) -> None:

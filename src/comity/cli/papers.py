@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from comity.checkpoint import write_atomically
-from comity.cli.options import Out, Report, Seeds, app, chosen_seeds, resumable, write_report
+from comity.cli.options import Out, Report, Seeds, Track, app, chosen_seeds, resumable, trackers, write_report
 from comity.errors import Refusal, unknown
 
 ScaleOption = Annotated[str, typer.Option("--scale", help="smoke (a minute), reduced (half an hour) or full (the paper's)")]
@@ -37,6 +37,7 @@ def reproduce(
     rounds: Annotated[int | None, typer.Option(help="other than the scale's")] = None,
     only_plan: Annotated[bool, typer.Option("--plan", help="only say what it will cost here")] = False,
     out: Out = None,
+    track: Track = None,
     report: Report = True,
 ) -> None:
     """A paper's table again: printed beside measured. The same command goes on where it was stopped."""
@@ -66,9 +67,10 @@ def reproduce(
         raise Refusal(f"Nothing of {name} can be run here: {runs[0].why}.")
     folder = out or Path("runs") / "reproduce" / Path(name).with_suffix("") / scale
     several = {run.name for run in runs}
+    others = trackers(track, folder)
     with resumable(f"the same command and --out {folder}"):
         done = reproduce.execute(
-            runs, folder, lambda text: screen.progress(text if len(several) > 1 else text.split(" ", 1)[1])
+            runs, folder, lambda text: screen.progress(text if len(several) > 1 else text.split(" ", 1)[1]), others
         )
     cells = reproduce.collect(runs, done, kept, lines)
     screen.table(reproduce.HEADS, reproduce.lines(cells), words=2)

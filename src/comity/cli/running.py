@@ -14,12 +14,14 @@ from comity.cli.options import (
     Report,
     Seeds,
     Settings,
+    Track,
     app,
     caution,
     chosen_experiment,
     chosen_seeds,
     free_folder,
     resumable,
+    trackers,
     with_experiment,
     write_report,
 )
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 @app.command()
 @with_experiment
-def run(algo: Algo, settings: Settings, out: Out = None) -> None:
+def run(algo: Algo, settings: Settings, out: Out = None, track: Track = None) -> None:
     """Run one method, or an experiment's file."""
     from comity import screen
     from comity.compare import folder_name
@@ -44,22 +46,24 @@ def run(algo: Algo, settings: Settings, out: Out = None) -> None:
     for text in job.cautions():
         caution(text)
     folder = out or free_folder(f"{folder_name(chosen.algorithm)}-{Path(chosen.data).stem}-s{chosen.seed}")
+    others = trackers(track, folder.parent)
     with resumable(f"comity resume {folder}"):
-        _finish(folder, start(job, folder, screen.progress(chosen.algorithm)).summary)
+        _finish(folder, start(job, folder, screen.progress(chosen.algorithm), others).summary)
 
 
 @app.command()
-def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")]) -> None:
+def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], track: Track = None) -> None:
     """Continue a run that was stopped or killed; the result is what it would have been."""
     from comity import screen
     from comity.compare import finished
     from comity.run import check_run, reopen, resume_in
 
     check_run(run_dir)
+    others = trackers(track, run_dir.resolve().parent)
     with resumable(f"comity resume {run_dir}"):
         if (done := finished(run_dir)) is None:
             job = reopen(run_dir)
-            done = resume_in(job, run_dir, screen.progress(job.experiment.algorithm)).summary
+            done = resume_in(job, run_dir, screen.progress(job.experiment.algorithm), others).summary
         _finish(run_dir, done)
 
 
@@ -86,6 +90,7 @@ def _finish(folder: Path, summary: dict[str, Any]) -> None:
         f"up {screen.size(sent['up'])}, down {screen.size(sent['down'])}, peer {screen.size(sent['peer'])}, "
         f"{summary['steps']} steps, {screen.duration(took['total'])}"
     )
+    screen.show_curves({summary["algorithm"]: [folder]})
     screen.out.print(f"The run is in {folder}", soft_wrap=True)
     if summary["diverged"]:
         print(f"comity: The loss of {', '.join(summary['diverged'])} is not finite; try a smaller --lr.", file=sys.stderr)
@@ -100,12 +105,14 @@ def compare(
     leave_one_out: Annotated[bool, typer.Option("--leave-one-out", help="once more without each party: who helps whom?")] = False,
     leave_out: Annotated[str | None, typer.Option("--leave-out", help="only these in turn, as in p1,p2", metavar="NAMES")] = None,
     out: Out = None,
+    track: Track = None,
     report: Report = True,
 ) -> None:
     """Run several methods, and SOLO, on one split; end with a table."""
     from comity import leaving, screen
     from comity.cli.leaving import announce, show
     from comity.compare import compare as compare_runs
+    from comity.compare import folder_name
 
     base = experiment(settings)
     every = chosen_seeds(seeds, base.seed)
@@ -119,10 +126,11 @@ def compare(
         missing = set(e.without or ()) - set(base.without or ())
         return screen.progress(e.algorithm + "".join(f" without {p}" for p in missing) + (f" seed {e.seed}" if several else ""))
 
+    others = trackers(track, folder)
     with resumable(f"the same command and --out {folder}"):
         if leave_one_out:
             announce(base, algos, every, only)
-        rows = compare_runs(base, algos, every, folder, watched, caution)
+        rows = compare_runs(base, algos, every, folder, watched, caution, others)
         effects = leaving.effects(base, algos, every, folder, watched, only) if leave_one_out else []
     shown = []
     for row in rows:
@@ -149,6 +157,7 @@ def compare(
     )
     if effects:
         show(effects)
+    screen.show_curves({row.algorithm: [folder / folder_name(row.algorithm) / f"seed-{s}" for s in every] for row in rows})
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)
     if report:
         write_report(folder)
@@ -162,6 +171,7 @@ def tune(
     grid: Annotated[list[str], typer.Option("--grid", help="values to try: mu=0.1,1", metavar="NAME=V,V")],
     seeds: Seeds = None,
     out: Out = None,
+    track: Track = None,
 ) -> None:
     """Try a grid of values with equal budgets; choose on validation data."""
     from comity import screen
@@ -171,8 +181,9 @@ def tune(
     base = chosen_experiment(algo, settings)
     folder = out or free_folder(f"tune-{folder_name(base.algorithm)}")
     points = parse_grid(grid)
+    others = trackers(track, folder)
     with resumable(f"the same command and --out {folder}"):
-        trials = tune_runs(base, points, chosen_seeds(seeds, base.seed), folder, lambda e: screen.progress(e.algorithm))
+        trials = tune_runs(base, points, chosen_seeds(seeds, base.seed), folder, lambda e: screen.progress(e.algorithm), others)
     rows = [[*(str(v) for v in t.settings.values()), f"{t.validation:.1%}", f"{t.test:.1%}"] for t in trials]
     screen.table([*points, "validation", "test"], rows, f"{base.algorithm}, {base.rounds} rounds each, best by validation first")
     best = ", ".join(f"{n}={v}" for n, v in trials[0].settings.items())

@@ -1,0 +1,141 @@
+"""Trackers: a run's course written down elsewhere, too. Comity has TensorBoard and MLflow; anything with three methods is one."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Protocol
+
+from comity.core.net import Note
+from comity.errors import Refusal, describe, unknown
+from comity.job import Job
+from comity.measure.conventions import curve, party_curves
+from comity.measure.summary import KINDS
+from comity.plugins import call_from_file
+from comity.tables import read_ledger, read_metrics
+
+
+class Tracker(Protocol):
+    """Whoever follows a run; one may follow several, one after the other.
+
+    After `begin` every evaluated round is told from the first on, in order. A run that is resumed begins again, and what was
+    known of it is told again: a tracker either writes it anew or leaves out what it has.
+    """
+
+    def begin(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        """A run begins, or goes on, in a folder; its settings are those of config.toml."""
+
+    def round(self, t: int, figures: Mapping[str, float]) -> None:
+        """A round was evaluated: figures by name, as in accuracy/mean or bytes/up."""
+
+    def end(self, summary: Mapping[str, Any] | None) -> None:
+        """The run is finished, and this is summary.json; None: it was stopped."""
+
+
+def needs(what: str, *modules: str) -> None:
+    """Refuse a tracker whose library is not here, before anything starts."""
+    if any(find_spec(module) is None for module in modules):
+        raise Refusal(f"{what} is not installed: pip install 'comity[track]'.")
+
+
+def _tensorboard(home: Path | None) -> Tracker:
+    from comity.track.tensorboard import TensorBoard
+
+    return TensorBoard()
+
+
+def _mlflow(home: Path | None) -> Tracker:
+    from comity.track.mlflow import MLflow
+
+    return MLflow(home)
+
+
+KNOWN: dict[str, Callable[[Path | None], Tracker]] = {"tensorboard": _tensorboard, "mlflow": _mlflow}
+
+
+def tracker(wanted: str | Tracker, home: Path | None) -> Tracker:
+    """A tracker by name, or one that a user's file makes with tracker()."""
+    if not isinstance(wanted, str):
+        return wanted
+    if wanted.endswith(".py"):
+        made: Tracker = call_from_file(wanted, "tracker")
+        return made
+    if wanted not in KNOWN:
+        raise unknown("tracker", wanted, KNOWN)
+    return KNOWN[wanted](home)
+
+
+class Trackers:
+    """All trackers of a run. One that fails is told of once and left out from then on; the run does not notice."""
+
+    def __init__(
+        self, wanted: Iterable[str | Tracker] = (), home: Path | None = None, told: Callable[[str], None] = warnings.warn
+    ) -> None:
+        self._all = [tracker(one, home) for one in wanted]
+        self._following: list[Tracker] = []
+        self._told = told
+
+    def begin(self, job: Job, folder: Path) -> None:
+        """Follow a run; what its tables hold already is told first."""
+        if not self._all:
+            return
+        settings = job.experiment.model_dump(exclude_none=True)
+        self._sizes = {p.name: len(p.data.test) for p in job.parties}
+        self._following = self._each(self._all, lambda one: one.begin(folder, settings))
+        charges, notes, total = defaultdict(list), defaultdict(list), Counter[str]()
+        for charge in read_ledger(folder):
+            charges[charge.round].append(charge)
+        for note in read_metrics(folder):
+            notes[note.round].append(note)
+        for t in sorted(charges.keys() | notes.keys()):
+            for charge in charges[t]:
+                total[charge.kind] += charge.bytes
+            self.round(t, notes[t], total)
+
+    def round(self, t: int, notes: Sequence[Note], total: Mapping[str, int]) -> None:
+        """A round is over; the trackers hear of it if it was evaluated."""
+        if self._following and (found := figures(t, notes, total, self._sizes)):
+            self._following = self._each(self._following, lambda one: one.round(t, found))
+
+    def end(self, summary: Mapping[str, Any] | None) -> None:
+        """The run has ended; it may not even have begun."""
+        self._each(self._following, lambda one: one.end(summary))
+        self._following = []
+
+    def _each(self, who: Sequence[Tracker], tell: Callable[[Tracker], None]) -> list[Tracker]:
+        """Tell them; those that it went well with."""
+        well = []
+        for one in list(who):
+            try:
+                tell(one)
+                well.append(one)
+            except Exception as why:
+                self._all.remove(one)
+                words = " ".join(describe(why).split())
+                self._told(f"{type(one).__name__} failed and is left out from now on; the run itself goes on. {words}")
+        return well
+
+
+def figures(t: int, notes: Sequence[Note], total: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float]:
+    """What trackers are told of a round; nothing if it was not evaluated. `sizes` are the parties' test samples."""
+    parties = {party: line[t] for party, line in party_curves(notes).items()}
+    if not parties:
+        return {}
+    losses = {n.party: n.value for n in notes if (n.split, n.metric) == ("test", "loss")}
+    chosen_by = [n.value for n in notes if (n.split, n.metric) == ("validation", "accuracy")]
+    return {
+        "accuracy/mean": fmean(parties.values()),
+        "accuracy/weighted": curve(notes, "weighted", sizes)[t],
+        "accuracy/worst": min(parties.values()),
+        "accuracy/best": max(parties.values()),
+        **({"accuracy/global": pooled[t]} if (pooled := curve(notes, "global")) else {}),
+        **({"accuracy/validation": fmean(chosen_by)} if chosen_by else {}),
+        "loss/mean": fmean(losses.values()),
+        **{f"bytes/{kind}": float(total.get(kind, 0)) for kind in KINDS},
+        **{f"party_accuracy/{party}": value for party, value in parties.items()},
+        **{f"party_loss/{party}": value for party, value in losses.items()},
+    }

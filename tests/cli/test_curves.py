@@ -1,0 +1,175 @@
+"""Curves of characters: where a value is drawn is where the axis says it is, on any terminal; programs are spared them."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from harness import ESCAPE, SMALL, Nursery, comity, frames, on_terminal, summary, works
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from comity import curves
+from comity.curves import COLOURS, MARKS, draw, scale
+
+
+def text(lines: dict[str, dict[int, float]], **how: object) -> list[str]:
+    return [row.plain for row in draw(lines, **how)]  # type: ignore[arg-type]
+
+
+def console(encoding: str = "utf-8", colours: bool = True) -> Console:
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    return Console(file=file, width=80, force_terminal=colours, color_system="standard" if colours else None)
+
+
+def test_a_drawing_by_hand() -> None:
+    """From 0 to 100 in four rounds, one sign a point: column and row can be counted."""
+    drawn = text({"a": {t: t / 4 for t in range(5)}}, width=5, height=5, plain=True)
+    assert [row.rstrip() for row in drawn] == [
+        "mean accuracy",
+        " 100% +    *",
+        "  75% +   *",
+        "  50% +  *",
+        "  25% + *",
+        "   0% +*",
+        "      +-----",
+        "       0 2 4  round",
+    ]
+
+
+def test_braille_by_hand() -> None:
+    """Two signs of two by four dots each: a level line at the top, and one that falls from top to bottom."""
+    low, high, _ = scale(0, 100)
+    assert (low, high) == (0, 100)
+    canvas = curves.Canvas(2, 1, plain=False)
+    canvas.polyline([(0, 0), (1, 1)], 0)
+    assert canvas.line(0).plain == "⠑⢄"
+    canvas.polyline([(0, 0), (1, 0)], 1)
+    assert canvas.line(0).plain == "⠉⠉"  # the later one is in front
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=40), st.booleans())
+def test_every_value_is_where_the_axis_says(values: list[float], plain: bool) -> None:
+    """Read the drawing back: at each point's column there is a sign, no further from its value than a row is high."""
+    drawn = text({"a": dict(enumerate(values))}, width=60, plain=plain)
+    field = [row for row in drawn[1:] if re.match(r" *(\d+%)? [|+│┤]", row) and not row.endswith("--")]
+    marks = {k: int(found[1]) for k, row in enumerate(field) if (found := re.match(r" *(\d+)% ", row))}
+    top, bottom = marks[0], marks[len(field) - 1]
+    assert top - bottom >= 5
+    assert bottom <= 100 * min(values)
+    assert 100 * max(values) <= top
+    assert len({b - a for a, b in zip(list(marks), list(marks)[1:], strict=False)}) == 1
+    high = (top - bottom) / (len(field) - 1)
+    for t, value in enumerate(values):
+        column = 7 + round(t / (len(values) - 1) * 59)
+        near = [k for k, row in enumerate(field) if row[column] != " " and abs(top - k * high - 100 * value) <= high]
+        assert near, f"{value} is not drawn at round {t}"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "axis"),
+    [(0, 100, (0, 100, 25)), (12, 92, (0, 100, 20)), (95, 95.3, (94, 100, 2)), (100, 100, (94, 100, 2)), (0, 0, (0, 6, 2)),
+     (50, 60, (50, 60, 5)), (88.1, 91.9, (88, 94, 2))],
+)  # fmt: skip
+def test_the_axis_ends_on_round_figures(low: float, high: float, axis: tuple[int, int, int]) -> None:
+    assert scale(low, high) == axis
+
+
+def test_one_evaluation_is_no_curve() -> None:
+    assert draw({"a": {3: 0.5}}) == []
+    assert draw({}) == []
+    assert "b" not in "".join(text({"a": {0: 0.1, 1: 0.5}, "b": {1: 0.4}})[-1:])
+
+
+def test_only_evaluated_rounds_are_points() -> None:
+    """A line that was judged in rounds 0 and 8 is straight between them."""
+    sparse, dense = ({t: t / 8 for t in range(0, 9, step)} for step in (8, 1))
+    assert text({"a": sparse}, width=9, height=9, plain=True) == text({"a": dense}, width=9, height=9, plain=True)
+
+
+def test_several_have_colours_and_a_legend() -> None:
+    lines = {"solo": {0: 0.1, 9: 0.4}, "fedavg": {0: 0.1, 9: 0.8}}
+    drawn = draw(lines)
+    assert drawn[-1].plain.split() == ["━━", "solo", "40.0%", "━━", "fedavg", "80.0%"]
+    for row, value in (("40%", COLOURS[0]), ("80%", COLOURS[1])):
+        line = next(text for text in drawn if text.plain.strip().startswith(row))
+        assert {str(span.style) for span in line.spans if line.plain[span.start] != " "} >= {value}
+    legend = "".join(text(lines, plain=True)[-1:])
+    assert f"{MARKS[0]} solo 40.0%" in legend
+    assert f"{MARKS[1]} fedavg 80.0%" in legend
+
+
+def test_more_than_can_be_told_apart() -> None:
+    lines = {f"m{k}": {0: 0.0, 1: k / 20} for k in range(11)}
+    drawn = text(lines)
+    assert drawn[-1].strip() == "the best 8 of 11 at their ends"
+    assert set(re.findall(r"m\d+", "".join(drawn))) == {f"m{k}" for k in range(3, 11)}
+
+
+def test_the_axis_reaches_the_last_round_to_come() -> None:
+    drawn = text({"a": {0: 0.0, 10: 1.0}}, rounds=40)
+    assert drawn[-1].split() == ["0", "20", "40", "round"]
+    assert all(row[7 + 16 :].strip() == "" for row in drawn[1:9])
+
+
+@pytest.mark.parametrize(
+    ("screen", "term", "braille"),
+    [(console(), "xterm", True), (console("ascii"), "xterm", False), (console("latin-1"), "xterm", False),
+     (console(), "linux", False), (console(), "dumb", False), (console(colours=False), "xterm", True)],
+    ids=["able", "ascii", "latin-1", "linux console", "dumb", "no colours"],
+)  # fmt: skip
+def test_plain_signs_where_there_is_nothing_else(
+    screen: Console, term: str, braille: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    drawn = "".join(row.plain for row in curves.on(screen, {"a": {0: 0.1, 5: 0.9}}))
+    assert drawn
+    assert any(ord(sign) >= 0x2800 for sign in drawn) == braille
+    assert drawn.isascii() != braille
+
+
+def test_without_colours_signs_tell_several_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    lines = {"a": {0: 0.1, 5: 0.9}, "b": {0: 0.1, 5: 0.5}}
+    assert "".join(row.plain for row in curves.on(console(colours=False), lines)).isascii()
+    assert not "".join(row.plain for row in curves.on(console(), lines)).isascii()
+
+
+def test_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    for width in (10, 29, 30, 50, 200):
+        drawn = curves.on(Console(width=width, file=io.StringIO()), {"a": {0: 0.1, 100: 0.9}})
+        assert all(row.cell_len <= width for row in drawn)
+        assert bool(drawn) == (width >= 30)
+
+
+# --- At the end of a run ----------------------------------------------------------------------------------------------
+
+
+def test_a_person_sees_it_and_a_program_does_not(nursery: Nursery, tmp_path: Path) -> None:
+    code, shown = on_terminal(nursery, "run", "fedavg", *SMALL, "--out", tmp_path / "run")
+    assert code == 0
+    seen = frames(shown)
+    assert "mean accuracy" in seen
+    assert any(0x2800 < ord(sign) < 0x2900 for sign in shown)
+    assert next(line for line in seen if line.endswith(" round")).split() == ["0", "1", "2", "round"]
+    assert all(len(line) <= 80 for line in ESCAPE.sub("", shown).splitlines()[-15:])
+    code, again = on_terminal(nursery, "resume", tmp_path / "run")
+    assert (code, "mean accuracy" in frames(again)) == (0, True)
+    ended = nursery.run("resume", tmp_path / "run")
+    assert len(ended.out.splitlines()) == 3
+    assert ended.out.splitlines()[-1] == f"The run is in {tmp_path / 'run'}"
+
+
+def test_compare_draws_a_curve_for_each_method(nursery: Nursery, tmp_path: Path) -> None:
+    works("compare", "fedavg", *SMALL, "--seeds", "0,1", "--out", tmp_path)
+    code, shown = on_terminal(nursery, "compare", "fedavg", *SMALL, "--seeds", "0,1", "--out", tmp_path)
+    assert code == 0
+    legend = next(line for line in frames(shown) if "━━ solo" in line)
+    for method in ("solo", "fedavg"):
+        means = [summary(tmp_path / method / f"seed-{seed}")["accuracy"]["mean"] for seed in (0, 1)]
+        assert f"{method} {sum(means) / 2:.1%}" in legend
+    assert "mean accuracy" not in comity("compare", "fedavg", *SMALL, "--seeds", "0,1", "--out", tmp_path).out
