@@ -12,7 +12,7 @@ from pathlib import Path
 from comity.checkpoint import write_atomically
 from comity.errors import Refusal, unknown
 from comity.report.blocks import Block, Section, Table, Text
-from comity.report.gather import SOLO, Group, Method, gather, why_not
+from comity.report.gather import Group, Method, gather, why_not
 from comity.report.page import Page
 from comity.report.sections.again import again
 from comity.report.sections.answer import answer, standings
@@ -100,8 +100,7 @@ def chosen(group: Group, names: Sequence[str] | None) -> list[Method]:
     if names is not None:
         return [finished[name] for name in names if name in finished]
     ranked = [s.method for s in standings(group)[0] if s.method.finished]
-    best = [m for m in ranked if m.name != SOLO][:3]
-    return [*best, *([finished[SOLO]] if SOLO in finished else [])]
+    return [*[m for m in ranked if not m.alone][:3], *[m for m in ranked if m.alone]]
 
 
 def front(folder: Path) -> list[Block]:
@@ -111,7 +110,17 @@ def front(folder: Path) -> list[Block]:
         return []
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            heads, *rows = csv.reader(file)
-    except (OSError, ValueError, csv.Error):
+            rows = [_beside(row) for row in csv.DictReader(file)]
+    except (OSError, ValueError, KeyError, TypeError, csv.Error):
         return [Text("table.csv is damaged.", "missing")]
-    return [Table("paper", "Paper beside measured", heads, rows, words=2)]
+    return [Table("paper", "Paper beside measured", ["column", "method", "paper", "measured", "difference"], rows, words=2)]
+
+
+def _beside(row: dict[str, str]) -> list[str]:
+    """A line of a reproduction's table."""
+    paper, measured = (
+        f"{float(row[name]):.2f}" + (f" ± {float(row[f'{name}_std']):.2f}" if row[f"{name}_std"] else "") if row[name] else ""
+        for name in ("paper", "measured")
+    )
+    difference = f"{float(row['measured']) - float(row['paper']):+.2f}" if row["paper"] and row["measured"] else ""
+    return [row["column"], row["row"], paper, measured or row["note"], difference]

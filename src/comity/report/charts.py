@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from comity.report.blocks import Spec
-from comity.report.gather import SOLO
+from comity.report.gather import Group
 
 SHOWN = "shown"
 """The parameter that holds the methods whose boxes are ticked."""
@@ -20,18 +20,18 @@ BYTES = (
 )
 
 
-def colour_of(methods: Sequence[str]) -> dict[str, str]:
+def colour_of(group: Group) -> dict[str, str]:
     """Every method's colour: training alone is grey."""
-    others = [m for m in methods if m != SOLO]
-    return {m: "@grey" if m == SOLO else f"@c{others.index(m) % MANY}" for m in methods}
+    others = [m.name for m in group.others]
+    return {m.name: "@grey" if m.alone else f"@c{others.index(m.name) % MANY}" for m in group.methods}
 
 
-def by_method(methods: Sequence[str], legend: bool = False, only: Sequence[str] | None = None) -> Spec:
+def by_method(group: Group, legend: bool = False, only: Sequence[str] | None = None) -> Spec:
     """Colour by method, the same on the whole page, though `only` some are there.
 
     The page's own boxes are the legend; a file needs one inside.
     """
-    colours = {m: colour for m, colour in colour_of(methods).items() if only is None or m in only}
+    colours = {m: colour for m, colour in colour_of(group).items() if only is None or m in only}
     how: Spec = {"domain": list(colours), "range": list(colours.values())}
     return {"field": "method", "type": "nominal", "scale": how, "legend": {"title": None} if legend else None}
 

@@ -20,9 +20,10 @@ from comity.errors import Refusal, describe
 from comity.job import Job
 from comity.measure.conventions import Line, curve, party_curves
 from comity.measure.gain import outcomes
+from comity.spec import parse
 from comity.tables import COLUMNS
 
-SOLO = "solo"
+SOLO, CENTRALIZED = "solo", "centralized"
 ASIDE = {"leave-one-out", "exported", "checkpoints", "tape", "tensorboard"}
 """Folders whose runs, if any, are no methods of their own."""
 MARKS = ("config.toml", "metrics.csv", "summary.json")
@@ -196,6 +197,20 @@ class Method:
     runs: list[Run]
 
     @property
+    def alone(self) -> bool:
+        """Whether it is training alone, whatever it is called here."""
+        return self._is(SOLO)
+
+    @property
+    def pools(self) -> bool:
+        """Whether it pools the data, which is what the others must do without."""
+        return self._is(CENTRALIZED)
+
+    def _is(self, algorithm: str) -> bool:
+        known = next((run.experiment.algorithm for run in self.runs if run.experiment), self.name)
+        return parse(known).name == algorithm if "+" not in known else False
+
+    @property
     def finished(self) -> list[Run]:
         """Those that came to their end."""
         return [run for run in self.runs if run.summary]
@@ -220,12 +235,12 @@ class Group:
     @property
     def solo(self) -> Method | None:
         """Training alone, if it was run."""
-        return next((m for m in self.methods if m.name == SOLO), None)
+        return next((m for m in self.methods if m.alone), None)
 
     @property
     def others(self) -> list[Method]:
         """All but training alone."""
-        return [m for m in self.methods if m.name != SOLO]
+        return [m for m in self.methods if not m.alone]
 
     @cached_property
     def same_parties(self) -> bool:
@@ -246,6 +261,11 @@ class Group:
     def experiment(self) -> Experiment | None:
         """Some run's configuration: they share all but the method."""
         return next((run.experiment for run in self.runs if run.experiment), None)
+
+    @property
+    def names(self) -> list[str]:
+        """The methods' names."""
+        return [m.name for m in self.methods]
 
     @property
     def title(self) -> str:
@@ -269,7 +289,7 @@ def gather(folder: Path) -> list[Group]:
     groups = []
     for name, methods in sorted(found.items()):
         made = [Method(method, sorted(runs, key=lambda r: r.seed)) for method, runs in methods.items()]
-        groups.append(Group(name, sorted(made, key=lambda m: m.name != SOLO)))
+        groups.append(Group(name, sorted(made, key=lambda m: not m.alone)))
     return groups
 
 
@@ -333,4 +353,4 @@ def why_not(why: Exception) -> str:
     return describe(why)
 
 
-__all__ = ["SOLO", "Group", "Method", "Run", "gather", "why_not"]
+__all__ = ["Group", "Method", "Run", "gather", "why_not"]

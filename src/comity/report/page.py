@@ -40,7 +40,7 @@ class Page:
         for k, (group, sections) in enumerate(groups):
             self._group = f"g{k}"
             parts = [{"name": s.name, "title": s.title, "blocks": [self._render(b) for b in _paired(s.blocks)]} for s in sections]
-            methods = colour_of([m.name for m in group.methods])
+            methods = colour_of(group)
             made.append({"id": self._group, "name": group.name or group.title, "sections": parts, "methods": methods})
         content = {"charts": self.charts, "data": self.data, "themes": {"light": LIGHT, "dark": DARK}, "config": CONFIG}
         template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_asset("page.html"))

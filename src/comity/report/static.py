@@ -9,7 +9,7 @@ from typing import Any
 
 from comity.errors import Refusal
 from comity.report.blocks import Chart, Section, Spec, Table
-from comity.report.charts import SHOWN, colour_of
+from comity.report.charts import SHOWN
 from comity.report.gather import Group, gather
 from comity.report.sections.answer import answer
 from comity.report.themes import CONFIG, LIGHT, coloured
@@ -38,7 +38,7 @@ def check_kind(kind: str) -> None:
 def figure(chart: Chart, group: Group) -> Spec:
     """A chart as it stands in a paper: as wide as a column, with its own legend."""
     spec = chart.standing()
-    _with_legend(spec, list(colour_of([m.name for m in group.methods])))
+    _with_legend(spec, group.names)
     spec = {"$schema": "https://vega.github.io/schema/vega-lite/v6.json", "width": COLUMN - 70, "padding": 2, **spec}
     if spec.get("height", 0) >= 200 and "y" not in spec.get("encoding", {}):
         spec["height"] = 150

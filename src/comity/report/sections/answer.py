@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from comity.measure.gain import paired_interval
 from comity.measure.targets import Reached, common_target, reached
 from comity.report.blocks import Section, Table
-from comity.report.gather import SOLO, Group, Method, Run
+from comity.report.gather import Group, Method, Run
 from comity.report.sections.gains import between
 from comity.screen import duration, size
 
@@ -100,8 +100,8 @@ def standings(group: Group, target: float | None = None) -> tuple[list[Standing]
 
 def _target(group: Group) -> float | None:
     final = {m.name: [run.curve[max(run.curve)] for run in m.finished if run.curve] for m in group.methods}
-    if final.get(SOLO):
-        return statistics.fmean(final[SOLO])
+    if group.solo and final[group.solo.name]:
+        return statistics.fmean(final[group.solo.name])
     lines = {name: {0: statistics.fmean(values)} for name, values in final.items() if values}
     return common_target(lines) if len(lines) > 1 else None
 
@@ -145,6 +145,8 @@ def _accuracy(s: Standing) -> str:
 
 def sentences(group: Group, ranked: list[Standing]) -> list[str]:
     """The winner and what it costs, from the figures alone."""
+    pooled = [s for s in ranked if s.method.pools]
+    ranked = [s for s in ranked if not s.method.pools] or ranked
     best, rest = ranked[0], ranked[1:]
     several = f" (± {100 * best.spread:.1f} over {len(best.accuracy)} seeds)" if len(best.accuracy) > 1 else ""
     said = [f"{best.method.name} has {best.mean:.1%}{several}, averaged over parties."]
@@ -161,8 +163,8 @@ def sentences(group: Group, ranked: list[Standing]) -> list[str]:
                 f"{best.method.name} is first with {best.mean:.1%}{several}, but {second.method.name} is not clearly "
                 f"behind ({ahead:.1f} points; the 95 % interval of the difference includes zero)."
             )
-    alone = next((s for s in rest if s.method.name == SOLO), None)
-    if best.method.name == SOLO:
+    alone = next((s for s in rest if s.method.alone), None)
+    if best.method.alone and rest:
         said.append("No method that collaborates does better on average than training alone.")
     elif alone and best.judged:
         loses = f"{best.hurt} {'loses' if best.hurt == 1 else 'lose'}" if best.hurt else "none loses"
@@ -172,7 +174,8 @@ def sentences(group: Group, ranked: list[Standing]) -> list[str]:
             f"Against training alone it has {100 * (best.mean - alone.mean):+.1f} points: of {best.judged} parties{seeds} "
             f"{best.gained} clearly {gain}, {loses}."
         )
-    said += _price(best, [s for s in rest if s.method.name != SOLO])
+    said += _price(best, [s for s in rest if not s.method.alone])
+    said += [f"{s.method.name}, which pools the data, has {s.mean:.1%}." for s in pooled if s is not best]
     return said
 
 

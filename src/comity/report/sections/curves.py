@@ -7,8 +7,10 @@ from typing import Any
 
 from comity.report.blocks import Chart, Data, Option, Section, Spec
 from comity.report.charts import ONLY_SHOWN, by_method, count_of_bytes, share, shown, tip, whole_rounds
-from comity.report.gather import SOLO, Group, Method
+from comity.report.gather import Group, Method
 
+FEW = 12
+"""Evaluations up to which each has its mark: a single one would not be seen as a line."""
 POINTS = 20_000
 """More rows than this for parties' lines are thinned: a page has to open quickly."""
 
@@ -20,14 +22,13 @@ def curves(group: Group) -> Section:
     if not data.columns["round"]:
         section.say("No run has been evaluated yet.", "missing")
         return section
-    names = [m.name for m in group.methods]
     last = [f"{m.name} {_last(m):.1%}" for m in group.methods if any(run.curve for run in m.runs)]
     seeds = max(len(m.runs) for m in group.methods)
     band = "; bands: ± standard deviation over seeds" if seeds > 1 else ""
     alt = f"Test accuracy, mean over parties{band}. At the end: {', '.join(last)}."
-    section.blocks.append(_by_round(data, names, alt))
-    if any(row["method"] != SOLO and row["round"] > 0 and row["bytes"] for row in data.rows()):
-        section.blocks.append(_by_bytes(data, names, alt))
+    section.blocks.append(_by_round(data, group, alt))
+    if any(not row["alone"] and row["round"] > 0 and row["bytes"] for row in data.rows()):
+        section.blocks.append(_by_bytes(data, group, alt))
     return section
 
 
@@ -44,6 +45,7 @@ def table(group: Group) -> Data:
             rows.append(
                 {
                     "method": method.name,
+                    "alone": method.alone,
                     "party": "",
                     "round": t,
                     "accuracy": mean,
@@ -61,23 +63,25 @@ def table(group: Group) -> Data:
                 own = [run.parties[party][t] for run in drawn if t in run.parties.get(party, {})]
                 if own:
                     rows.append({"method": method.name, "party": party, "round": t, "accuracy": statistics.fmean(own)})
-    return Data.of("curves", rows, ("method", "party", "round", "accuracy", "low", "high", "bytes", "seeds"))
+    return Data.of("curves", rows, ("method", "alone", "party", "round", "accuracy", "low", "high", "bytes", "seeds"))
 
 
 def _last(method: Method) -> float:
     return statistics.fmean(run.curve[max(run.curve)] for run in method.runs if run.curve)
 
 
-def _layers(x: Spec, names: list[str], tips: list[Spec]) -> list[Spec]:
+def _layers(x: Spec, group: Group, tips: list[Spec]) -> list[Spec]:
     """Band, line, and a point where the pointer is."""
     whole = {"filter": "datum.party == ''"}
-    colour, y = by_method(names), share("accuracy", "test accuracy")
+    colour, y = by_method(group), share("accuracy", "test accuracy")
+    few = max(len(run.curve) for run in group.runs) <= FEW
+    mark = {"type": "line", "point": {"size": 25}} if few else {"type": "line"}
     band: Spec = {
         "transform": [whole],
         "mark": {"type": "area", "opacity": 0.15},
         "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour},
     }
-    line: Spec = {"transform": [whole], "mark": {"type": "line"}, "encoding": {"x": x, "y": y, "color": colour}}
+    line: Spec = {"transform": [whole], "mark": mark, "encoding": {"x": x, "y": y, "color": colour}}
     near: Spec = {
         "transform": [whole],
         "params": [{"name": "near", "select": {"type": "point", "nearest": True, "on": "pointerover", "clear": "pointerout"}}],
@@ -93,7 +97,7 @@ def _layers(x: Spec, names: list[str], tips: list[Spec]) -> list[Spec]:
     return [band, line, near]
 
 
-def _by_round(data: Data, names: list[str], alt: str) -> Chart:
+def _by_round(data: Data, group: Group, alt: str) -> Chart:
     x = whole_rounds()
     tips = [
         tip("method", "method"),
@@ -107,18 +111,18 @@ def _by_round(data: Data, names: list[str], alt: str) -> Chart:
         "encoding": {
             "x": x,
             "y": share("accuracy", "test accuracy"),
-            "color": by_method(names),
+            "color": by_method(group),
             "detail": {"field": "party"},
             "tooltip": [tip("method", "method"), tip("party", "party"), tip("accuracy", "accuracy", ".1%")],
         },
     }
-    layers = _layers(x, names, tips)
-    spec = {"height": 300, "params": [shown(names)], "transform": [ONLY_SHOWN], "layer": [alone, *layers]}
+    layers = _layers(x, group, tips)
+    spec = {"height": 300, "params": [shown(group.names)], "transform": [ONLY_SHOWN], "layer": [alone, *layers]}
     box = Option("each party's line", (("layer", 0, "transform", 0, "filter"),), "datum.party != ''", "false")
     return Chart("accuracy-by-round", "Accuracy by round", alt, data, spec, (box,), half=True)
 
 
-def _by_bytes(data: Data, names: list[str], alt: str) -> Chart:
+def _by_bytes(data: Data, group: Group, alt: str) -> Chart:
     x = count_of_bytes("bytes", "bytes sent so far, all parties together", "log")
     tips = [
         tip("method", "method"),
@@ -128,22 +132,22 @@ def _by_bytes(data: Data, names: list[str], alt: str) -> Chart:
     ]
     still: Spec = {  # training alone sends nothing: a line to beat
         "transform": [
-            {"filter": f"datum.method == '{SOLO}' && datum.party == ''"},
+            {"filter": "datum.alone && datum.party == ''"},
             {"joinaggregate": [{"op": "max", "field": "round", "as": "last"}]},
             {"filter": "datum.round == datum.last"},
         ],
         "mark": {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.5},
         "encoding": {
             "y": share("accuracy", "test accuracy"),
-            "color": by_method(names),
+            "color": by_method(group),
             "tooltip": [tip("method", "method"), tip("accuracy", "accuracy", ".1%")],
         },
     }
-    layers = _layers(x, names, tips)
+    layers = _layers(x, group, tips)
     for layer in layers:
-        layer["transform"] = [*layer["transform"], {"filter": f"datum.round > 0 && datum.bytes > 0 && datum.method != '{SOLO}'"}]
-    spec = {"height": 300, "params": [shown(names)], "transform": [ONLY_SHOWN], "layer": [*layers, still]}
+        layer["transform"] = [*layer["transform"], {"filter": "datum.round > 0 && datum.bytes > 0 && !datum.alone"}]
+    spec = {"height": 300, "params": [shown(group.names)], "transform": [ONLY_SHOWN], "layer": [*layers, still]}
     places = tuple(("layer", k, "encoding", "x", "scale", "type") for k in range(len(layers)))
     box = Option("logarithmic", places, "log", "linear", ticked=True)
-    words = alt + (" Training alone sends nothing: the dashed line." if SOLO in names else "")
+    words = alt + (" Training alone sends nothing: the dashed line." if group.solo else "")
     return Chart("accuracy-by-bytes", "Accuracy by bytes", words, data, spec, (box,), half=True)

@@ -106,7 +106,7 @@ def gains(group: Group, folder: Path) -> Section:
             "from training alone; it is clear of the hollow mark where a party clearly gains or loses." + _which(group)
         )
     else:
-        section.blocks.append(_dots(found))
+        section.blocks.append(_dots(group, found))
         if group.solo is None:
             section.say("To see who gains, run training alone on the same data: comity compare ... does.", "missing")
     section.blocks.append(_fairness(group))
@@ -180,7 +180,7 @@ def _dumbbells(method: str, some: list[Party]) -> Chart:
     return Chart(f"gains-{method}", f"{method} beside training alone", alt, data, spec, half=True)
 
 
-def _dots(found: dict[str, list[Party]]) -> Chart:
+def _dots(group: Group, found: dict[str, list[Party]]) -> Chart:
     """Parties' accuracies, where there is nothing to compare them with."""
     rows = [{"method": name, "party": p.name, "accuracy": p.accuracy} for name, some in found.items() for p in _drawn(some)]
     data = Data.of("parties", rows, ("method", "party", "accuracy"))
@@ -190,7 +190,7 @@ def _dots(found: dict[str, list[Party]]) -> Chart:
         "encoding": {
             "y": {**word("party", None), "sort": "-x"},
             "x": share("accuracy", "test accuracy"),
-            "color": by_method(list(found), legend=len(found) > 1),
+            "color": by_method(group, legend=len(found) > 1, only=list(found)),
             "tooltip": [tip("method", "method"), tip("party", "party"), tip("accuracy", "accuracy", ".1%")],
         },
     }

@@ -50,7 +50,7 @@ def _discriminator(group: Group) -> Chart | None:
         "layer": [
             {
                 "mark": {"type": "line", "point": {"size": 14}},
-                "encoding": {"x": x, "y": y, "color": by_method([m.name for m in group.methods], only=names), "tooltip": tips},
+                "encoding": {"x": x, "y": y, "color": by_method(group, only=names), "tooltip": tips},
             },
             {
                 "mark": {"type": "rule", "strokeDash": [5, 4], "color": "@soft"},

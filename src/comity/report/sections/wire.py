@@ -24,8 +24,7 @@ def wire(group: Group, reopen: bool = True) -> Section:
     if not talking:
         section.say("Nothing crossed the wire: every party trained alone.")
         return section
-    everyone = [m.name for m in group.methods]
-    charts = (_totals(talking), _rounds(talking, everyone), _parties(talking, everyone))
+    charts = (_totals(talking), _rounds(talking, group), _parties(talking, group))
     section.blocks += [chart for chart in charts if chart.data.rows()]
     section.blocks.append(_kinds(talking))
     if reopen:
@@ -76,7 +75,7 @@ def _totals(methods: list[Method]) -> Chart:
     return Chart("bytes", "Bytes of a run", alt, data, spec, half=True)
 
 
-def _rounds(methods: list[Method], everyone: list[str]) -> Chart:
+def _rounds(methods: list[Method], group: Group) -> Chart:
     rows = []
     for method in methods:
         each = _mean(method, lambda row: [(row.round, row.kind)])
@@ -96,7 +95,7 @@ def _rounds(methods: list[Method], everyone: list[str]) -> Chart:
         "encoding": {
             "x": whole_rounds(),
             "y": y,
-            "color": by_method(everyone, only=names),
+            "color": by_method(group, only=names),
             "strokeDash": {"field": "direction", "type": "nominal", "title": None, "legend": {"orient": "top"}},
             "tooltip": [
                 tip("method", "method"),
@@ -111,7 +110,7 @@ def _rounds(methods: list[Method], everyone: list[str]) -> Chart:
     return Chart("bytes-by-round", "Bytes by round", alt, data, spec, (box,), half=True)
 
 
-def _parties(methods: list[Method], everyone: list[str]) -> Chart:
+def _parties(methods: list[Method], group: Group) -> Chart:
     """What each party sent and received."""
     rows = []
     for method in methods:
@@ -127,7 +126,7 @@ def _parties(methods: list[Method], everyone: list[str]) -> Chart:
         "encoding": {
             "y": word("party", None),
             "x": count_of_bytes("bytes", "bytes sent and received in a run", "log"),
-            "color": by_method(everyone, only=names),
+            "color": by_method(group, only=names),
             "tooltip": [tip("method", "method"), tip("party", "party"), tip("bytes", "bytes", ",.0f")],
         },
     }
