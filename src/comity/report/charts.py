@@ -12,6 +12,8 @@ SHOWN = "shown"
 """The parameter that holds the methods whose boxes are ticked."""
 MANY = 8
 """Colours for methods, and shapes, that a reader can tell apart."""
+PARTIES = 60
+"""More do not fit in a chart that has a line for each."""
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
 BYTES = (
     "datum.value >= 1e9 ? format(datum.value / 1e9, '~g') + ' GB' : "
@@ -83,6 +85,11 @@ def tip(field: str, title: str, form: str | None = None) -> Spec:
 def tall(rows: int, each: int = 20) -> int:
     """The height of a chart with so many rows."""
     return each * max(rows, 1) + 10
+
+
+def first_of(count: int, most: int = PARTIES) -> str:
+    """What is said of a chart that shows the first parties only."""
+    return f" The first {most} of {count} parties." if count > most else ""
 
 
 def heat(across: Spec, down: Spec, value: Spec, tips: list[Spec], dark: str = "false") -> Spec:

@@ -20,6 +20,7 @@ from comity.errors import Refusal, describe
 from comity.job import Job
 from comity.measure.conventions import Line, curve, party_curves
 from comity.measure.gain import outcomes
+from comity.run import HOW, digest, reopen
 from comity.spec import parse
 from comity.tables import COLUMNS
 
@@ -58,8 +59,6 @@ class Run:
     @cached_property
     def experiment(self) -> Experiment | None:
         """The resolved configuration, if it is still the one that the run was started with."""
-        from comity.run import digest
-
         found: Experiment | None = self._try("config.toml", read, None)
         started = self.environment.get("config")
         if found and started and started != digest((self.folder / "config.toml").read_text(encoding="utf-8")):
@@ -184,8 +183,6 @@ class Run:
     @cached_property
     def job(self) -> Job:
         """The run made concrete again, with its data."""
-        from comity.run import reopen
-
         return reopen(self.folder)
 
 
@@ -288,9 +285,19 @@ def gather(folder: Path) -> list[Group]:
         raise Refusal(f"{folder} holds no runs: nothing in it has a {', a '.join(MARKS[:-1])} or a {MARKS[-1]}.")
     groups = []
     for name, methods in sorted(found.items()):
-        made = [Method(method, sorted(runs, key=lambda r: r.seed)) for method, runs in methods.items()]
+        made = [Method(runs[0].method, sorted(runs, key=lambda r: r.seed)) for some in methods.values() for runs in _seeds(some)]
         groups.append(Group(name, sorted(made, key=lambda m: not m.alone)))
     return groups
+
+
+def _seeds(runs: list[Run]) -> list[list[Run]]:
+    """Runs of one name, as one method's if they differ in the seed alone; if not, each goes by its folder's name too."""
+    settings = [run.experiment.model_dump(exclude={"seed", *HOW}) for run in runs if run.experiment]
+    if len({run.seed for run in runs}) == len(runs) and all(one == settings[0] for one in settings):
+        return [runs]
+    for run in runs:
+        run.method += f" ({run.folder.name})"
+    return [[run] for run in runs]
 
 
 def _run_folders(folder: Path) -> Iterator[Path]:
@@ -342,6 +349,7 @@ def _summary(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = _json(path)
     got = found["accuracy"]
     figures = [got["mean"], *got["per_party"].values(), found["bytes"]["total"], found["seconds"]["total"]]
+    figures += [new[stage] for new in found["newcomers"].values() for stage in ("offered", "joined", "alone", "gain")]
     if not got["per_party"] or not all(math.isfinite(figure) for figure in figures):
         raise ValueError
     ", ".join(found["diverged"])

@@ -15,11 +15,10 @@ from comity.measure.frechet import pairwise
 from comity.measure.representations import Projection
 from comity.measure.separability import LEAST, separability
 from comity.report.blocks import Chart, Data, Pictures, Section, Spec
-from comity.report.charts import heat, quantity, tall, tip, word
+from comity.report.charts import PARTIES, first_of, heat, quantity, tall, tip, word
 from comity.report.gather import Group, Run, why_not
+from comity.spec import parse
 
-PARTIES = 60
-"""More do not fit in a chart."""
 PICTURED, COLUMNS = 12, 12
 COMPARED, EACH, WIDTH = 25, 200, 64
 """Parties whose inputs are compared in pairs, samples of each, and values to which wider inputs are projected."""
@@ -39,7 +38,7 @@ def data(group: Group, reopen: bool = True, samples: bool = True) -> Section:
             section.say(note)
         section.blocks.append(_bubbles(federation))
     section.blocks.append(_sizes(run))
-    if federation is not None:
+    if federation is not None and not _words(run):
         key = Key.root(0).fold("report")
         if samples:
             _look(section, federation, key)
@@ -53,6 +52,11 @@ def _opened(section: Section, run: Run) -> Federation | None:
     except Exception as why:  # data that are elsewhere must not cost the page
         section.say(f"The data cannot be opened here, so only their amounts are shown: {why_not(why)}", "missing")
         return None
+
+
+def _words(run: Run) -> bool:
+    """Whether samples are texts: numbers of words have no mean and no distance."""
+    return run.experiment is not None and parse(run.experiment.model).name == "fasttext"
 
 
 def _bubbles(federation: Federation) -> Chart:
@@ -81,7 +85,7 @@ def _bubbles(federation: Federation) -> Chart:
     held = [int((row > 0).sum()) for row in counts]
     alt = (
         f"Training samples by party and class: {len(federation.names)} parties hold between {min(held)} and {max(held)} of "
-        f"{federation.classes} classes."
+        f"{federation.classes} classes.{first_of(len(held))}"
     )
     return Chart("classes", "Who holds which classes", alt, table, spec, half=True)
 
@@ -113,8 +117,7 @@ def _sizes(run: Run) -> Chart:
         },
     }
     train = [len(share.train) for share in run.split.values()]
-    cut = f" The first {PARTIES} of {len(train)} parties." if len(train) > PARTIES else ""
-    alt = f"Samples by party: between {min(train):,} and {max(train):,} for training.{cut}"
+    alt = f"Samples by party: between {min(train):,} and {max(train):,} for training.{first_of(len(train))}"
     return Chart("sizes", "How much each party has", alt, table, spec, half=True)
 
 
@@ -125,8 +128,8 @@ def _look(section: Section, federation: Federation, key: Key) -> None:
         names = federation.names[:PICTURED]
         some = {name: _some(federation, name, COLUMNS, key) for name in names}
         strips = {name: (film_strip(images), len(images) / COLUMNS) for name, images in some.items()}
-        more = f" The first {PICTURED} of {len(federation.names)} parties." if len(federation.names) > PICTURED else ""
-        section.blocks.append(Pictures("What samples look like", f"Some training samples of each party.{more}", strips))
+        alt = f"Some training samples of each party.{first_of(len(federation.names), PICTURED)}"
+        section.blocks.append(Pictures("What samples look like", alt, strips))
     elif len(federation.shape) == 1 and next(iter(federation.parties.values())).train.x.is_floating_point():
         section.blocks.append(_features(federation))
 
@@ -221,7 +224,7 @@ def _differences(section: Section, federation: Federation, key: Key) -> None:
     spec = heat(word("other", None, names), word("party", None, names), value, tips, dark=f"datum.distance > {middle}")
     far = max(rows, key=lambda row: float(str(row["distance"])))
     alt = f"Fréchet distances between the parties' inputs. Farthest apart are {far['party']} and {far['other']}."
-    cut = f" The first {COMPARED} parties." if len(federation.names) > COMPARED else ""
+    cut = first_of(len(federation.names), COMPARED)
     table = Data.of("distances", rows, ("party", "other", "distance"))
     section.blocks.append(Chart("distances", "How different the parties' inputs are", alt + cut, table, spec, half=True))
     section.say(

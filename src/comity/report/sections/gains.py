@@ -110,6 +110,8 @@ def gains(group: Group, folder: Path) -> Section:
         if group.solo is None:
             section.say("To see who gains, run training alone on the same data: comity compare ... does.", "missing")
     section.blocks.append(_fairness(group))
+    if late := _newcomers(group):
+        section.blocks.append(late)
     _who_helps(section, group, folder / group.name / "leave-one-out.csv")
     return section
 
@@ -218,6 +220,19 @@ def _fairness(group: Group) -> Table:
         rows.append([method.name, *(f"{v:.1%}" for v in (best, worst, tenth)), f"{100 * std:.1f}", f"{jain:.3f}"])
     heads = ["method", "best party", "worst party", "mean of worst tenth", "std over parties", "Jain's index"]
     return Table("fairness", "How evenly accuracy is spread", heads, rows)
+
+
+def _newcomers(group: Group) -> Table | None:
+    """What parties that came after the last round have from joining."""
+    rows = []
+    for method in group.methods:
+        new = [(run.summary or {})["newcomers"] for run in group.comparable(method)]
+        for party in dict.fromkeys(name for each in new for name in each):
+            stages = [each[party] for each in new if party in each]
+            *shares, gain = (statistics.fmean(s[k] for s in stages) for k in ("offered", "joined", "alone", "gain"))
+            rows.append([method.name, party, *(f"{v:.1%}" for v in shares), f"{100 * gain:+.1f}"])
+    heads = ["method", "newcomer", "as offered", "after its warm-up", "alone", "points by joining"]
+    return Table("newcomers", "Parties that came after the last round", heads, rows, words=2) if rows else None
 
 
 def _who_helps(section: Section, group: Group, path: Path) -> None:

@@ -6,7 +6,7 @@ import math
 import statistics
 
 from comity.report.blocks import Chart, Data, Section, Spec
-from comity.report.charts import by_method, heat, quantity, tall, tip, whole_rounds, word
+from comity.report.charts import PARTIES, by_method, first_of, heat, quantity, tall, tip, whole_rounds, word
 from comity.report.gather import Group, Method, Run, why_not
 
 
@@ -72,7 +72,6 @@ def _overlap(method: Method) -> Chart | None:
             last[note.party, note.metric.removeprefix("overlap/")] = note.value
     if not last:
         return None
-    rows = [{"party": a, "peer": b, "overlap": v} for (a, b), v in last.items()]
     value: Spec = {
         "field": "overlap",
         "type": "quantitative",
@@ -81,11 +80,14 @@ def _overlap(method: Method) -> Chart | None:
         "scale": {"range": ["@low", "@high"]},
     }
     tips = [tip("party", "party"), tip("peer", "peer"), tip("overlap", "overlap", ".3f")]
-    names = list(dict.fromkeys(name for pair in last for name in pair))
+    everyone = list(dict.fromkeys(name for pair in last for name in pair))
+    names = everyone[:PARTIES]
     middle = (min(last.values()) + max(last.values())) / 2
+    rows = [{"party": a, "peer": b, "overlap": v} for (a, b), v in last.items() if a in names and b in names]
     spec = heat(word("peer", "peer", names), word("party", "party", names), value, tips, dark=f"datum.overlap > {middle}")
     (a, b), most = max(last.items(), key=lambda item: item[1])
     alt = f"{method.name}: how much parties' data overlap, by adversarial samples that fool both. Most: {a} and {b}, {most:.2f}."
+    alt += first_of(len(everyone))
     return Chart(
         f"overlap-{method.name}",
         f"{method.name}: whose data overlap",
@@ -103,10 +105,11 @@ def _offsets(method: Method, run: Run) -> Chart | None:
 
     if "dbe" not in method.name and "prbm" not in method.name:
         return None
-    norms = {model.party.name: float(model.theta[NAME].norm()) for model in offered(run.job, run.folder) if NAME in model.theta}
+    every = {model.party.name: float(model.theta[NAME].norm()) for model in offered(run.job, run.folder) if NAME in model.theta}
+    norms = {party: norm for party, norm in every.items() if math.isfinite(norm)}
     if not norms:
         return None
-    rows = [{"method": method.name, "party": party, "norm": norm} for party, norm in norms.items()]
+    rows = [{"method": method.name, "party": party, "norm": norm} for party, norm in norms.items()][:PARTIES]
     spec: Spec = {
         "height": tall(len(rows)),
         "mark": {"type": "bar"},
@@ -117,7 +120,7 @@ def _offsets(method: Method, run: Run) -> Chart | None:
             "tooltip": [tip("party", "party"), tip("norm", "norm", ".3f")],
         },
     }
-    alt = f"Norms of the parties' offsets, between {min(norms.values()):.2f} and {max(norms.values()):.2f}."
+    alt = f"Norms of the parties' offsets, between {min(norms.values()):.2f} and {max(norms.values()):.2f}.{first_of(len(norms))}"
     return Chart(
         f"offsets-{method.name}",
         f"{method.name}: the parties' offsets",

@@ -7,7 +7,7 @@ from typing import Any
 
 from comity.core.net import SERVER
 from comity.report.blocks import Chart, Data, Option, Section, Spec, Table
-from comity.report.charts import ONLY_SHOWN, by_method, count_of_bytes, shown, tall, tip, whole_rounds, word
+from comity.report.charts import ONLY_SHOWN, PARTIES, by_method, count_of_bytes, first_of, shown, tall, tip, whole_rounds, word
 from comity.report.gather import Group, Method, why_not
 from comity.screen import size
 
@@ -112,10 +112,14 @@ def _rounds(methods: list[Method], group: Group) -> Chart:
 
 def _parties(methods: list[Method], group: Group) -> Chart:
     """What each party sent and received."""
-    rows = []
-    for method in methods:
-        each = _mean(method, lambda row: [party for party in (row.src, row.dst) if party != SERVER])
-        rows += [{"method": method.name, "party": party, "bytes": n} for party, n in each.items()][:200]
+    bytes_of = {m.name: _mean(m, lambda row: [party for party in (row.src, row.dst) if party != SERVER]) for m in methods}
+    parties = list(dict.fromkeys(party for each in bytes_of.values() for party in each))
+    rows = [
+        {"method": name, "party": party, "bytes": each[party]}
+        for name, each in bytes_of.items()
+        for party in parties[:PARTIES]
+        if party in each
+    ]
     data = Data.of("bytes-by-party", rows, ("method", "party", "bytes"))
     names = [m.name for m in methods]
     spec: Spec = {
@@ -131,9 +135,8 @@ def _parties(methods: list[Method], group: Group) -> Chart:
         },
     }
     box = Option("logarithmic", (("encoding", "x", "scale", "type"),), "log", "linear", ticked=True)
-    return Chart(
-        "bytes-by-party", "Bytes by party", "What each party sent and received in a whole run.", data, spec, (box,), half=True
-    )
+    alt = f"What each party sent and received in a whole run.{first_of(len(parties))}"
+    return Chart("bytes-by-party", "Bytes by party", alt, data, spec, (box,), half=True)
 
 
 def _kinds(methods: list[Method]) -> Table:

@@ -1,0 +1,321 @@
+"""All the folders that a page can be made of, from one run that has just begun to a paper's table."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from written import SMALL, Written, compared, loaded
+
+from comity import Federation, run
+from comity.compare import tune
+from comity.config import experiment
+from comity.core.net import Ledger
+from comity.errors import Refusal
+from comity.job import Job, Quiet
+from comity.report import report
+from comity.run import Result
+from comity.screen import size
+
+SECTIONS = ["answer", "curves", "gains", "data", "space", "wire", "again"]
+
+
+def quick(folder: Path) -> Written:
+    page = Written(report(folder, quick=True))
+    assert not page.broken, page.notes
+    for group in {s.split("-")[0] for s in page.sections if s != "downloads"}:
+        assert [s.split("-")[1] for s in page.sections if s.startswith(f"{group}-")] == SECTIONS
+    assert "nan" not in page.words
+    return page
+
+
+def groups(page: Written) -> list[str | None]:
+    """What the select offers."""
+    return [given["value"] for tag, given in page.elements if tag == "option"]
+
+
+def methods(page: Written) -> list[str]:
+    return [str(given["value"]) for _, given in page.elements if given.get("type") == "checkbox"]
+
+
+class Stop(Quiet):
+    """Ends a run in the middle."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def begin(self, job: Job, first_round: int) -> None:
+        if self.after < 0:
+            raise InterruptedError
+
+    def round(self, t: int, accuracy: float | None, ledger: Ledger) -> None:
+        if t == self.after:
+            raise InterruptedError
+
+
+def stopped(folder: Path, after: int, method: str = "fedavg", **settings: Any) -> None:
+    with pytest.raises(InterruptedError):
+        run(method, out=folder, progress=Stop(after), **SMALL | settings)
+
+
+def made(folder: Path, method: str = "fedavg", **settings: Any) -> Result:
+    return run(method, out=folder, **SMALL | settings)
+
+
+def test_one_run(tmp_path: Path) -> None:
+    summary = made(tmp_path / "it").summary
+    page = quick(tmp_path / "it")
+    assert f"fedavg has {summary['accuracy']['mean']:.1%}, averaged over parties." in page.words
+    assert not methods(page), "there is nothing to choose"
+    assert not groups(page)
+    assert {row["party"]: row["accuracy"] for row in page.rows("parties")} == summary["accuracy"]["per_party"]
+    assert "To see who gains, run training alone" in page.words
+
+
+def test_one_run_of_solo(tmp_path: Path) -> None:
+    made(tmp_path / "it", "solo")
+    page = quick(tmp_path / "it")
+    assert "Nothing crossed the wire" in page.words
+    assert {chart["name"] for chart in page.charts.values()} == {"accuracy-by-round", "parties", "sizes"}
+
+
+def test_five_methods_and_three_seeds(tmp_path: Path) -> None:
+    """The winner stands first, and every method has a colour of its own."""
+    names = ["fedavg", "fedprox", "fedbabu", "scaffold"]
+    compared(tmp_path, names, (0, 1, 2), rounds=1)
+    page = quick(tmp_path)
+    assert methods(page) == ["solo", *names]
+    colours = [given["data-colour"] for _, given in page.elements if "data-colour" in given]
+    assert len(set(colours)) == 5
+    assert colours[0] == "@grey"
+    assert {row["seeds"] for row in page.rows("curves") if row["party"] == ""} == {3}
+    ranked = page.table("accuracy")
+    assert len(ranked) == 5
+    assert all("±" in row["accuracy"] for row in ranked)
+    means = [float(row["accuracy"].split("%")[0]) for row in ranked]
+    assert means == sorted(means, reverse=True)
+
+
+def test_tune(tmp_path: Path) -> None:
+    base = experiment(SMALL | {"algorithm": "fedprox", "rounds": 1})
+    tune(base, {"mu": [0.1, 1.0]}, [0, 1], tmp_path, lambda _: Quiet())
+    page = quick(tmp_path)
+    assert methods(page) == ["mu=0.1", "mu=1.0"]
+    assert "what the weakest method reaches" in page.words
+    assert {row["method"] for row in page.rows("parties")} == {"mu=0.1", "mu=1.0"}
+
+
+def test_several_groups(tmp_path: Path) -> None:
+    """As `reproduce` lays them out: a select, and each group's charts with its own data; the paper's table stands first."""
+    for k, name in enumerate(("digits", "others")):
+        compared(tmp_path / name, ["fedavg"], rounds=1 + k)
+    (tmp_path / "table.csv").write_text("column,row,measured\nmean,FedAvg <1>,50.1\n", encoding="utf-8")
+    (tmp_path / "others" / "leave-one-out.csv").write_text(
+        "method,left_out,party,effect,low,high\nfedavg,p0,p1,0.1,0,0.2\n", encoding="utf-8"
+    )
+    page = quick(tmp_path)
+    assert groups(page) == ["g0", "g1"]
+    assert page.tables[0] == [["column", "row", "measured"], ["mean", "FedAvg <1>", "50.1"]]
+    assert max(row["round"] for row in page.rows("curves")) == 1
+    assert max(row["round"] for row in page.rows("curves-g1")) == 2
+    assert [c["group"] for c in page.charts.values() if c["name"] == "helps-fedavg"] == ["g1"], "who helps whom there, not here"
+    assert len(page.charts) == len({c["data"] for c in page.charts.values()}) + 2, "both curves share a table in each group"
+
+
+def test_a_plain_folder_of_runs(tmp_path: Path) -> None:
+    """Runs of the same setting belong together, whatever their folders are called; others are a group of their own."""
+    made(tmp_path / "a", "solo")
+    made(tmp_path / "b", "fedavg")
+    made(tmp_path / "c" / "d", "fedavg", rounds=1)
+    page = quick(tmp_path)
+    assert groups(page) == ["g0", "g1"]
+    assert methods(page) == ["solo", "fedavg"]
+    assert "fedavg beside training alone" in page.words
+
+
+def test_runs_that_are_no_seeds_of_one_another(tmp_path: Path) -> None:
+    """A method run twice with other settings, or with one seed, is not averaged as if it were one."""
+    made(tmp_path / "slow", lr=0.01)
+    made(tmp_path / "fast", lr=0.3)
+    page = quick(tmp_path)
+    assert sorted(methods(page)) == ["fedavg (fast)", "fedavg (slow)"]
+    assert all("±" not in row["accuracy"] for row in page.table("accuracy"))
+    shutil.rmtree(tmp_path / "fast")
+    made(tmp_path / "again", lr=0.01)
+    assert sorted(methods(quick(tmp_path))) == ["fedavg (again)", "fedavg (slow)"]
+    shutil.rmtree(tmp_path / "again")
+    made(tmp_path / "other seed", lr=0.01, seed=1)
+    page = quick(tmp_path)
+    assert {row["seeds"] for row in page.rows("curves") if row["party"] == ""} == {2}
+    assert [row["method"] for row in page.table("accuracy")] == ["fedavg"]
+
+
+def test_a_run_that_stopped_half_way(tmp_path: Path) -> None:
+    compared(tmp_path, ["fedavg"], rounds=3)
+    whole = loaded(tmp_path / "fedavg" / "seed-0" / "summary.json")["bytes"]["total"]
+    stopped(tmp_path / "fedavg" / "seed-1", 1, rounds=3, seed=1)
+    stopped(tmp_path / "fedprox" / "seed-0", 1, "fedprox", rounds=3)
+    page = quick(tmp_path)
+    assert [note.split(":")[0] for note in page.notes if "not finished" in note] == [
+        "fedavg, seed 1, is not finished", "fedprox, seed 0, is not finished",
+    ]  # fmt: skip
+    assert "it has 1 of 3 rounds" in page.words
+    shown = {row["method"]: row for row in page.table("accuracy")}
+    assert shown["fedprox"]["accuracy"] == "not finished"
+    assert "±" not in shown["fedavg"]["accuracy"], "one finished seed has no spread"
+    assert shown["fedavg"]["bytes"] == size(whole)
+    drawn = {(r["method"], r["direction"]): r["bytes"] for r in page.rows("bytes")}
+    assert sum(n for (m, _), n in drawn.items() if m == "fedavg") == whole, "half a run does not make a run cheaper"
+    assert max(r["round"] for r in page.rows("curves") if r["method"] == "fedprox") == 1
+
+
+def test_a_run_at_its_very_beginning(tmp_path: Path) -> None:
+    stopped(tmp_path / "zero", 0)
+    page = quick(tmp_path / "zero")
+    assert "it has 0 of 2 rounds" in page.words
+    assert [chart["name"] for chart in page.charts.values()] == ["accuracy-by-round", "sizes"]
+    stopped(tmp_path / "none", -1)
+    page = quick(tmp_path / "none")
+    assert "No run has been evaluated yet." in page.words
+    assert "No run is finished" in page.words
+
+
+def test_all_are_unfinished(tmp_path: Path) -> None:
+    for method in ("solo", "fedavg"):
+        stopped(tmp_path / method / "seed-0", 1, method)
+    page = quick(tmp_path)
+    assert {row["accuracy"] for row in page.table("accuracy")} == {"not finished"}
+    assert sum("is not finished" in note for note in page.notes) == 2
+
+
+def arrays(names: tuple[str, ...], seed: int = 0) -> Federation:
+    rng = np.random.default_rng(seed)
+    return Federation.from_arrays({n: (rng.normal(size=(40, 5)), rng.integers(0, 3, 40)) for n in names}, classes=3)
+
+
+def test_data_that_were_given_as_arrays(tmp_path: Path) -> None:
+    federation = arrays(("north", "süd", "the east"))
+    for method in ("solo", "fedavg"):
+        run(method, federation, out=tmp_path / method, model="linear", rounds=2, engine="loop")
+    page = Written(report(tmp_path))
+    assert not page.broken
+    assert any("The data cannot be opened here" in note and "given as arrays" in note for note in page.notes)
+    assert {row["party"] for row in page.rows("sizes")} == {"north", "süd", "the east"}
+    assert any("its representations cannot be shown" in note for note in page.notes)
+
+
+def test_the_same_parties_under_every_seed_are_pooled(tmp_path: Path) -> None:
+    federation = arrays(("north", "south"))
+    for seed in (0, 1):
+        for method in ("solo", "fedavg"):
+            run(method, federation, out=tmp_path / method / f"seed-{seed}", model="linear", rounds=2, engine="loop", seed=seed)
+    page = quick(tmp_path)
+    assert "All seeds are pooled." in page.words
+    ours, alone = ([_outcomes(tmp_path / m / f"seed-{s}") for s in (0, 1)] for m in ("fedavg", "solo"))
+    for row in page.rows("gains-fedavg"):
+        mine, theirs = ([x for one in runs for x in one[row["party"]]] for runs in (ours, alone))
+        assert len(mine) == 20
+        assert row["accuracy"] == pytest.approx(np.mean(mine))
+        assert row["solo"] == pytest.approx(np.mean(theirs))
+        assert row["gain"] == pytest.approx(np.mean(mine) - np.mean(theirs))
+
+
+def _outcomes(folder: Path) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    with (folder / "outcomes.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            found.setdefault(row["party"], []).append(int(row["correct"]))
+    return found
+
+
+NATURAL = """
+import numpy as np, torch
+from comity.data import Dataset
+from comity.data.groups import Groups
+
+def load():
+    rng = np.random.default_rng(0)
+    y = np.arange(120) % 3
+    x = {x}
+    return Dataset("own", x, torch.tensor(y), 3, groups={{"ward": Groups(("A 1", "B-2", "C.3"), np.arange(120) % 3)}},
+                   home="natural(by=ward)"{more})
+"""
+TABLE = "torch.tensor(rng.normal(size=(120, 4)) + np.arange(120)[:, None] % 3)"
+TEXT = "torch.tensor(rng.integers(1, 30, (120, 12))).float()"
+
+
+@pytest.mark.parametrize(("x", "more", "model", "chart"), [
+    (TABLE, "", "linear", "features"),
+    (TEXT, ", mean=(0.0,), std=(1.0,)", "fasttext(vocabulary=30,width=4)", None),
+])  # fmt: skip
+def test_natural_parties_tables_and_text(x: str, more: str, model: str, chart: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(NATURAL.format(x=x, more=more), encoding="utf-8")
+    run("fedavg", out=tmp_path / "it", data=str(path), model=model, rounds=1, engine="loop")
+    page = Written(report(tmp_path / "it", methods=[]))
+    assert not page.broken
+    assert [row["party"] for row in page.rows("parties")] == ["A 1", "B-2", "C.3"] or len(page.rows("parties")) == 3
+    names = {c["name"] for c in page.charts.values()}
+    assert "classes" in names
+    assert names & {"features", "distances"} == ({"features", "distances"} if chart else set()), "words have no distances"
+    assert not any(tag == "img" for tag, _ in page.elements), "rows of a table are no pictures"
+    assert all("cannot" not in note for note in page.notes), page.notes
+
+
+def test_newcomers(tmp_path: Path) -> None:
+    compared(tmp_path, ["fedavg"], parties=4, newcomers=1, join_epochs=1)
+    page = Written(report(tmp_path, methods=[]))
+    assert not page.broken
+    new = loaded(tmp_path / "fedavg" / "seed-0" / "summary.json")["newcomers"]["p3"]
+    (row,) = [r for r in page.table("newcomer") if r["method"] == "fedavg"]
+    assert row["newcomer"] == "p3"
+    assert row["after its warm-up"] == f"{new['joined']:.1%}"
+    assert row["points by joining"] == f"{100 * new['gain']:+.1f}"
+    assert {r["party"] for r in page.rows("curves")} == {"", "p0", "p1", "p2"}
+    assert {r["party"] for r in page.rows("sizes")} == {"p0", "p1", "p2", "p3"}
+    assert all(row["difference"] == "equal" for row in page.table("closed form"))
+
+
+def test_runs_that_diverged(tmp_path: Path) -> None:
+    compared(tmp_path, ["fedavg+dbe", "adcol", "fed-sps"], lr=1e12, rounds=1)
+    summaries = [loaded(path) for path in tmp_path.rglob("summary.json")]
+    assert any(s["diverged"] for s in summaries)
+    page = Written(report(tmp_path))
+    assert not page.broken
+    assert any("is not finite" in note for note in page.notes)
+    assert "nan" not in page.words.replace("LinearDiscriminant", "")
+    json.dumps(page.content, allow_nan=False)
+
+
+def test_many_parties(tmp_path: Path) -> None:
+    """Charts name the first, or those at both ends, and say so; nothing grows beyond reading."""
+    compared(tmp_path, ["fedavg"], parties=150, partition="iid", model="linear", rounds=1, validation=0)
+    page = Written(report(tmp_path, methods=[]))
+    assert not page.broken
+    assert len(page.rows("gains-fedavg")) == 40
+    assert "The 20 parties at either end of 150 are drawn." in page.chart("gains-fedavg")["alt"]
+    assert len({row["party"] for row in page.rows("sizes")}) == 60
+    assert "The first 60 of 150 parties." in page.chart("sizes")["alt"]
+    assert len({row["party"] for row in page.rows("classes")}) == 60
+    assert "The first 60 of 150 parties." in page.chart("classes")["alt"]
+    assert len({row["party"] for row in page.rows("bytes-by-party")}) <= 150
+    assert all(chart["spec"]["height"] <= 2500 for chart in page.charts.values())
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="is no folder"):
+        report(tmp_path / "nothing")
+    with pytest.raises(Refusal, match="holds no runs"):
+        report(tmp_path)
+    made(tmp_path / "it")
+    for target in (0, -0.5, 90, float("nan")):
+        with pytest.raises(Refusal, match="between 0 and 1"):
+            report(tmp_path / "it", target=target)
+    with pytest.raises(Refusal, match="no finished method called 'fedavgg'"):
+        report(tmp_path / "it", methods=["fedavgg"])
+    assert not (tmp_path / "it" / "report.html").exists()
