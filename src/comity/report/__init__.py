@@ -112,6 +112,8 @@ def front(folder: Path) -> list[Block]:
         with path.open(encoding="utf-8", newline="") as file:
             rows = [_beside(row) for row in csv.DictReader(file)]
     except (OSError, ValueError, KeyError, TypeError, csv.Error):
+        rows = []
+    if not rows:
         return [Text("table.csv is damaged.", "missing")]
     return [Table("paper", "Paper beside measured", ["column", "method", "paper", "measured", "difference"], rows, words=2)]
 

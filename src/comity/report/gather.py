@@ -284,10 +284,15 @@ def gather(folder: Path) -> list[Group]:
     if not found:
         raise Refusal(f"{folder} holds no runs: nothing in it has a {', a '.join(MARKS[:-1])} or a {MARKS[-1]}.")
     groups = []
-    for name, methods in sorted(found.items()):
+    for name, methods in sorted(found.items(), key=lambda item: _natural(item[0])):
         made = [Method(runs[0].method, sorted(runs, key=lambda r: r.seed)) for some in methods.values() for runs in _seeds(some)]
         groups.append(Group(name, sorted(made, key=lambda m: not m.alone)))
     return groups
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """The order in which people count: mnist-2 before mnist-10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _seeds(runs: list[Run]) -> list[list[Run]]:
