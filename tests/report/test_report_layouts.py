@@ -114,13 +114,19 @@ def test_several_groups(tmp_path: Path) -> None:
     """As `reproduce` lays them out: a select, and each group's charts with its own data; the paper's table stands first."""
     for k, name in enumerate(("digits", "others")):
         compared(tmp_path / name, ["fedavg"], rounds=1 + k)
-    (tmp_path / "table.csv").write_text("column,row,measured\nmean,FedAvg <1>,50.1\n", encoding="utf-8")
+    heads = "column,row,algorithm,paper,paper_std,measured,measured_std,seeds,note"
+    lines = [heads, "mean,FedAvg <1>,fedavg,48,1.5,50.123,,50.123,", "mean,other,moon,,,,,,not run"]
+    (tmp_path / "table.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (tmp_path / "others" / "leave-one-out.csv").write_text(
-        "method,left_out,party,effect,low,high\nfedavg,p0,p1,0.1,0,0.2\n", encoding="utf-8"
+        "method,seed,left_out,party,effect,low,high\nfedavg,0,p0,p1,0.1,0,0.2\n", encoding="utf-8"
     )
     page = quick(tmp_path)
     assert groups(page) == ["g0", "g1"]
-    assert page.tables[0] == [["column", "row", "measured"], ["mean", "FedAvg <1>", "50.1"]]
+    assert page.tables[0] == [
+        ["column", "method", "paper", "measured", "difference"],
+        ["mean", "FedAvg <1>", "48.00 ± 1.50", "50.12", "+2.12"],
+        ["mean", "other", "", "not run", ""],
+    ]
     assert max(row["round"] for row in page.rows("curves")) == 1
     assert max(row["round"] for row in page.rows("curves-g1")) == 2
     assert [c["group"] for c in page.charts.values() if c["name"] == "helps-fedavg"] == ["g1"], "who helps whom there, not here"
