@@ -152,6 +152,8 @@ def write_report(folder: Path) -> None:
 
     try:
         path = report(folder)
+    except KeyboardInterrupt:
+        raise Stopped(f"Stopped; the runs are finished, and only the page is not. Go on with: comity report {folder}") from None
     except Exception as why:
         caution(f"The report cannot be written: {describe(why)}")
     else:

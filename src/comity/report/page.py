@@ -8,10 +8,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
@@ -21,6 +22,9 @@ from comity.report.blocks import Block, Chart, Code, Data, Pictures, Section, Ta
 from comity.report.charts import colour_of
 from comity.report.gather import Group
 from comity.report.themes import CONFIG, DARK, LIGHT
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 
 class Page:
@@ -34,8 +38,6 @@ class Page:
 
     def html(self, title: str, folder: Path, groups: Sequence[tuple[Group, list[Section]]], front: Sequence[Block]) -> str:
         """The whole file."""
-        from jinja2 import Environment
-
         made, first = [], [self._render(block) for block in front]
         for k, (group, sections) in enumerate(groups):
             self._group = f"g{k}"
@@ -43,8 +45,7 @@ class Page:
             methods = colour_of(group)
             made.append({"id": self._group, "name": group.name or group.title, "sections": parts, "methods": methods})
         content = {"charts": self.charts, "data": self.data, "themes": {"light": LIGHT, "dark": DARK}, "config": CONFIG}
-        template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_asset("page.html"))
-        made_page = template.render(
+        text = _template().render(
             title=title,
             folder=str(folder),
             groups=made,
@@ -55,7 +56,7 @@ class Page:
             content=_json(content),
             version=version("comity"),
         )
-        return made_page.encode("utf-8", "replace").decode()  # a file's name need not be text
+        return text.encode("utf-8", "replace").decode()  # a file's name need not be text
 
     def _render(self, block: Block) -> Markup:
         if isinstance(block, Chart):
@@ -156,6 +157,13 @@ def _json(content: Any) -> str:
     """For a script element: no text in it can end the element."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment
+
+    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_asset("page.html"))
 
 
 def _asset(name: str) -> str:

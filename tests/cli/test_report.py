@@ -1,0 +1,160 @@
+"""`comity report`, and the page at the end of `compare` and `reproduce`: it is named, can be left out, and costs no result."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from harness import SMALL, comity, one_sentence, works
+
+from comity import report
+from comity.report.sections import space
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compared") / "c"
+    works("compare", "fedavg", *SMALL, "--out", folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maps of a few samples are as good here, and quick."""
+    monkeypatch.setattr(space, "SAMPLES", 24)
+
+
+@pytest.fixture
+def folder(compared: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(compared, tmp_path / "it"))
+
+
+def again(folder: Path, *more: object) -> str:
+    """The same comparison once more: its runs are finished, so only the page is made."""
+    return works("compare", "fedavg", *SMALL, "--out", folder, *more).out
+
+
+def test_compare_ends_with_a_page(folder: Path) -> None:
+    said = again(folder, "--report")
+    assert said.splitlines()[-1] == f"The report is in {folder / 'report.html'}"
+    assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_unless_told_not_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMITY_REPORT", "0")
+    assert "report" not in again(folder)
+    monkeypatch.delenv("COMITY_REPORT")
+    assert "report" not in again(folder, "--no-report")
+    assert not (folder / "report.html").exists()
+    assert "The report is in" in again(folder)
+
+
+def test_a_page_that_fails_costs_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "report.html").mkdir()
+    said = again(folder, "--report").splitlines()
+    assert said[-1].startswith("Caution: The report cannot be written: Is a directory")
+    assert any(line.startswith("fedavg ") for line in said)
+
+    def broken(_: object) -> None:
+        raise RuntimeError("something\nunforeseen")
+
+    monkeypatch.setattr(report, "report", broken)
+    assert "Caution: The report cannot be written: RuntimeError" in again(folder, "--report")
+
+
+def test_stopped_while_the_page_is_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report, "report", stopped)
+    said = one_sentence(comity("compare", "fedavg", *SMALL, "--out", folder, "--report"), 130)
+    assert f"comity report {folder}" in said
+
+
+def test_reproduce_ends_with_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COMITY_DATA", raising=False)
+    table = tmp_path / "own.toml"
+    table.write_text(OWN, encoding="utf-8")
+    out = tmp_path / "out"
+    assert "report" not in works("reproduce", table, "--scale", "smoke", "--out", out, "--no-report").out
+    said = works("reproduce", table, "--scale", "smoke", "--out", out, "--report").out
+    assert said.splitlines()[-1] == f"The report is in {out / 'report.html'}"
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "Paper beside measured" in page
+    assert page.index("Paper beside measured") < page.index("The answer</h2>")
+
+
+OWN = """
+title = "Two methods"
+source = "Nobody, Table 1"
+[settings]
+data = "digits"
+partition = "iid|keep(samples=20)"
+parties = 2
+model = "linear"
+rounds = 1
+validation = 0
+[smoke]
+rounds = 1
+[[columns]]
+name = "mean"
+title = "Mean"
+measure = "mean"
+run = "digits"
+[[rows]]
+name = "solo"
+title = "SOLO"
+algorithm = "solo"
+paper = {mean = 10}
+[[rows]]
+name = "fedavg"
+title = "FedAvg"
+algorithm = "fedavg"
+paper = {mean = 50}
+"""
+
+
+def test_the_command(folder: Path) -> None:
+    said = works("report", folder, "--quick").out
+    assert said == f"The report is in {folder / 'report.html'}\n"
+    other = folder / "other.html"
+    assert f"The report is in {other}" in works("report", folder, "--quick", "--out", other).out
+    assert "What samples look like" not in other.read_text(encoding="utf-8")
+
+
+def test_samples_can_be_kept_off_the_page(folder: Path) -> None:
+    works("report", folder, "--methods", "fedavg", "--no-samples")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "What samples look like" not in page
+    assert "Who holds which classes" in page
+    assert "fedavg, after local training" in page
+    assert "solo, after local training" not in page
+
+
+def test_figures_and_tables(folder: Path) -> None:
+    said = works("report", folder, "--quick", "--figures", "svg").out
+    assert f"The figures are in {folder / 'figures'}" in said
+    assert len(list((folder / "figures").glob("*.svg"))) >= 6
+    table = works("report", folder, "--table", "markdown").out
+    assert [line[:9] for line in table.splitlines()[2:4]] == ["| method ", "| --- | -"]
+    assert works("report", folder, "--table", "latex").out.count("\\\\") == 3
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--figures", "gif"], "Figures are pdf, svg, png, not 'gif'."),
+    (["--table", "html"], "A table is printed as markdown or latex, not 'html'."),
+    (["--target", "90"], "A target is an accuracy between 0 and 1, not 90."),
+    (["--methods", "fedavgg"], "There is no finished method called 'fedavgg'. Did you mean 'fedavg'?"),
+])  # fmt: skip
+def test_refusals(folder: Path, arguments: list[str], said: str) -> None:
+    assert said in one_sentence(comity("report", folder, "--quick", *arguments), 2)
+    assert not (folder / "report.html").exists()
+
+
+def test_wrong_folders(folder: Path, tmp_path: Path) -> None:
+    assert "is no folder" in one_sentence(comity("report", tmp_path / "nothing"), 2)
+    assert "is no folder" in one_sentence(comity("report", folder / "comparison.json"), 2)
+    (tmp_path / "empty").mkdir()
+    assert "holds no runs" in one_sentence(comity("report", tmp_path / "empty"), 2)
+    one_sentence(comity("report", folder, "--quick", "--out", tmp_path / "no" / "such" / "page.html"), 1)
