@@ -26,8 +26,9 @@ def curves(group: Group) -> Section:
     band = "; bands: ± standard deviation over seeds" if seeds > 1 else ""
     alt = f"Test accuracy, mean over parties{band}. At the end: {', '.join(last)}."
     section.blocks.append(_by_round(data, names, alt))
-    if any(row["method"] != SOLO and row["round"] > 0 and row["bytes"] for row in data.rows()):
-        section.blocks.append(_by_bytes(data, names, alt))
+    sent = [row["bytes"] for row in data.rows() if row["method"] != SOLO and row["round"] > 0 and row["bytes"]]
+    if sent:
+        section.blocks.append(_by_bytes(data, names, alt, sent))
     return section
 
 
@@ -118,8 +119,8 @@ def _by_round(data: Data, names: list[str], alt: str) -> Chart:
     return Chart("accuracy-by-round", "Accuracy by round", alt, data, spec, (box,), half=True)
 
 
-def _by_bytes(data: Data, names: list[str], alt: str) -> Chart:
-    x = count_of_bytes("bytes", "bytes sent so far, all parties together", "log")
+def _by_bytes(data: Data, names: list[str], alt: str, sent: list[float]) -> Chart:
+    x = count_of_bytes("bytes", "bytes sent so far, all parties together", sent)
     tips = [
         tip("method", "method"),
         tip("round", "round"),
