@@ -61,14 +61,11 @@ def whole_rounds() -> Spec:
     return quantity("round", "round", axis={"format": "d", "tickMinStep": 1})
 
 
-def count_of_bytes(field: str, title: str | None, kind: str = "linear") -> Spec:
-    """An axis of bytes."""
-    return quantity(
-        field,
-        title,
-        axis={"labelExpr": BYTES, "tickCount": 6, "labelOverlap": "greedy", "labelSeparation": 10},
-        scale={"type": kind},
-    )
+def count_of_bytes(field: str, title: str | None, settled: Sequence[float] = ()) -> Spec:
+    """An axis of bytes; with `settled` values it is logarithmic, and theirs, whatever is shown: such an axis cannot be empty."""
+    how: Spec = {"type": "log", "domain": [min(settled), max(settled)], "nice": True} if settled else {"type": "linear"}
+    axis = {"labelExpr": BYTES, "tickCount": 6, "labelOverlap": "greedy", "labelSeparation": 10}
+    return quantity(field, title, axis=axis, scale=how)
 
 
 def word(field: str, title: str | None, order: Sequence[str] | None = None) -> Spec:
@@ -82,6 +79,11 @@ def tip(field: str, title: str, form: str | None = None) -> Spec:
     return {"field": field, "title": title, "type": kind} | ({"format": form} if form else {})
 
 
+def legend(where: str, columns: int, title: str | None = None) -> Spec:
+    """A legend above or below a chart; on a narrow screen the page halves its columns."""
+    return {"title": title, "orient": where, "columns": columns}
+
+
 def tall(rows: int, each: int = 20) -> int:
     """The height of a chart with so many rows."""
     return each * max(rows, 1) + 10
@@ -92,18 +94,14 @@ def first_of(count: int, most: int = PARTIES) -> str:
     return f" The first {most} of {count} parties." if count > most else ""
 
 
-def heat(across: Spec, down: Spec, value: Spec, tips: list[Spec], dark: str = "false") -> Spec:
-    """A matrix of colours, with figures in it where there is room for them; both axes name their words in `sort`.
-
-    `dark` is a test for cells whose figure must be light.
-    """
+def heat(across: Spec, down: Spec, value: Spec, tips: list[Spec]) -> Spec:
+    """A matrix of colours, with figures in it where there is room for them; both axes name their words in `sort`."""
     wide, high = len(across["sort"]), len(down["sort"])
     flat = sum(len(word) for word in across["sort"]) < 60
     numbers: Spec = {
         "mark": {"type": "text", "fontSize": 11},
         "encoding": {
             "text": {"field": value["field"], "type": "quantitative", "format": value.get("format", ".2f")},
-            "color": {"condition": {"test": dark, "value": "@page"}, "value": "@text"},
         },
     }
     colour = {k: v for k, v in value.items() if k != "format"}

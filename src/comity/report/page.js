@@ -7,6 +7,7 @@
   const ticked = new Map();  // chart id -> which of its options are on
   const shown = {};  // group -> methods whose boxes are ticked
   const rowsOf = {};
+  const narrow = matchMedia("(max-width: 500px)");
 
   function rows(name) {
     if (!rowsOf[name]) {
@@ -26,6 +27,14 @@
     return part;
   }
 
+  function narrowed(part) {
+    if (Array.isArray(part)) part.forEach(narrowed);
+    else if (part && typeof part === "object") {
+      if (part.legend?.columns) part.legend.columns = Math.ceil(part.legend.columns / 2);
+      Object.values(part).forEach(narrowed);
+    }
+  }
+
   function put(spec, path, value) {
     path.slice(0, -1).reduce((part, step) => part[step], spec)[path.at(-1)] = value;
   }
@@ -36,6 +45,7 @@
     chart.options.forEach((option, k) => {
       for (const path of option.paths) put(spec, path, ticked.get(id)[k] ? option.on : option.off);
     });
+    if (narrow.matches) narrowed(spec);
     const follows = (spec.params ?? []).find(p => p.name === "shown");
     if (follows) follows.value = shown[chart.group] ?? follows.value;
     const theme = page.themes[root.dataset.theme];
@@ -50,15 +60,26 @@
     return result;
   }
 
+  const hidden = id => document.getElementById(id).closest("[hidden]");
   let last = Promise.resolve();
-  const soon = id => last = last.then(() => draw(id)).catch(why => { document.getElementById(id).textContent = "This chart cannot be drawn: " + why.message; console.error(why); });
+  const soon = id => last = last.then(() => hidden(id) ? forget(id) : draw(id)).catch(why => { document.getElementById(id).textContent = "This chart cannot be drawn: " + why.message; console.error(why); });
   const redraw = ids => Promise.all(ids.map(soon));
+
+  function forget(id) {  // until it is seen again: what is hidden has no width to be drawn in
+    drawn.get(id)?.finalize();
+    drawn.delete(id);
+    watcher.observe(document.getElementById(id));
+  }
 
   function theme(name) {
     root.dataset.theme = name;
     for (const swatch of document.querySelectorAll(".swatch")) swatch.style.background = page.themes[name][swatch.dataset.colour];
     return redraw([...drawn.keys()]);
   }
+
+  const watcher = new IntersectionObserver(seen => {
+    for (const one of seen) if (one.isIntersecting) { watcher.unobserve(one.target); if (!drawn.has(one.target.id)) soon(one.target.id); }
+  }, { rootMargin: "600px" });
 
   function csv(name) {
     const table = rows(name), heads = Object.keys(page.data[name]);
@@ -68,7 +89,7 @@
 
   function save(name, body, kind) {
     const link = document.createElement("a");
-    link.href = typeof body === "string" && kind === "image/png" ? body : URL.createObjectURL(new Blob([body], { type: kind }));
+    link.href = URL.createObjectURL(new Blob([body], { type: kind }));
     link.download = name;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
@@ -115,21 +136,22 @@
     });
   }
   const choice = document.getElementById("group");
-  const choose = () => { for (const group of document.querySelectorAll(".group")) group.hidden = group.id !== choice.value; };
+  const choose = () => {
+    for (const group of document.querySelectorAll(".group")) group.hidden = group.id !== choice.value;
+    [...drawn.keys()].filter(hidden).forEach(forget);
+  };
   if (choice) { choice.addEventListener("change", choose); choose(); }
 
+  narrow.addEventListener("change", () => redraw([...drawn.keys()]));
   const dark = matchMedia("(prefers-color-scheme: dark)");
   theme(dark.matches ? "dark" : "light");
   dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
   document.getElementById("theme").addEventListener("click", () => theme(root.dataset.theme === "dark" ? "light" : "dark"));
 
-  const watcher = new IntersectionObserver(seen => {
-    for (const one of seen) if (one.isIntersecting) { watcher.unobserve(one.target); soon(one.target.id); }
-  }, { rootMargin: "600px" });
   for (const id of Object.keys(page.charts)) watcher.observe(document.getElementById(id));
 
   // For print, and for tests: everything that is not hidden, now.
-  window.drawEverything = () => redraw(Object.keys(page.charts).filter(id => !drawn.has(id) && !document.getElementById(id).closest("[hidden]"))).then(() => drawn.size);
+  window.drawEverything = () => redraw(Object.keys(page.charts).filter(id => !drawn.has(id) && !hidden(id))).then(() => drawn.size);
   let before;
   addEventListener("beforeprint", () => { before = root.dataset.theme; theme("light"); window.drawEverything(); });
   addEventListener("afterprint", () => theme(before));

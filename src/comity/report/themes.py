@@ -1,5 +1,5 @@
 """Colours and type of charts, light, dark, and for print. Methods have the colours of Okabe and Ito (2008), which colour-blind
-readers can tell apart; on dark ground they are lighter."""
+readers can tell apart; on dark ground they are lighter. A text can be read on the colours of a matrix."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ LIGHT: Theme = {
     "@good": "#00714f",
     "@bad": "#b8420b",
     "@low": "#f3f6fa",
-    "@high": "#2f6db5",
+    "@high": "#6ca6e0",
+    "@less": "#ee9468",
     "@middle": "#f5f5f2",
+    "@more": "#55b894",
     "@c0": "#0072b2",
     "@c1": "#d55e00",
     "@c2": "#00875f",
@@ -38,8 +40,10 @@ DARK: Theme = {
     "@good": "#3fc79a",
     "@bad": "#f28a55",
     "@low": "#1d242d",
-    "@high": "#5fa8e8",
+    "@high": "#2b66a5",
+    "@less": "#9a4a1f",
     "@middle": "#2a2f36",
+    "@more": "#0f6e50",
     "@c0": "#4ea6e0",
     "@c1": "#f0894a",
     "@c2": "#35c295",
@@ -78,6 +82,7 @@ CONFIG: dict[str, Any] = {
     },
     "legend": {
         "symbolOpacity": 1,
+        "layout": {"bottom": {"direction": "vertical", "anchor": "start"}},
         "labelColor": "@text",
         "titleColor": "@soft",
         "titleFontWeight": "normal",

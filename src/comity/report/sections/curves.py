@@ -27,8 +27,9 @@ def curves(group: Group) -> Section:
     band = "; bands: ± standard deviation over seeds" if seeds > 1 else ""
     alt = f"Test accuracy, mean over parties{band}. At the end: {', '.join(last)}."
     section.blocks.append(_by_round(data, group, alt))
-    if any(not row["alone"] and row["round"] > 0 and row["bytes"] for row in data.rows()):
-        section.blocks.append(_by_bytes(data, group, alt))
+    sent = [row["bytes"] for row in data.rows() if not row["alone"] and row["round"] > 0 and row["bytes"]]
+    if sent:
+        section.blocks.append(_by_bytes(data, group, alt, sent))
     return section
 
 
@@ -122,8 +123,8 @@ def _by_round(data: Data, group: Group, alt: str) -> Chart:
     return Chart("accuracy-by-round", "Accuracy by round", alt, data, spec, (box,), half=True)
 
 
-def _by_bytes(data: Data, group: Group, alt: str) -> Chart:
-    x = count_of_bytes("bytes", "bytes sent so far, all parties together", "log")
+def _by_bytes(data: Data, group: Group, alt: str, sent: list[float]) -> Chart:
+    x = count_of_bytes("bytes", "bytes sent so far, all parties together", sent)
     tips = [
         tip("method", "method"),
         tip("round", "round"),

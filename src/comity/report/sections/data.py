@@ -15,7 +15,7 @@ from comity.measure.frechet import pairwise
 from comity.measure.representations import Projection
 from comity.measure.separability import LEAST, separability
 from comity.report.blocks import Chart, Data, Pictures, Section, Spec
-from comity.report.charts import PARTIES, first_of, heat, quantity, tall, tip, word
+from comity.report.charts import PARTIES, first_of, heat, legend, quantity, tall, tip, word
 from comity.report.gather import Group, Run, why_not
 from comity.spec import parse
 
@@ -102,7 +102,7 @@ def _sizes(run: Run) -> Chart:
         "type": "nominal",
         "title": None,
         "sort": None,
-        "legend": {"orient": "top"},
+        "legend": legend("top", 3),
         "scale": {"domain": list(PARTS), "range": ["@c0", "@c5", "@c4"]},
     }
     spec: Spec = {
@@ -181,11 +181,11 @@ def _features(federation: Federation) -> Chart:
         "type": "quantitative",
         "title": "shift",
         "format": "+.1f",
-        "scale": {"domain": [-most, 0, most], "range": ["@c1", "@middle", "@c0"]},
+        "scale": {"domain": [-most, 0, most], "range": ["@less", "@middle", "@more"], "interpolate": "rgb"},
     }
     tips = [tip("party", "party"), tip("feature", "feature"), tip("shift", "mean, in std of all", "+.2f")]
     across = word("feature", "feature", [f"x{f}" for f in chosen])
-    spec = heat(across, word("party", None, names), value, tips, dark=f"abs(datum.shift) > {0.6 * most}")
+    spec = heat(across, word("party", None, names), value, tips)
     alt = (
         f"The {len(chosen)} features in which parties differ most; the largest shift of a party's mean is {most:.2f} standard "
         "deviations of all."
@@ -219,9 +219,7 @@ def _differences(section: Section, federation: Federation, key: Key) -> None:
         "scale": {"range": ["@low", "@high"]},
     }
     tips = [tip("party", "party"), tip("other", "and"), tip("distance", "Fréchet distance", ".3f")]
-    apart = [float(v) for v in distances[distances > 0]] or [0.0]
-    middle = (min(apart) + max(apart)) / 2
-    spec = heat(word("other", None, names), word("party", None, names), value, tips, dark=f"datum.distance > {middle}")
+    spec = heat(word("other", None, names), word("party", None, names), value, tips)
     far = max(rows, key=lambda row: float(str(row["distance"])))
     alt = f"Fréchet distances between the parties' inputs. Farthest apart are {far['party']} and {far['other']}."
     cut = first_of(len(federation.names), COMPARED)

@@ -13,7 +13,7 @@ from typing import Literal
 from comity.measure.fairness import fairness
 from comity.measure.gain import Gain, paired_interval
 from comity.report.blocks import Chart, Data, Section, Spec, Table
-from comity.report.charts import by_method, heat, share, tall, tip, word
+from comity.report.charts import by_method, heat, legend, share, tall, tip, word
 from comity.report.gather import Group, Method, Run
 
 SHOWN = 40
@@ -141,7 +141,7 @@ def _dumbbells(method: str, some: list[Party]) -> Chart:
     columns = ("method", "party", "solo", "accuracy", "gain", "low", "high", "from", "to", "verdict")
     data = Data.of(f"gains-{method}", rows, columns)
     how = {"domain": list(VERDICTS), "range": ["@good", "@grey", "@bad"]}
-    colour: Spec = {"field": "verdict", "type": "nominal", "scale": how, "legend": {"title": None, "orient": "top"}}
+    colour: Spec = {"field": "verdict", "type": "nominal", "scale": how, "legend": legend("top", 3)}
     tips = [
         tip("party", "party"),
         tip("solo", "alone", ".1%"),
@@ -281,7 +281,7 @@ def _matrix(method: str, rows: list[dict[str, object]]) -> Chart:
         "type": "quantitative",
         "title": "points",
         "format": "+.1f",
-        "scale": {"domain": [-most, 0, most], "range": ["@bad", "@middle", "@good"]},
+        "scale": {"domain": [-most, 0, most], "range": ["@less", "@middle", "@more"], "interpolate": "rgb"},
     }
     tips = [
         tip("left_out", "helper"),
@@ -291,7 +291,7 @@ def _matrix(method: str, rows: list[dict[str, object]]) -> Chart:
         tip("high", "to", "+.1%"),
     ]
     across, down = word("party", "on whom", names), word("left_out", "effect of", names)
-    spec = heat(across, down, value, tips, dark=f"abs(datum.points) > {0.6 * most}")
+    spec = heat(across, down, value, tips)
     best = max(rows, key=lambda r: float(str(r["effect"])))
     alt = (
         f"{method}: how much each party's presence changes the others' accuracy, in points. The largest help is "

@@ -82,9 +82,8 @@ def _overlap(method: Method) -> Chart | None:
     tips = [tip("party", "party"), tip("peer", "peer"), tip("overlap", "overlap", ".3f")]
     everyone = list(dict.fromkeys(name for pair in last for name in pair))
     names = everyone[:PARTIES]
-    middle = (min(last.values()) + max(last.values())) / 2
     rows = [{"party": a, "peer": b, "overlap": v} for (a, b), v in last.items() if a in names and b in names]
-    spec = heat(word("peer", "peer", names), word("party", "party", names), value, tips, dark=f"datum.overlap > {middle}")
+    spec = heat(word("peer", "peer", names), word("party", "party", names), value, tips)
     (a, b), most = max(last.items(), key=lambda item: item[1])
     alt = f"{method.name}: how much parties' data overlap, by adversarial samples that fool both. Most: {a} and {b}, {most:.2f}."
     alt += first_of(len(everyone))

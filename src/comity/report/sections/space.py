@@ -13,7 +13,7 @@ from comity.core.key import Key
 from comity.measure.representations import CUT, OFFSET, Representation, extract
 from comity.measure.separability import LEAST, separability
 from comity.report.blocks import Chart, Data, Section, Spec, Table
-from comity.report.charts import MANY, SHAPES, quantity, tip
+from comity.report.charts import MANY, SHAPES, legend, quantity, tip
 from comity.report.gather import Group, Method, why_not
 from comity.report.sections.signs import signs
 
@@ -109,7 +109,7 @@ def _scatter(method: str, when: str, data: Data, parties: list[str], classes: li
                 "type": "nominal",
                 "sort": None,
                 "scale": {"domain": parties, "range": SHAPES[: len(parties)]},
-                "legend": {"title": "party", "orient": "bottom", "columns": 8},
+                "legend": legend("bottom", 8, "party"),
             }
         }
         if few
@@ -119,7 +119,7 @@ def _scatter(method: str, when: str, data: Data, parties: list[str], classes: li
         "field": "class",
         "type": "nominal",
         "scale": {"domain": classes, "scheme": "tableau10" if len(classes) <= 10 else "tableau20"},
-        "legend": {"title": "class", "orient": "bottom", "columns": 10} if len(classes) <= 20 else None,
+        "legend": legend("bottom", 10, "class") if len(classes) <= 20 else None,
     }
     plain = {"axis": None, "scale": {"zero": False}}
     spec: Spec = {

@@ -7,7 +7,19 @@ from typing import Any
 
 from comity.core.net import SERVER
 from comity.report.blocks import Chart, Data, Option, Section, Spec, Table
-from comity.report.charts import ONLY_SHOWN, PARTIES, by_method, count_of_bytes, first_of, shown, tall, tip, whole_rounds, word
+from comity.report.charts import (
+    ONLY_SHOWN,
+    PARTIES,
+    by_method,
+    count_of_bytes,
+    first_of,
+    legend,
+    shown,
+    tall,
+    tip,
+    whole_rounds,
+    word,
+)
 from comity.report.gather import Group, Method, why_not
 from comity.screen import size
 
@@ -25,7 +37,7 @@ def wire(group: Group, reopen: bool = True) -> Section:
         section.say("Nothing crossed the wire: every party trained alone.")
         return section
     charts = (_totals(talking), _rounds(talking, group), _parties(talking, group))
-    section.blocks += [chart for chart in charts if chart.data.rows()]
+    section.blocks += [chart for chart in charts if chart]
     section.blocks.append(_kinds(talking))
     if reopen:
         section.blocks.append(_closed_form(section, talking))
@@ -54,7 +66,7 @@ def _totals(methods: list[Method]) -> Chart:
         "field": "direction",
         "type": "nominal",
         "title": None,
-        "legend": {"orient": "top"},
+        "legend": legend("top", 4),
         "scale": {"domain": [NAMES[k] for k in KINDS], "range": ["@c0", "@c5", "@c2", "@grey"]},
     }
     spec: Spec = {
@@ -75,28 +87,36 @@ def _totals(methods: list[Method]) -> Chart:
     return Chart("bytes", "Bytes of a run", alt, data, spec, half=True)
 
 
-def _rounds(methods: list[Method], group: Group) -> Chart:
-    rows = []
+def _rounds(methods: list[Method], group: Group) -> Chart | None:
+    rows: list[dict[str, Any]] = []
     for method in methods:
         each = _mean(method, lambda row: [(row.round, row.kind)])
         rows += [
             {"method": method.name, "round": t, "direction": NAMES.get(k, k), "bytes": n}
             for (t, k), n in sorted(each.items())
-            if t > 0
+            if t > 0 and n
         ]
+    if not rows:
+        return None
     data = Data.of("bytes-by-round", rows, ("method", "round", "direction", "bytes"))
     names = [m.name for m in methods]
-    y = count_of_bytes("bytes", "bytes in a round", "log")
+    y = count_of_bytes("bytes", "bytes in a round", [row["bytes"] for row in rows])
     spec: Spec = {
         "height": 220,
         "params": [shown(names)],
-        "transform": [ONLY_SHOWN, {"filter": "datum.bytes > 0"}],
+        "transform": [ONLY_SHOWN],
         "mark": {"type": "line", "point": {"size": 12}},
         "encoding": {
             "x": whole_rounds(),
             "y": y,
             "color": by_method(group, only=names),
-            "strokeDash": {"field": "direction", "type": "nominal", "title": None, "legend": {"orient": "top"}},
+            "strokeDash": {
+                "field": "direction",
+                "type": "nominal",
+                "title": None,
+                "legend": legend("top", 4),
+                "scale": {"domain": [d for d in NAMES.values() if any(row["direction"] == d for row in rows)]},
+            },
             "tooltip": [
                 tip("method", "method"),
                 tip("direction", "direction"),
@@ -114,11 +134,11 @@ def _parties(methods: list[Method], group: Group) -> Chart:
     """What each party sent and received."""
     bytes_of = {m.name: _mean(m, lambda row: [party for party in (row.src, row.dst) if party != SERVER]) for m in methods}
     parties = list(dict.fromkeys(party for each in bytes_of.values() for party in each))
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"method": name, "party": party, "bytes": each[party]}
         for name, each in bytes_of.items()
         for party in parties[:PARTIES]
-        if party in each
+        if each.get(party)
     ]
     data = Data.of("bytes-by-party", rows, ("method", "party", "bytes"))
     names = [m.name for m in methods]
@@ -129,7 +149,7 @@ def _parties(methods: list[Method], group: Group) -> Chart:
         "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
         "encoding": {
             "y": word("party", None),
-            "x": count_of_bytes("bytes", "bytes sent and received in a run", "log"),
+            "x": count_of_bytes("bytes", "bytes sent and received in a run", [row["bytes"] for row in rows]),
             "color": by_method(group, only=names),
             "tooltip": [tip("method", "method"), tip("party", "party"), tip("bytes", "bytes", ",.0f")],
         },

@@ -1,0 +1,313 @@
+"""What a browser makes of the page: it is drawn, obeys its controls, is readable by everyone, and asks nobody for anything."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from browser import Opened, opened
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+KINDS = ("one", "five", "half", "groups")
+SECTIONS = ["answer", "curves", "gains", "data", "space", "wire", "again"]
+METHODS = ["solo", "fedavg", "fedavg+dbe", "fed-sps", "adcol"]
+SEEN = '[...document.querySelectorAll(".chart")].filter(c => !c.closest("[hidden]"))'
+CUT = SEEN + """.filter(chart => {
+    const edge = chart.querySelector("svg").getBoundingClientRect();
+    return [...chart.querySelectorAll("text")].filter(text => getComputedStyle(text).opacity !== "0").some(text => {
+        const box = text.getBoundingClientRect();
+        return box.right > edge.right + 1 || box.left < edge.left - 1 || box.top < edge.top - 2 || box.bottom > edge.bottom + 2;
+    });
+}).map(chart => chart.id)"""
+Open = Callable[..., AbstractContextManager[Opened]]
+
+
+@pytest.fixture
+def look(chromium: Browser, pages: dict[str, Path]) -> Open:
+    """`with look("one", 400, "dark") as it`: the page, with all its charts drawn; nothing may go wrong meanwhile."""
+
+    @contextmanager
+    def at(kind: str, width: int = 1440, scheme: str = "light") -> Iterator[Opened]:
+        with opened(chromium, pages[kind], width, scheme) as it:
+            it.draw()
+            yield it
+            assert not it.asked
+            assert not it.said
+
+    return at
+
+
+def lines(it: Opened, chart: str, mark: str = "line") -> int:
+    """How many lines (or other marks) a chart shows."""
+    shapes = f"[...e.querySelectorAll('.mark-{mark}.role-mark > *')]"
+    drawn = f"e => {shapes}.filter(p => p.getAttribute('d') && p.getBBox().width).length"
+    return int(it.page.locator(f"[id^=chart-][id$={chart}]").first.evaluate(drawn))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_chart_is_drawn(kind: str, look: Open) -> None:
+    with look(kind) as it:
+        marks = "c => c.querySelectorAll('.role-mark > *').length"
+        found = it.page.evaluate(f"{SEEN}.map(c => [c.id, ({marks})(c)])")
+        assert len(found) >= 4
+        assert [name for name, many in found if not many] == []
+        if kind == "five":
+            kinds = {re.sub(r"^chart-\d+-", "", name) for name, _ in found}
+            assert {"accuracy-by-round", "accuracy-by-bytes", "gains-fedavg", "helps-fedavg", "classes", "sizes", "distances",
+                    "space-solo-after", "overlap-fed-sps", "discriminator", "offsets-fedavg-dbe", "bytes",
+                    "bytes-by-round", "bytes-by-party"} <= kinds  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_charts_are_drawn_when_they_come_into_view(kind: str, chromium: Browser, pages: dict[str, Path]) -> None:
+    with opened(chromium, pages[kind]) as it:
+        it.page.wait_for_selector(".chart svg")
+        last = it.page.locator(".group:not([hidden]) .chart").last
+        last.scroll_into_view_if_needed()
+        last.locator("svg").first.wait_for(timeout=10_000)
+        assert not it.said
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_section_is_there(kind: str, look: Open) -> None:
+    with look(kind) as it:
+        ids = it.page.evaluate('[...document.querySelectorAll(".group:not([hidden]) section")].map(s => s.id)')
+        assert [name.split("-")[1] for name in ids] == SECTIONS
+        links = it.page.evaluate('[...document.querySelectorAll(".group:not([hidden]) nav a")].map(a => a.getAttribute("href"))')
+        assert links == [f"#{name}" for name in ids]
+        words = it.page.evaluate('[...document.querySelectorAll(".group:not([hidden]) section")].map(s => s.innerText.length)')
+        assert min(words) > 40
+
+
+def test_half_a_run_says_so(look: Open) -> None:
+    with look("half") as it:
+        assert "is not finished" in it.page.inner_text("#g0-answer")
+
+
+def test_boxes_show_and_hide_methods(look: Open) -> None:
+    with look("five") as it:
+        boxes = it.page.locator(".methods input")
+        assert [boxes.nth(k).get_attribute("value") for k in range(boxes.count())] == METHODS
+        before = [lines(it, "accuracy-by-round"), lines(it, "accuracy-by-bytes"), lines(it, "bytes-by-party", "symbol")]
+        assert before == [5, 4, 12]
+        it.page.locator(".methods input[value=fedavg]").uncheck()
+        it.settle()
+        after = [lines(it, "accuracy-by-round"), lines(it, "accuracy-by-bytes"), lines(it, "bytes-by-party", "symbol")]
+        assert after == [4, 3, 9]
+        it.page.locator("#theme").click()  # a chart that is drawn anew remembers
+        it.settle()
+        assert lines(it, "accuracy-by-round") == 4
+        for name in METHODS:
+            it.page.locator(f".methods input[value='{name}']").uncheck()
+        it.settle()
+        assert lines(it, "accuracy-by-round") == 0
+        for name in METHODS:
+            it.page.locator(f".methods input[value='{name}']").check()
+        it.settle()
+        assert lines(it, "accuracy-by-round") == 5
+
+
+def test_boxes_of_one_chart(look: Open) -> None:
+    with look("five") as it:
+        it.page.get_by_label("each party's line").check()
+        it.settle()
+        assert lines(it, "accuracy-by-round") == 5 + 5 * 3
+        it.page.get_by_label("each party's line").uncheck()
+        it.settle()
+        assert lines(it, "accuracy-by-round") == 5
+        axis = "e => e.querySelector('.role-axis[aria-label^=X]').getAttribute('aria-label')"
+        for name in ("accuracy-by-bytes", "bytes-by-party"):
+            figure = it.page.locator(f"figure:has([id$={name}])")
+            chart = figure.locator(".chart")
+            assert "log scale" in chart.evaluate(axis)
+            figure.get_by_label("logarithmic").uncheck()
+            it.settle()
+            assert "linear scale" in chart.evaluate(axis)
+            figure.get_by_label("logarithmic").check()
+            it.settle()
+            assert "log scale" in chart.evaluate(axis)
+
+
+def test_the_theme(look: Open) -> None:
+    ground = "() => getComputedStyle(document.body).backgroundColor"
+    inside = "e => e.querySelector('.role-axis-label text').getAttribute('fill')"
+    for scheme, other in (("light", "dark"), ("dark", "light")):
+        with look("five", scheme=scheme) as it:
+            chart = it.page.locator(".chart").first
+            assert it.page.evaluate("document.documentElement.dataset.theme") == scheme
+            before = it.page.evaluate(ground), chart.evaluate(inside)
+            it.page.locator("#theme").click()
+            it.settle()
+            assert it.page.evaluate("document.documentElement.dataset.theme") == other
+            after = it.page.evaluate(ground), chart.evaluate(inside)
+            assert before[0] != after[0]
+            assert before[1] != after[1]
+            it.page.locator("#theme").click()
+            it.settle()
+            assert (it.page.evaluate(ground), chart.evaluate(inside)) == before
+
+
+def test_the_select_of_groups(look: Open) -> None:
+    widths = f"{SEEN}.map(c => Math.round(c.querySelector('svg')?.getBoundingClientRect().width ?? 0))"
+    with look("groups") as it:
+        shown = "() => [...document.querySelectorAll('.group')].filter(g => g.offsetParent !== null).map(g => g.id)"
+        assert it.page.evaluate(shown) == ["g0"]
+        before = it.page.evaluate(widths)
+        assert min(before) > 300
+        it.page.select_option("#group", "g1")
+        assert it.page.evaluate(shown) == ["g1"]
+        it.settle()
+        assert it.page.evaluate(widths) == before
+        it.page.locator("#theme").click()  # while the first group's charts cannot be seen
+        it.page.set_viewport_size({"width": 1300, "height": 900})
+        it.settle()
+        there = it.page.evaluate(widths)
+        it.page.select_option("#group", "g0")
+        it.settle()
+        assert it.page.evaluate(widths) == there
+
+
+def test_downloads(look: Open, tmp_path: Path) -> None:
+    """Every table as csv has the columns and values of the page; a chart as svg is one."""
+    with look("five") as it:
+        content = json.loads(it.page.evaluate("document.getElementById('comity').textContent"))
+    names = list(content["data"])
+    for some in (names[k : k + 8] for k in range(0, len(names), 8)):  # Chromium allows a page ten at once
+        with look("five") as it:
+            for name in some:
+                with it.page.expect_download() as waiting:
+                    it.page.get_by_role("button", name=f"Download {name}.csv", exact=True).click()
+                assert waiting.value.suggested_filename == f"{name}.csv"
+                waiting.value.save_as(tmp_path / "it.csv")
+                with (tmp_path / "it.csv").open(encoding="utf-8", newline="") as file:
+                    heads, *got = csv.reader(file)
+                assert heads == list(content["data"][name])
+                columns = map(unpacked, content["data"][name].values())
+                assert got == [list(map(told, row)) for row in zip(*columns, strict=True)]
+    with look("five") as it:
+        with it.page.expect_download() as waiting:
+            it.page.get_by_role("button", name="Accuracy by round: as svg").click()
+        waiting.value.save_as(tmp_path / "it.svg")
+        assert (tmp_path / "it.svg").read_text(encoding="utf-8").startswith("<svg")
+        with it.page.expect_download() as waiting:
+            it.page.get_by_role("button", name="Accuracy by round: its data as csv").click()
+        assert waiting.value.suggested_filename == "curves.csv"
+
+
+def unpacked(column: Any) -> list[Any]:
+    return [None if k < 0 else column["words"][k] for k in column["at"]] if isinstance(column, dict) else list(column)
+
+
+def told(value: Any) -> str:
+    """As JavaScript writes it."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    whole = float(value).is_integer()
+    text = str(int(value)) if whole else repr(float(value))
+    return re.sub(r"e([+-])0+", r"e\1", text)
+
+
+def test_the_keyboard_reaches_everything(look: Open) -> None:
+    with look("five") as it:
+        page = it.page
+        reached: list[str] = []
+        page.evaluate("() => document.activeElement.blur()")
+        for _ in range(250):
+            page.keyboard.press("Tab")
+            what = page.evaluate(
+                """() => {
+                    const e = document.activeElement;
+                    if (e === document.body) return null;
+                    e.dataset.reached = "yes";
+                    return e.matches(":focus-visible") && getComputedStyle(e).outlineStyle !== "none" ? "seen" : e.outerHTML;
+                }"""
+            )
+            if what is None:
+                break
+            reached.append(what)
+        assert set(reached) == {"seen"}, "what has the focus can be seen"
+        left = page.evaluate(
+            """() => [...document.querySelectorAll("a[href], button, input, select, summary, .scroll, pre")]
+                .filter(e => e.offsetParent !== null && !e.closest("details:not([open]) > :not(summary)") && !e.dataset.reached)
+                .map(e => e.outerHTML.slice(0, 100))"""
+        )
+        assert left == []
+        box = page.locator(".methods input").first
+        box.focus()
+        page.keyboard.press("Space")
+        it.settle()
+        assert lines(it, "accuracy-by-round") == 4
+        page.locator("#theme").focus()
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+        it.settle()
+
+
+@pytest.mark.parametrize("width", [1440, 400])
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_sticks_out(kind: str, width: int, look: Open) -> None:
+    with look(kind, width) as it:
+        for how in ("document.documentElement", "document.body"):
+            assert it.page.evaluate(f"{how}.scrollWidth") <= width
+        wide = f"{SEEN}.filter(c => c.scrollWidth > c.clientWidth + 1).map(c => c.id)"
+        assert it.page.evaluate(wide) == [], "a chart is as wide as its place"
+        assert it.page.evaluate(CUT) == [], "a text is cut off"
+        it.page.set_viewport_size({"width": 1840 - width, "height": 900})  # 400 and 1440 change places
+        it.settle()
+        assert it.page.evaluate(CUT) == [], "a text is cut off after the window changed its size"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_for_every_picture(kind: str, look: Open) -> None:
+    with look(kind) as it:
+        labels = it.page.evaluate('[...document.querySelectorAll(".chart")].map(c => [c.getAttribute("role"), c.ariaLabel])')
+        assert all(role in ("img", "graphics-document") and len(label) > 20 for role, label in labels)
+        assert it.page.evaluate("[...document.images].filter(i => !i.alt).length") == 0
+        assert it.page.evaluate("[...document.images].filter(i => !i.complete || !i.naturalWidth).length") == 0
+        controls = "[...document.querySelectorAll('button, input, select')]"
+        unnamed = f"{controls}.filter(e => !(e.ariaLabel || e.innerText || e.labels?.length)).map(e => e.outerHTML)"
+        assert it.page.evaluate(unnamed) == []
+        ids = it.page.evaluate("[...document.querySelectorAll('body [id]:not(svg *)')].map(e => e.id)")
+        assert len(ids) == len(set(ids))
+
+
+CONTRAST = (Path(__file__).parent / "contrast.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_contrast(kind: str, scheme: str, look: Open) -> None:
+    """Every text has at least 4.5 times the luminance of what is behind it, or the other way round (WCAG 2, AA)."""
+    with look(kind, scheme=scheme) as it:
+        it.page.evaluate("() => document.querySelectorAll('details').forEach(d => { d.open = true; })")
+        found = it.page.evaluate(CONTRAST)
+        assert found["texts"] > 100
+        assert [f"{text}: {ratio:.2f}" for text, ratio in found["low"]] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_paper(scheme: str, chromium: Browser, pages: dict[str, Path]) -> None:
+    """What is printed has all charts, though none was looked at before; on white, and as wide as the sheet."""
+    with opened(chromium, pages["five"], scheme=scheme, height=300) as it:
+        early = len(it.page.pdf())
+        it.draw()
+        late = len(it.page.pdf())
+        assert early > 0.95 * late
+        it.page.emulate_media(media="print")
+        it.page.evaluate("() => { document.body.style.width = '720px'; }")  # a sheet is narrower, and no window changes its size
+        right = "e => e.getBoundingClientRect().right"
+        out = f"{SEEN}.filter(c => ({right})(c.querySelector('svg')) > ({right})(c.closest('figure'))).map(c => c.id)"
+        assert it.page.evaluate(out) == []
+        assert it.page.locator("header, nav, .tools, .methods input").locator("visible=true").count() == 0
+        assert it.page.locator(".methods label").locator("visible=true").count() == 5, "the charts' legend"
+        assert it.page.evaluate("document.documentElement.dataset.theme") == scheme
+        assert not it.said
