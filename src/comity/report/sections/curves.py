@@ -46,7 +46,7 @@ def table(group: Group) -> Data:
             rows.append(
                 {
                     "method": method.name,
-                    "alone": method.alone,
+                    "alone": int(method.alone),
                     "party": "",
                     "round": t,
                     "accuracy": mean,
