@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo five test check bench clean
+.PHONY: demo five test check test-browser screenshot bench clean
 
 # torch first and pinned: any other request for it pulls gigabytes of GPU packages.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -27,6 +27,17 @@ check: $(VENV)/ready
 
 test: check
 	$(BIN)/pytest -n 2 --dist loadscope
+
+# The report's page in Chromium; apart, since not everyone has one.
+test-browser: $(VENV)/ready
+	@sh tests/browser/prepare.sh $(BIN)
+	COMITY_BROWSER=1 $(BIN)/pytest tests/browser
+
+# The README's picture, of the demo's page.
+screenshot: $(VENV)/ready
+	@test -f demo/report.html || { echo 'There is no demo/report.html to take a picture of: make demo first.' >&2; exit 1; }
+	@sh tests/browser/prepare.sh $(BIN)
+	$(BIN)/python tests/browser/screenshot.py demo/report.html docs/report.png
 
 bench: $(VENV)/ready
 	cd benchmarks && ../$(BIN)/python overhead.py && ../$(BIN)/python checkpoints.py

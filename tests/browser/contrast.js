@@ -50,5 +50,9 @@
       judge(node.data, parse(style.color), ground(e));
     }
   }
+  for (const symbol of document.querySelectorAll(".role-legend-symbol path")) {  // a picture: it must be seen, not read
+    const style = getComputedStyle(symbol), colour = parse(style.fill === "none" || style.fill === "transparent" ? style.stroke : style.fill);
+    if (colour[3] && ratio(colour.slice(0, 3), ground(symbol.closest(".chart"))) < 1.4) low.push([`symbol ${style.fill}`, 0]);
+  }
   return { texts, low };
 }

@@ -79,6 +79,21 @@ def test_a_table_cut_between_two_lines(name: str, folder: Path) -> None:
     assert told(read(folder), f"{name} and summary.json do not agree")
 
 
+@pytest.mark.parametrize("name", ["metrics.csv", "ledger.csv", "outcomes.csv"])
+def test_a_table_without_rows(name: str, folder: Path) -> None:
+    path = folder / "fedavg" / "seed-0" / name
+    path.write_text(path.read_text(encoding="utf-8").partition("\n")[0] + "\n", encoding="utf-8")
+    assert told(read(folder), f"{name} is damaged")
+
+
+def test_a_summary_of_an_earlier_version(folder: Path) -> None:
+    """What the contract names is enough."""
+    path = folder / "fedavg" / "seed-0" / "summary.json"
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({k: v for k, v in summary.items() if k not in ("newcomers", "diverged", "auc")}), encoding="utf-8")
+    assert not read(folder).notes
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s[:20])
 @pytest.mark.parametrize("name", ["summary.json", "split.json", "config.toml", "metrics.csv"])
 def test_another_shape(name: str, shape: str, folder: Path) -> None:

@@ -108,7 +108,7 @@ class Run:
                 if len(line) != len(heads):
                     raise ValueError
                 found.append(parse(line))
-            if tuple(heads) != COLUMNS[name] or (rest and self.ended):
+            if tuple(heads) != COLUMNS[name] or (self.ended and (rest or not found)):
                 raise ValueError
 
         self._try(name, reading, None)
@@ -351,7 +351,7 @@ def _mean(summary: dict[str, Any]) -> float:
 
 def _summary(path: Path) -> dict[str, Any]:
     """A summary that has all that the page takes from it."""
-    found: dict[str, Any] = _json(path)
+    found: dict[str, Any] = {"newcomers": {}, "diverged": [], **_json(path)}  # runs of earlier versions have neither
     got = found["accuracy"]
     figures = [got["mean"], *got["per_party"].values(), found["bytes"]["total"], found["seconds"]["total"]]
     figures += [new[stage] for new in found["newcomers"].values() for stage in ("offered", "joined", "alone", "gain")]

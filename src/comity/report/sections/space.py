@@ -109,7 +109,7 @@ def _scatter(method: str, when: str, data: Data, parties: list[str], classes: li
                 "type": "nominal",
                 "sort": None,
                 "scale": {"domain": parties, "range": SHAPES[: len(parties)]},
-                "legend": legend("bottom", 8, "party"),
+                "legend": legend("bottom", 8, "party") | {"symbolFillColor": "@soft"},
             }
         }
         if few
