@@ -18,9 +18,9 @@ SMALL: dict[str, Any] = {
     "partition": "dirichlet(alpha=0.5)|keep(samples=60)", "parties": 3, "rounds": 3, "model": "mlp2(width=8)", "engine": "loop",
 }  # fmt: skip
 HELPS = """method,seed,left_out,party,effect,low,high
-fedavg,p0,p1,0.10,0.02,0.18
-fedavg,p1,p0,-0.12,-0.2,0.0
-fedavg,p2,p0,0.05,0,0.1
+fedavg,0,p0,p1,0.10,0.02,0.18
+fedavg,0,p1,p0,-0.12,-0.2,0.0
+fedavg,0,p2,p0,0.05,0,0.1
 """
 
 
