@@ -103,6 +103,8 @@ def test_boxes_show_and_hide_methods(look: Open) -> None:
         it.settle()
         after = [lines(it, "accuracy-by-round"), lines(it, "accuracy-by-bytes"), lines(it, "bytes-by-party", "symbol")]
         assert after == [4, 3, 9]
+        own = it.page.locator("figure:has([id$=gains-fedavg]), figure:has([id$=helps-fedavg])")
+        assert [own.nth(k).is_visible() for k in range(own.count())] == [False, False], "charts of that method alone go, too"
         it.page.locator("#theme").click()  # a chart that is drawn anew remembers
         it.settle()
         assert lines(it, "accuracy-by-round") == 4
@@ -114,6 +116,8 @@ def test_boxes_show_and_hide_methods(look: Open) -> None:
             it.page.locator(f".methods input[value='{name}']").check()
         it.settle()
         assert lines(it, "accuracy-by-round") == 5
+        it.page.evaluate("() => window.drawEverything()")
+        assert lines(it, "gains-fedavg", "symbol") > 0
 
 
 def test_boxes_of_one_chart(look: Open) -> None:

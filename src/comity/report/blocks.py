@@ -50,6 +50,8 @@ class Chart:
     options: tuple[Option, ...] = ()
     half: bool = False
     """Whether two of its kind stand side by side."""
+    method: str = ""
+    """The one method that it is about: without its box ticked, the chart goes."""
 
     def standing(self) -> Spec:
         """The specification with its data inside: complete, for a file of its own."""

@@ -133,6 +133,12 @@
           result.view.signal("shown", shown[chart.group]).runAsync();
         }
       }
+      for (const [id, chart] of Object.entries(page.charts)) {
+        if (chart.group === boxes.dataset.group && chart.method) {
+          document.getElementById(id).closest("figure").hidden = !shown[chart.group].includes(chart.method);
+        }
+      }
+      [...drawn.keys()].filter(hidden).forEach(forget);
     });
   }
   const choice = document.getElementById("group");

@@ -81,6 +81,7 @@ class Page:
             "spec": chart.spec,
             "options": [vars(option) for option in chart.options],
             "group": self._group,
+            "method": chart.method,
         }
         kind = ' class="half"' if chart.half else ""
         return Markup(

@@ -179,7 +179,7 @@ def _dumbbells(method: str, some: list[Party]) -> Chart:
         f"{method} beside training alone, party by party: {verdicts['gains']} clearly gain, {verdicts['hurt']} clearly lose, "
         f"{verdicts['level']} are level.{some_only}"
     )
-    return Chart(f"gains-{method}", f"{method} beside training alone", alt, data, spec, half=True)
+    return Chart(f"gains-{method}", f"{method} beside training alone", alt, data, spec, half=True, method=method)
 
 
 def _dots(group: Group, found: dict[str, list[Party]]) -> Chart:
@@ -297,4 +297,4 @@ def _matrix(method: str, rows: list[dict[str, object]]) -> Chart:
         f"{method}: how much each party's presence changes the others' accuracy, in points. The largest help is "
         f"{best['left_out']}'s to {best['party']}, {100 * float(str(best['effect'])):+.1f} points."
     )
-    return Chart(f"helps-{method}", f"{method}: who helps whom", alt, data, spec, half=True)
+    return Chart(f"helps-{method}", f"{method}: who helps whom", alt, data, spec, half=True, method=method)

@@ -94,6 +94,7 @@ def _overlap(method: Method) -> Chart | None:
         Data.of(f"overlap-{method.name}", rows, ("party", "peer", "overlap")),
         spec,
         half=True,
+        method=method.name,
     )
 
 
@@ -127,4 +128,5 @@ def _offsets(method: Method, run: Run) -> Chart | None:
         Data.of(f"offsets-{method.name}", rows, ("method", "party", "norm")),
         spec,
         half=True,
+        method=method.name,
     )

@@ -137,7 +137,7 @@ def _scatter(method: str, when: str, data: Data, parties: list[str], classes: li
     alt = f"A map of {method}'s representations {WHEN[when]}: points of one colour are of one class" + (
         ", of one shape of one party." if few else "."
     )
-    return Chart(f"space-{method}-{when}", f"{method}, {WHEN[when]}", alt, data, spec, half=True)
+    return Chart(f"space-{method}-{when}", f"{method}, {WHEN[when]}", alt, data, spec, half=True, method=method)
 
 
 def _told_apart(method: str, found: list[Representation]) -> list[list[str]]:
