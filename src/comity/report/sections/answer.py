@@ -70,7 +70,8 @@ def answer(group: Group, target: float | None = None) -> Section:
     if target is not None:
         whose = "what SOLO reaches" if group.solo and group.solo.finished else "what the weakest method reaches"
         whose = whose if asked is None else "as asked"
-        about += f" Target: {target:.1%}, {whose}; rounds and bytes until a method is as good, mean of the seeds that get there."
+        seeds = ", mean of the seeds that get there" if any(len(m.runs) > 1 for m in group.methods) else ""
+        about += f" Target: {target:.1%}, {whose}; rounds and bytes until a method is as good{seeds}."
     section.say(about)
     return section
 
@@ -167,12 +168,12 @@ def sentences(group: Group, ranked: list[Standing]) -> list[str]:
     if best.method.alone and rest:
         said.append("No method that collaborates does better on average than training alone.")
     elif alone and best.judged:
-        loses = f"{best.hurt} {'loses' if best.hurt == 1 else 'lose'}" if best.hurt else "none loses"
-        gain = "gains" if best.gained == 1 else "gain"
+        loses = f"{best.hurt} clearly {'loses' if best.hurt == 1 else 'lose'}" if best.hurt else "none clearly loses"
+        gain = f"{best.gained} clearly {'gains' if best.gained == 1 else 'gain'}" if best.gained else "none clearly gains"
         seeds = " (of all seeds)" if len(best.accuracy) > 1 else ""
         said.append(
             f"Against training alone it has {100 * (best.mean - alone.mean):+.1f} points: of {best.judged} parties{seeds} "
-            f"{best.gained} clearly {gain}, {loses}."
+            f"{gain}, {loses}."
         )
     said += _price(best, [s for s in rest if not s.method.alone])
     said += [f"{s.method.name}, which pools the data, has {s.mean:.1%}." for s in pooled if s is not best]
@@ -193,7 +194,7 @@ def _price(best: Standing, others: list[Standing]) -> list[str]:
     if kinder:
         s = max(kinder, key=lambda s: statistics.fmean(s.worst))
         said.append(
-            f"The worst-off party fares best with {s.method.name} ({statistics.fmean(s.worst):.1%} against "
+            f"Of those that collaborate, {s.method.name} has the best worst party ({statistics.fmean(s.worst):.1%} against "
             f"{statistics.fmean(best.worst):.1%})."
         )
     return said
