@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from comity.checkpoint import write_atomically
-from comity.errors import Refusal, unknown
+from comity.errors import Refusal, describe, unknown
 from comity.report.blocks import Block, Section, Table, Text
-from comity.report.gather import Group, Method, gather, why_not
+from comity.report.gather import Group, Method, gather
 from comity.report.page import Page
 from comity.report.sections.again import again
 from comity.report.sections.answer import answer, standings
@@ -80,7 +80,7 @@ def sections(
         try:
             made.append(part())
         except Exception as why:  # one damaged file must not cost the page
-            made.append(Section(name, title, [Text(f"This part cannot be shown: {why_not(why)}", "missing")]))
+            made.append(Section(name, title, [Text(f"This part cannot be shown: {describe(why)}", "missing")]))
     damaged = [
         f"{run.folder.relative_to(folder) if run.folder != folder else run.folder.name}: {problem}."
         for run in group.runs

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from comity.config import Experiment, read
 from comity.core.net import Charge, Note
 from comity.data.split import Share, Split
-from comity.errors import Refusal, describe
+from comity.errors import Refusal
 from comity.job import Job
 from comity.measure.conventions import Line, curve, party_curves
 from comity.measure.gain import outcomes
@@ -359,11 +359,3 @@ def _summary(path: Path) -> dict[str, Any]:
         raise ValueError
     ", ".join(found["diverged"])
     return found
-
-
-def why_not(why: Exception) -> str:
-    """A reason for a reader of the page."""
-    return describe(why)
-
-
-__all__ = ["Group", "Method", "Run", "gather", "why_not"]

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from comity.core.key import Key
 from comity.data import Federation
+from comity.errors import describe
 from comity.measure.frechet import pairwise
 from comity.measure.representations import Projection
 from comity.measure.separability import LEAST, separability
 from comity.report.blocks import Chart, Data, Pictures, Section, Spec
 from comity.report.charts import PARTIES, first_of, heat, legend, quantity, tall, tip, word
-from comity.report.gather import Group, Run, why_not
+from comity.report.gather import Group, Run
 from comity.spec import parse
 
 PICTURED, COLUMNS = 12, 12
@@ -50,7 +51,7 @@ def _opened(section: Section, run: Run) -> Federation | None:
     try:
         return run.job.federation
     except Exception as why:  # data that are elsewhere must not cost the page
-        section.say(f"The data cannot be opened here, so only their amounts are shown: {why_not(why)}", "missing")
+        section.say(f"The data cannot be opened here, so only their amounts are shown: {describe(why)}", "missing")
         return None
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 
+from comity.errors import describe
 from comity.report.blocks import Chart, Data, Section, Spec
 from comity.report.charts import PARTIES, by_method, first_of, heat, quantity, tall, tip, whole_rounds, word
-from comity.report.gather import Group, Method, Run, why_not
+from comity.report.gather import Group, Method, Run
 
 
 def signs(section: Section, group: Group, reopen: bool) -> None:
@@ -20,7 +21,7 @@ def signs(section: Section, group: Group, reopen: bool) -> None:
             if reopen and method.finished and (chart := _offsets(method, method.finished[0])):
                 section.blocks.append(chart)
         except Exception as why:
-            section.say(f"{method.name}: its offsets cannot be read: {why_not(why)}", "missing")
+            section.say(f"{method.name}: its offsets cannot be read: {describe(why)}", "missing")
 
 
 def _discriminator(group: Group) -> Chart | None:

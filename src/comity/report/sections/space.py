@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from comity.core.key import Key
+from comity.errors import describe
 from comity.measure.representations import CUT, OFFSET, Representation, extract
 from comity.measure.separability import LEAST, separability
 from comity.report.blocks import Chart, Data, Section, Spec, Table
 from comity.report.charts import MANY, SHAPES, legend, quantity, tip
-from comity.report.gather import Group, Method, why_not
+from comity.report.gather import Group, Method
 from comity.report.sections.signs import signs
 
 SAMPLES = 400
@@ -41,7 +42,7 @@ def space(group: Group, chosen: Sequence[Method], seconds: float | None = None, 
             maps.append(_maps(method.name, found))
             told += _told_apart(method.name, found)
         except Exception as why:  # a model that diverged, data that are elsewhere: the other methods can still be shown
-            section.say(f"{method.name}: its representations cannot be shown: {why_not(why)}", "missing")
+            section.say(f"{method.name}: its representations cannot be shown: {describe(why)}", "missing")
     section.blocks += [chart for some in sorted(maps, key=len, reverse=True) for chart in some]  # pairs stay side by side
     if told:
         heads = ["method", "when", "a probe names the party", "by chance"]
@@ -160,7 +161,7 @@ def _measured(section: Section, group: Group) -> None:
             try:
                 rows += [[method.name, str(run.seed), *line] for line in _layers(run.measures or {})]
             except Exception as why:
-                section.say(f"measures.json of {method.name}, seed {run.seed}, is damaged: {why_not(why)}", "missing")
+                section.say(f"measures.json of {method.name}, seed {run.seed}, is damaged: {describe(why)}", "missing")
     if rows:
         heads = ["method", "seed", "layer", "when", "MDL, nats", "MDL, bits", "Fréchet distance", "probe names the party"]
         section.blocks.append(Table("measures", "Layer by layer (comity measure)", heads, rows, words=4))

@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from comity.core.net import SERVER
+from comity.errors import describe
 from comity.report.blocks import Chart, Data, Option, Section, Spec, Table
 from comity.report.charts import (
     ONLY_SHOWN,
@@ -20,7 +21,7 @@ from comity.report.charts import (
     whole_rounds,
     word,
 )
-from comity.report.gather import Group, Method, why_not
+from comity.report.gather import Group, Method
 from comity.screen import size
 
 KINDS = ("up", "down", "peer", "setup")
@@ -183,7 +184,7 @@ def _closed_form(section: Section, methods: list[Method]) -> Table:
             if job.info.newcomers:
                 total += job.algorithm.join_traffic(job.info)
         except Exception as why:  # a page is not lost for one table
-            section.say(f"The closed form of {method.name} cannot be evaluated: {why_not(why)}", "missing")
+            section.say(f"The closed form of {method.name} cannot be evaluated: {describe(why)}", "missing")
             continue
         measured = {kind: sum(row.bytes for row in run.ledger if row.kind == kind) for kind in ("up", "down", "peer")}
         for kind, counted in measured.items():
