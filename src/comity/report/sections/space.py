@@ -20,7 +20,6 @@ from comity.report.sections.signs import signs
 
 SAMPLES = 400
 WIDTH = 256
-TSNE_ROWS = 1200
 WHEN = {"before": "before local training", "after": "after local training"}
 
 
