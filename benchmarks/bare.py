@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 LR, BATCH = 0.005, 10
 Data = list[tuple[Tensor, Tensor]]
-WORKS = {"cnn4": (20, 370), "mlp2": (100, 70), "linear": (1000, 50)}  # parties, samples each
+WORKS = {"cnn4": (20, 370), "mlp2": (100, 70), "linear": (1000, 50), "lenet5": (100, 70)}  # parties, samples each
 
 
 def data_of(work: str) -> Data:
@@ -30,6 +30,10 @@ def network(work: str) -> nn.Sequential:
         return nn.Sequential(flat, nn.Linear(784, 10))
     if work == "mlp2":
         return nn.Sequential(flat, nn.Linear(784, 200), act, nn.Linear(200, 200), act, nn.Linear(200, 10))
+    if work == "lenet5":
+        convs = [nn.Conv2d(1, 6, 5, padding=2), act, nn.MaxPool2d(2), nn.Conv2d(6, 16, 5, padding=2), act, nn.MaxPool2d(2)]
+        ends = [nn.Conv2d(16, 120, 3, padding=1), act, nn.AdaptiveAvgPool2d(1), flat, nn.Linear(120, 84), nn.Tanh()]
+        return nn.Sequential(*convs, *ends, nn.Linear(84, 10))
     convs = [nn.Conv2d(1, 32, 5), act, nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), act, nn.MaxPool2d(2)]
     return nn.Sequential(*convs, flat, nn.Linear(1024, 512), act, nn.Linear(512, 10))
 

@@ -18,6 +18,7 @@ import torch
 from bare import BATCH, LR, WORKS, Bare, Data, data_of
 
 from comity import Federation, config
+from comity.core.allocator import keep_freed_memory
 from comity.job import Quiet, prepare
 
 
@@ -33,7 +34,7 @@ def compare(work: str, data: Data, engine: str, rounds: int) -> tuple[list[float
     federation = Federation.from_arrays({f"p{i}": (d, tiny) for i, d in enumerate(data)}, validation=0.0, classes=10)
     settings = {"algorithm": "fedavg", "model": work, "batch": BATCH, "lr": LR, "engine": engine, "workers": 2}
     job = prepare(config.experiment(settings), federation)
-    processes = 2 if engine == "process" else 1
+    processes = 1 if engine == "loop" else 2
     bare, net = Bare(work, data, processes), job.net(Quiet())
     s = job.algorithm.server(job.root.fold("init"), job.info)
     floor, ours = [], []
@@ -54,6 +55,7 @@ def compare(work: str, data: Data, engine: str, rounds: int) -> tuple[list[float
 def main() -> None:
     torch.set_num_threads(1)
     gc.freeze()  # as a run does
+    keep_freed_memory()
     cli = argparse.ArgumentParser()
     cli.add_argument("--rounds", type=int, default=15)
     cli.add_argument("--work", nargs="+", choices=list(WORKS), default=list(WORKS))
@@ -61,7 +63,7 @@ def main() -> None:
     print(f"{'work':8}{'parties':>8}  {'engine':10}{'ratio':>8}   quartiles")
     for work in args.work:
         data = data_of(work)
-        for engine in ("loop", "process"):
+        for engine in ("loop", "process", "stacked"):
             floor, ours = compare(work, data, engine, args.rounds)
             ratios = [b / a for a, b in zip(floor, ours, strict=True)]
             low, middle, high = statistics.quantiles(ratios, n=4)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from comity.core.fit import Training
+from comity.core.batches import Training
 from comity.errors import Refusal, unknown
 from comity.spec import call, parse, split
 
@@ -91,7 +91,7 @@ class Experiment(BaseModel):
         None, description="parties to leave out, as in p1,p2; the others keep their data and their random streams")
     seed: int = Field(0, ge=0, description="the one seed")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where tensors live")
-    engine: Literal["auto", "loop", "process"] = Field("auto", description="where parties live")
+    engine: Literal["auto", "loop", "process", "stacked"] = Field("auto", description="where parties live")
     workers: int | None = Field(None, ge=1, description="worker processes; one a core unless told")
     set: dict[str, Any] = Field(default_factory=dict, description="a method's own options")
     party: dict[str, PartySettings] = Field(default_factory=dict, description="what single parties do their own way")

@@ -12,8 +12,8 @@ import torch
 
 from comity import algorithms, models
 from comity.checkpoint import write_atomically
+from comity.core.batches import Training
 from comity.core.codec import decode, encode
-from comity.core.fit import Training
 from comity.core.party import Party
 from comity.core.record import record
 from comity.core.samples import Array, PartyData, Samples

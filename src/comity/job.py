@@ -92,9 +92,11 @@ class Job:
     def net(self, progress: Progress) -> Net:
         """The engine that the experiment names."""
         common = (self.algorithm, self.info, self.root, self.experiment.participation, self.parties, progress.parties)
-        if self.experiment.engine == "process":
-            return ProcessNet(*common, workers=self.experiment.workers or cores())
-        return LoopNet(*common)
+        engine, workers = self.experiment.engine, self.experiment.workers or 1
+        stacked = engine == "stacked" and all(a.stacks for a in chain(self.algorithm))
+        if engine == "process" or (engine == "stacked" and workers > 1):
+            return ProcessNet(*common, workers=workers, stacked=stacked)
+        return LoopNet(*common, stacked=stacked)
 
 
 SKEWED = 0.25
@@ -223,9 +225,9 @@ def _with_engine(job: Job, device: torch.device) -> Experiment:
         weights = sum(size for _, size in job.info.task.shapes.values()) / 4
         seconds = job.steps() * (2e-4 + 6 * weights * experiment.batch / 2e10)
         engine = "process" if device.type == "cpu" and (workers or 1) > 1 and seconds > 1.0 else "loop"
-    if engine == "process" and device.type != "cpu":
-        raise Refusal("The process engine works on the CPU: use --engine loop with another device.")
-    workers = workers if engine == "process" else None
+    if engine != "loop" and device.type != "cpu":
+        raise Refusal(f"The {engine} engine works on the CPU: use --engine loop with another device.")
+    workers = None if engine == "loop" else workers
     auto = split(experiment.partition, "|")[0].strip() == AUTO
     own = {"partition": job.federation.split.partition} if auto else {}
     dealt = len(job.parties) + len(experiment.without or ())

@@ -24,6 +24,7 @@ from comity import config, models
 from comity.checkpoint import Checkpoints, interval, locked, write_atomically
 from comity.config import Experiment
 from comity.core.algorithm import chain
+from comity.core.allocator import freed_memory_kept
 from comity.core.fit import METER, Meter
 from comity.core.net import Charge, Net, Note, Silence
 from comity.core.record import Empty, Params, on_device
@@ -109,7 +110,7 @@ def _at_work(folder: Path) -> Iterator[None]:
     torch.set_num_threads(1)  # one thread everywhere: equal bits, and faster on a busy machine
     gc.freeze()  # what is loaded by now stays: without it each full collection walks all of torch, a tenth of a second
     try:
-        with locked(folder):
+        with locked(folder), freed_memory_kept():
             yield
     finally:
         gc.unfreeze()

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import comity
-from comity.core.fit import Training, batches
+from comity.core.batches import Training, batches
 from comity.core.key import Key
 from comity.core.samples import Samples
 from comity.data import Dataset, Federation

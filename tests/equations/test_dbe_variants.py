@@ -209,11 +209,11 @@ def test_alg1_l2_mean_as_it_ran_along(model: str, shape: tuple[int, ...], epochs
         z = (1 - mu) * z + mu * mean
     assert len(means) == 4 * epochs
     ours = reported(model, data, how, shape, init_mean="ema", init_epochs=epochs, mu=mu)
-    torch.testing.assert_close(ours, z, rtol=0, atol=1e-4)
+    torch.testing.assert_close(ours, z, rtol=0, atol=5e-4)
     if mu == 1:
-        torch.testing.assert_close(ours, means[-1], rtol=0, atol=1e-4)
+        torch.testing.assert_close(ours, means[-1], rtol=0, atol=5e-4)
     exact = reported(model, data, how, shape, init_epochs=epochs, mu=mu)
-    torch.testing.assert_close(exact, task.features(theta, data.x).mean(0), rtol=0, atol=1e-4)
+    torch.testing.assert_close(exact, task.features(theta, data.x).mean(0), rtol=0, atol=5e-4)
     assert (ours - exact).abs().max() > 0.005, "the two are not the same"
 
 

@@ -32,6 +32,8 @@ class OneNumber:
     def run(self, theta: Params, x: Tensor, train: bool, begin: int, end: int) -> Tensor:
         raise AssertionError("a quadratic has no representation")
 
+    draws, dense = False, True
+
     def drawing(self, key: Key) -> AbstractContextManager[None]:
         return nullcontext()
 

@@ -70,6 +70,7 @@ def sameness(eps: Tensor, z: Tensor) -> Tensor:
 
 @algorithm
 class FedGen(FedAvg):
+    stacks = False  # the generator's inputs are drawn batch by batch
     bytes_formula = "Σ_t |S_t| · (2·S + S_G), and N · 8·C once before round 1"
 
     weight: float = option(1.0, "λ, weight of the generated representations at a party", minimum=0)

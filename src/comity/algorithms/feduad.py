@@ -68,6 +68,7 @@ class Own:
 
 @algorithm
 class FedUad(Algorithm):
+    stacks = False  # the discriminator learns between the batches
     bytes_formula = "Σ_t K_c · (2·S + 2·S_D + (K_c − 1) · (S + 4·C)); no S_D unless D is averaged"
 
     uad: bool = field(default=True, init=False)  # fedufo has a choice here

@@ -37,6 +37,7 @@ class Relay(Algorithm):
     shares = "representations"
     self_contained = True
     hears_peers = True
+    stacks = False  # an observation is drawn for each batch
     bytes_formula = "Σ_t |S_t| · C · (4·(M↑ + 1)·d' + 5 up, 4·(M↓ + 1)·d' + M↓ + 1 down), the former once before"
 
     lambda_kd: float = option(10.0, "λ_KD, weight of the pull to the global class means", minimum=0)

@@ -10,8 +10,10 @@ from comity.core.algorithm import (
     mixin,
     option,
 )
-from comity.core.fit import Fit, Loss, Moments, Stepper, Training, batches, fit, gradient, run
+from comity.core.batches import Training, batches
+from comity.core.fit import Fit, Loss, Stepper, fit, gradient, run
 from comity.core.key import Key
+from comity.core.moments import Moments
 from comity.core.net import Net
 from comity.core.party import Info, Party, Traffic, with_task
 from comity.core.record import (

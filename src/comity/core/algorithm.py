@@ -72,6 +72,8 @@ class Algorithm(ABC):
     """Whether a party may choose whom it learns from."""
     feature_skew_only: ClassVar[bool] = False
     """Whether the method is not meant for parties whose labels differ: then a run on such parties says so."""
+    stacks: ClassVar[bool] = True
+    """Whether parties' local trainings can be one computation: not if a loss draws from its batch's key or trains a model."""
     bytes_formula: ClassVar[str] = ""
     """The closed form that `traffic` computes, as `comity show` prints it."""
 

@@ -2,59 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from comity.core.batches import Training, batches
 from comity.core.key import Key
-from comity.core.record import Params, is_buffer, record, tree_map
+from comity.core.linear import TAPE, SecondOrder, Tape
+from comity.core.moments import MEMORY, Moments
+from comity.core.record import Params, is_buffer, tree_map
 from comity.core.samples import Samples
 from comity.core.task import Batch
 
 S = TypeVar("S")
 Loss = Callable[[Params, Batch], Tensor]
-BLOCK = 64  # batches gathered at once: one indexing call for many steps, and bounded memory
-
-
-@dataclass(frozen=True)
-class Training:
-    """How parties train: the experiment's settings, the same for every method so that a comparison is fair."""
-
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: float = 0.01
-    momentum: float = 0.0
-    decay: float = 0.0
-    batch: int = 10
-    epochs: int = 1
-    steps: int | None = None
-    """A fixed number of steps instead of epochs."""
-    min_batch: int = 1
-    """A smaller last batch is dropped: 2 with BatchNorm, `batch` if last batches are dropped."""
-    keep: bool = False
-    """Whether a party's optimizer remembers its moments from round to round."""
-    augment: Callable[[Tensor, Key], Tensor] | None = None
-    """Random changes to a batch's inputs, drawn from the batch's key."""
-
-    def steps_for(self, samples: int) -> int:
-        """How many steps a party with that many training samples makes in one local training."""
-        whole, rest = divmod(samples, self.batch)
-        an_epoch = (whole if self.batch >= self.min_batch else 0) + (rest >= self.min_batch and rest > 0)
-        if self.steps is not None:
-            return self.steps if an_epoch else 0
-        return self.epochs * an_epoch
-
-
-@record
-class Moments:
-    """What an optimizer remembers: momentum, or Adam's first and second moments and its step count."""
-
-    first: Params
-    second: Params
-    count: int
 
 
 @dataclass(frozen=True)
@@ -76,44 +41,6 @@ class Meter:
 
 
 METER: ContextVar[Meter] = ContextVar("meter")
-
-
-@dataclass
-class Memory:
-    """The moments of a party's optimizers: one for each `fit` of each work, found again by its place there."""
-
-    moments: dict[str, Moments]
-    work: str
-    uses: int = 0
-
-    def recall(self, params: Params) -> tuple[str, Moments | None]:
-        """The place of the next `fit` of this work, and what was kept there if it trains the same tensors."""
-        place = f"{self.work}.{self.uses}"
-        self.uses += 1
-        kept = self.moments.get(place)
-        known = kept and {k: v.shape for k, v in kept.first.items()} == {k: v.shape for k, v in params.items()}
-        return place, kept if known else None
-
-
-MEMORY: ContextVar[Memory] = ContextVar("memory")
-
-
-def batches(data: Samples, key: Key, training: Training) -> Iterator[Batch]:
-    """Mini-batches in a fresh order each epoch."""
-    scratch: dict[str, Tensor] = {}
-    number, epoch = 0, 0
-    while training.steps_for(len(data)) > number:
-        order = key.fold("order", epoch).permutation(len(data)).to(data.x.device)
-        for block in order.split(training.batch * BLOCK):
-            xs = data.x.index_select(0, block).split(training.batch)
-            ys = data.y.index_select(0, block).split(training.batch)
-            for x, y, indices in zip(xs, ys, block.split(training.batch), strict=True):
-                if len(y) < training.min_batch or number == training.steps:
-                    break
-                seen = training.augment(x, key.fold("augment", number)) if training.augment else x
-                yield Batch(seen, y, indices, key, number, scratch)
-                number += 1
-        epoch += 1
 
 
 def run(step: Callable[[S, Batch], S], state: S, stream: Iterable[Batch]) -> S:
@@ -150,31 +77,36 @@ class Descent:
     names: list[str]
     moments: Moments | None
     add: list[Tensor] | None
+    thin: bool = True
+    """Whether gradients of linear layers stay products of thin matrices until they are added up."""
     steps: int = 0
     last: Tensor | None = None
     params: list[Tensor] = field(init=False)
+    tape: Tape | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.params = [self.theta[name].requires_grad_() for name in self.names]
+        self.tape = Tape(self.params) if self.thin and self.training.optimizer == "sgd" else None
 
     def step(self, batch: Batch) -> None:
         """One step on one batch."""
-        value = self.loss(self.theta, batch)
-        grads = list(torch.autograd.grad(value, self.params, materialize_grads=True))
+        token = TAPE.set(self.tape)
+        try:
+            value = self.loss(self.theta, batch)
+        finally:
+            TAPE.reset(token)
+        outputs = self.tape.outputs if self.tape else []
+        grads = torch.autograd.grad(value, [*outputs, *self.params], allow_unused=True)
         with torch.no_grad():
-            self.update(grads)
+            self.update(grads[: len(outputs)], grads[len(outputs) :])
         self.steps += 1
         self.last = value
 
-    def update(self, grads: list[Tensor]) -> None:
-        """Apply gradients as torch.optim's SGD or Adam would."""
+    def update(self, thin: Sequence[Tensor | None], dense: Sequence[Tensor | None]) -> None:
+        """Apply gradients, of linear layers' outputs and of parameters, as torch.optim's SGD or Adam would."""
         how = self.training
-        if self.add is not None:
-            torch._foreach_add_(grads, self.add)
-        if how.decay:
-            torch._foreach_add_(grads, self.params, alpha=how.decay)
         if how.optimizer == "sgd" and not how.momentum:
-            torch._foreach_add_(self.params, grads, alpha=-how.lr)
+            self.gather(self.params, -how.lr, thin, dense)
             return
         old = self.moments or Moments(
             {n: torch.zeros_like(p) for n, p in zip(self.names, self.params, strict=True)},
@@ -185,9 +117,11 @@ class Descent:
         self.moments = Moments(old.first, old.second, old.count + 1)
         if how.optimizer == "sgd":
             torch._foreach_mul_(first, how.momentum)
-            torch._foreach_add_(first, grads)
+            self.gather(first, 1.0, thin, dense)
             torch._foreach_add_(self.params, first, alpha=-how.lr)
             return
+        grads = [torch.zeros_like(p) for p in self.params]
+        self.gather(grads, 1.0, thin, dense)
         beta1, beta2, count = 0.9, 0.999, self.moments.count
         torch._foreach_lerp_(first, grads, 1 - beta1)
         torch._foreach_mul_(second, beta2)
@@ -198,6 +132,26 @@ class Descent:
         torch._foreach_addcdiv_(self.params, first, scale, value=-how.lr / (1 - beta1**count))
 
 
+    def gather(self, into: list[Tensor], scale: float, thin: Sequence[Tensor | None], dense: Sequence[Tensor | None]) -> None:
+        """Add `scale` times the whole gradient to `into`."""
+        if self.training.decay:
+            torch._foreach_add_(into, self.params, alpha=scale * self.training.decay)
+        if self.add is not None:
+            torch._foreach_add_(into, self.add, alpha=scale)
+        there = [(to, grad) for to, grad in zip(into, dense, strict=True) if grad is not None]
+        if there:
+            torch._foreach_add_([to for to, _ in there], [grad for _, grad in there], alpha=scale)
+        if self.tape:
+            self.tape.add(thin, into, scale)
+            self.tape.clear()
+
+    def done(self) -> Fit:
+        """What came out; no further step is made."""
+        for param in self.params:
+            param.requires_grad_(False)
+        return Fit(self.theta, self.moments, self.steps, None if self.last is None else self.last.detach())
+
+
 class Stepper(Descent):
     """Steps one at a time, for a model that learns between another's batches; they count as all others do."""
 
@@ -205,7 +159,7 @@ class Stepper(Descent):
     def on(loss: Loss, theta: Params, training: Training) -> Stepper:
         """Ready at `theta`, which is not changed."""
         theta = {k: v.detach().clone() for k, v in theta.items()}
-        return Stepper(loss, training, theta, [k for k in theta if not is_buffer(k)], None, None)
+        return Stepper(loss, training, theta, [k for k in theta if not is_buffer(k)], None, None, thin=False)
 
     def after(self, batch: Batch) -> Params:
         """What is learned after one more step."""
@@ -213,6 +167,54 @@ class Stepper(Descent):
         if meter := METER.get(None):
             meter.steps += 1
         return {k: v.detach().clone() for k, v in self.theta.items()}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A training that is asked for; see `fit`."""
+
+    loss: Loss
+    theta: Params
+    data: Samples
+    key: Key
+    training: Training
+    only: frozenset[str] | None = None
+    add: Params | None = None
+    moments: Moments | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """What is trained."""
+        return [k for k in self.theta if not is_buffer(k) and (self.only is None or k in self.only)]
+
+    @property
+    def shift(self) -> Params | None:
+        """What is added to every gradient, for all that is trained."""
+        add = self.add
+        return None if add is None else {k: add[k] if k in add else torch.zeros_like(self.theta[k]) for k in self.names}
+
+
+FITTER: ContextVar[Callable[[Request], Fit]] = ContextVar("fitter")
+"""Who trains instead of `alone`: the stacked engine, for many parties at once."""
+
+
+def alone(request: Request) -> Fit:
+    """Train one party's model; should the loss turn out to be of second order, begin anew with whole gradients."""
+    try:
+        return _descend(request, thin=True)
+    except SecondOrder:
+        return _descend(request, thin=False)
+
+
+def _descend(asked: Request, thin: bool) -> Fit:
+    theta = {k: v.detach().clone() for k, v in asked.theta.items()}
+    # In-place moments must not touch the caller's record.
+    moments: Moments | None = asked.moments and tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, asked.moments)
+    shift = asked.shift
+    work = Descent(asked.loss, asked.training, theta, asked.names, moments, None if shift is None else list(shift.values()), thin)
+    for batch in batches(asked.data, asked.key, asked.training):
+        work.step(batch)
+    return work.done()
 
 
 def fit(
@@ -231,25 +233,14 @@ def fit(
     `only` names what is trained (all but the buffers, unless told); `add` is added to every gradient, as SCAFFOLD's
     control variates are; `moments` continues an optimizer, as an experiment with `opt_state=keep` does by itself.
     """
-    theta = {k: v.detach().clone() for k, v in theta.items()}
-    names = [k for k in theta if not is_buffer(k) and (only is None or k in only)]
-    shift = None if add is None else [add[k] if k in add else torch.zeros_like(theta[k]) for k in names]
+    asked = Request(loss, theta, data, key, training, only, add, moments)
     memory = MEMORY.get(None) if training.keep else None
-    place, before = memory.recall({k: theta[k] for k in names}) if memory else ("", None)
-    moments = moments or before
-    # In-place moments must not touch the caller's record.
-    kept: Any = moments and Moments(
-        {k: v.clone() for k, v in moments.first.items()}, {k: v.clone() for k, v in moments.second.items()}, moments.count
-    )
-    work = Descent(loss, training, theta, names, kept, shift)
-
-    def step(state: Descent, batch: Batch) -> Descent:
-        state.step(batch)
-        return state
-
-    run(step, work, batches(data, key, training))
-    for param in work.params:
-        param.requires_grad_(False)
-    if memory and work.moments:
-        memory.moments[place] = work.moments
-    return Fit(theta, work.moments, work.steps, None if work.last is None else work.last.detach())
+    place, before = memory.recall({k: theta[k] for k in asked.names}) if memory else ("", None)
+    if before and not moments:
+        asked = replace(asked, moments=before)
+    done = FITTER.get(alone)(asked)
+    if memory and done.moments:
+        memory.moments[place] = done.moments
+    if meter := METER.get(None):
+        meter.steps += done.steps
+    return done

@@ -165,8 +165,10 @@ class Net(ABC):
 
     def _exchange(self, call: Call, mail: Mapping[int, Any], post: Mapping[Edge, Sealed], up: str, down: str) -> dict[int, Any]:
         letters = {i: mail[i] for i in sorted(mail)}
+        weighed: dict[int, int] = {}  # most often all get one and the same
         for i, letter in letters.items():
-            self._charge(call.work, SERVER, self.info.name(i), down, payload(letter))
+            size = weighed[id(letter)] = weighed[id(letter)] if id(letter) in weighed else payload(letter)
+            self._charge(call.work, SERVER, self.info.name(i), down, size)
         answers = self.deliver(call, letters, post)
         if letters and not answers:
             raise Silence(f"No party answered {call.work} in round {self.round}.")

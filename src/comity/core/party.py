@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from comity.core.fit import Training
+from comity.core.batches import Training
 from comity.core.samples import PartyData
 from comity.core.task import Task
 from comity.errors import Refusal
@@ -80,7 +80,7 @@ class Info:
 
     def name(self, i: int) -> str:
         """A party's or a newcomer's name."""
-        return (self.names + self.newcomers)[i]
+        return self.names[i] if i < len(self.names) else self.newcomers[i - len(self.names)]
 
     @property
     def task(self) -> Task:
@@ -95,7 +95,7 @@ class Info:
     def same_architecture(self, who: str) -> None:
         """Refuse if parties have different networks: `who` exchanges weights."""
         for name, task in zip(self.names, self.tasks, strict=True):
-            if task.shapes != self.task.shapes:
+            if task is not self.task and task.shapes != self.task.shapes:
                 raise Refusal(
                     f"{who} exchanges weights, so all parties need one architecture, but {name} has "
                     f"{task.network.name} and {self.names[0]} has {self.task.network.name}."

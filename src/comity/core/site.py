@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from torch import Tensor
 from comity.core.algorithm import Algorithm, resolve
 from comity.core.auc import area
 from comity.core.codec import decode, encode
-from comity.core.fit import MEMORY, METER, Memory, Meter, Moments, fit
+from comity.core.fit import METER, Meter, fit
 from comity.core.key import Key
+from comity.core.moments import MEMORY, Memory, Moments
 from comity.core.net import Call, Saved
 from comity.core.party import Party
 from comity.core.record import Params, Sealed, leaves, on_device, record, unseal
@@ -84,7 +86,7 @@ class Site:
         meter, memory = Meter(), Memory(dict(self.home.moments), f"{call.depth}.{call.work}")
         tokens = METER.set(meter), MEMORY.set(memory)
         try:
-            with party.task.network.drawing(key.fold("layers")):
+            with party.task.network.drawing(key.fold("layers")) if party.task.network.draws else nullcontext():
                 mine, reply = work(self.mine, letter, party, key)
         finally:
             METER.reset(tokens[0])

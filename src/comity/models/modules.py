@@ -24,6 +24,8 @@ class Modules:
     head: nn.Module
     shape: tuple[int, ...]
     name: str = "modules"
+    draws: bool = True  # nobody knows what a user's layers do
+    dense: bool = False
     stages: tuple[str, ...] = ("encoder", "head")
     cut: str = "encoder"
 

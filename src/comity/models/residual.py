@@ -58,7 +58,7 @@ def _bottleneck(out: int, stride: int) -> Make:
 
 
 def _stem(name: str, shape: Shape) -> Builder:
-    return images(name, shape).stage("conv", *_conv(64, 7, 2), relu, max_pool(3, 2, 1))
+    return images(name, shape).stage("conv", *_conv(64, 7, 2), max_pool(3, 2, 1), relu)
 
 
 def resnet18(shape: Shape, classes: int, projection: int = 0) -> Stack:

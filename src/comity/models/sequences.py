@@ -30,7 +30,7 @@ def mean_of_words(vocabulary: int, width: int, mean: str) -> Make:
             total = (F.embedding(words, p[table]) * real).sum(1)
             return total / (real.sum(1).clamp(min=1) if mean == "tokens" else length)
 
-        return Layer(apply, (width,), weights)
+        return Layer(apply, (width,), weights, dense=False)
 
     return make
 
@@ -68,7 +68,7 @@ def bidirectional_lstm(width: int) -> Make:
             begin = x.new_zeros(2, len(x), width)
             return torch.lstm(x, (begin, begin), [p[k] for k in sizes], False, 1, 0.0, train, True, True)[0]
 
-        return Layer(apply, (steps, 2 * width), lambda g: {k: uniform(size, width, g) for k, size in sizes.items()})
+        return Layer(apply, (steps, 2 * width), lambda g: {k: uniform(size, width, g) for k, size in sizes.items()}, dense=False)
 
     return make
 
@@ -106,8 +106,8 @@ def har_cnn(shape: Shape, classes: int) -> Stack:
     if len(shape) != 2 and not (len(shape) == 3 and shape[1] == 1):
         raise Refusal(f"har-cnn needs signals (channels x time), but a sample has shape {shape}. Try mlp2.")
     b = Builder("har-cnn", shape, "longer signals", "mlp2")
-    b = b.stage("conv1", line_of_images, conv(32, (1, 9)), relu, max_pool((1, 2)))
-    b = b.stage("conv2", conv(64, (1, 9)), relu, max_pool((1, 2)), flat)
+    b = b.stage("conv1", line_of_images, conv(32, (1, 9)), max_pool((1, 2)), relu)
+    b = b.stage("conv2", conv(64, (1, 9)), max_pool((1, 2)), relu, flat)
     b = b.stage("fc1", linear(1024), relu).stage("fc2", linear(512), relu)
     return b.stage("fc3", linear(classes)).build(cut="conv2")
 

@@ -1,7 +1,8 @@
 """Models as an ordered stack of named stages, written as functions of their parameters.
 
 A stage ends where a representation may be cut (after activation and pooling), so `cut="fc1"` is a name, wrappers can sit
-at any layer, and measurements per layer need no hooks.
+at any layer, and measurements per layer need no hooks. Max pooling comes before ReLU: the two commute, values and gradients,
+and fewer values are left for the second.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from comity.core.key import Key
+from comity.core.linear import linear as linear_layer
 from comity.core.record import Params
 from comity.errors import Refusal
 
@@ -35,6 +37,8 @@ class Layer:
     """The names that belong to BatchNorm."""
     draws: bool = False
     """Whether it draws at random while it trains."""
+    dense: bool = True
+    """Whether it is a linear layer or takes no time beside one."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +99,19 @@ class Stack:
             x = apply(theta, x, train)
         return x
 
+    @cached_property
+    def draws(self) -> bool:
+        """Whether any layer draws at random while it trains."""
+        return any(layer.draws for stage in self.all_stages for layer in stage.layers)
+
+    @cached_property
+    def dense(self) -> bool:
+        """Whether all work is in linear layers: then many parties' copies are faster as one computation."""
+        return all(layer.dense for stage in self.all_stages for layer in stage.layers)
+
     def drawing(self, key: Key) -> AbstractContextManager[None]:
         """Where the layers that draw at random draw from `key`; without such layers nothing is done."""
-        draws = any(layer.draws for stage in self.all_stages for layer in stage.layers)
-        return drawn_from(key) if draws else nullcontext()
+        return drawn_from(key) if self.draws else nullcontext()
 
     def shape_after(self, stage: str) -> Shape:
         """The shape of one sample after a stage."""
@@ -158,7 +171,7 @@ def linear(out: int) -> Make:
         (into,) = shape
         weight, bias = f"{name}.weight", f"{name}.bias"
         return Layer(
-            lambda p, x, train: F.linear(x, p[weight], p[bias]),
+            lambda p, x, train: linear_layer(x, p[weight], p[bias]),
             (out,),
             lambda g: {weight: uniform((out, into), into, g), bias: uniform((out,), into, g)},
         )
@@ -174,6 +187,10 @@ def _both(size: Size) -> tuple[int, int]:
     return size if isinstance(size, tuple) else (size, size)
 
 
+WEIGHTS_PER_VALUE = 100
+"""Up to so many weights for each value that a convolution makes of one image, channels last is faster (docs/performance.md)."""
+
+
 def conv(out: int, kernel: Size, padding: int = 0, bias: bool = True, stride: int = 1, he: bool = False) -> Make:
     """A 2-d convolution; `he` begins with He's normal values by fan-out, as torchvision's ResNets do."""
 
@@ -187,11 +204,16 @@ def conv(out: int, kernel: Size, padding: int = 0, bias: bool = True, stride: in
             first = torch.randn(size, generator=g) * math.sqrt(2 / (out * high * wide)) if he else uniform(size, fan, g)
             return {kernels: first} | ({offsets: uniform((out,), fan, g)} if bias else {})
 
-        return Layer(
-            lambda p, x, train: F.conv2d(x, p[kernels], p[offsets] if bias else None, stride, padding),
-            (out, (height + 2 * padding - high) // stride + 1, (width + 2 * padding - wide) // stride + 1),
-            weights,
-        )
+        left = (out, (height + 2 * padding - high) // stride + 1, (width + 2 * padding - wide) // stride + 1)
+        # With channels last, convolutions and poolings of few images are faster, unless large weights must be rearranged.
+        few_weights = out * fan <= WEIGHTS_PER_VALUE * math.prod(left)
+        order = torch.channels_last if few_weights else torch.contiguous_format
+
+        def apply(p: Params, x: Tensor, train: bool) -> Tensor:
+            x, weight = x.to(memory_format=order), p[kernels].to(memory_format=order)
+            return F.conv2d(x, weight, p[offsets] if bias else None, stride, padding)
+
+        return Layer(apply, left, weights, dense=False)
 
     return make
 
@@ -237,6 +259,7 @@ def _joined(apply: Apply, shape: Shape, *parts: Layer) -> Layer:
         lambda g: {k: v for part in parts for k, v in part.weights(g).items()},
         frozenset(n for part in parts for n in part.norms),
         any(part.draws for part in parts),
+        all(part.dense for part in parts),
     )
 
 
@@ -299,7 +322,8 @@ def pool(name: str, shape: Shape) -> Layer:
 
 def mean_over_image(name: str, shape: Shape) -> Layer:
     """Global average pooling."""
-    return Layer(lambda p, x, train: x.mean((2, 3)), shape[:1])
+    # One row of channels a pixel: with channels last neither this nor its gradient moves anything.
+    return Layer(lambda p, x, train: x.permute(0, 2, 3, 1).flatten(1, 2).mean(1), shape[:1])
 
 
 def image(name: str, shape: Shape) -> Layer:

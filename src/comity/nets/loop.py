@@ -1,4 +1,4 @@
-"""All parties in this process, one after the other."""
+"""All parties in this process, one after the other or side by side."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from comity.core import crew
 from comity.core.algorithm import Algorithm
 from comity.core.key import Key
 from comity.core.net import Call, Edge, Net, Saved
@@ -29,17 +30,24 @@ class LoopNet(Net):
     """The plainest engine: a message is the object itself."""
 
     def __init__(
-        self, algorithm: Algorithm, info: Info, root: Key, participation: float, parties: Iterable[Party], done: Done
+        self,
+        algorithm: Algorithm,
+        info: Info,
+        root: Key,
+        participation: float,
+        parties: Iterable[Party],
+        done: Done,
+        stacked: bool = False,
     ) -> None:
         super().__init__(algorithm, info, root, participation)
         self._sites = [Site(algorithm, party, root) for party in parties]
         self._done = done
+        self._stacked = stacked
 
     def deliver(self, call: Call, mail: Mapping[int, Any], post: Mapping[Edge, Sealed]) -> dict[int, tuple[Any, int]]:
-        parcels = inboxes(post)
         answers = {}
-        for i, letter in mail.items():
-            answers[i] = self._sites[i].work(call, letter, parcels.get(i, {}))
+        for i, answer in crew.work(self._sites, call, mail, inboxes(post), self._stacked):
+            answers[i] = answer
             self._done(1)
         return answers
 

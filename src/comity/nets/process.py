@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
+from comity.core import crew
 from comity.core.algorithm import Algorithm
+from comity.core.allocator import keep_freed_memory
 from comity.core.key import Key
 from comity.core.lock import Lock
 from comity.core.net import Call, Edge, Net, Saved
@@ -54,6 +56,7 @@ class ProcessNet(Net):
         parties: Iterable[Party],
         done: Done,
         workers: int,
+        stacked: bool = False,
     ) -> None:
         super().__init__(algorithm, info, root, participation)
         if "fork" not in multiprocessing.get_all_start_methods():
@@ -71,7 +74,7 @@ class ProcessNet(Net):
             strangers = [*self._lines, here]
             process = fork.Process(
                 target=_worker,
-                args=(there, strangers, handover, w, algorithm, [everyone[i] for i in hand], root),
+                args=(there, strangers, handover, w, algorithm, [everyone[i] for i in hand], root, stacked),
                 daemon=True,
             )
             process.start()
@@ -151,11 +154,13 @@ def _worker(
     algorithm: Algorithm,
     parties: list[Party],
     root: Key,
+    stacked: bool,
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to answer; a worker ends when the line does
     for stranger in strangers:
         stranger.close()
     torch.set_num_threads(1)
+    keep_freed_memory()
     sites: dict[int, Site] = {}
     try:
         lock = handover.lock(number)
@@ -164,7 +169,7 @@ def _worker(
             try:
                 if not sites:
                     sites = {party.id: Site(algorithm, party, root) for party in parties}
-                _answer(line, ask, sites, lock)
+                _answer(line, ask, sites, lock, stacked)
             except (EOFError, BrokenPipeError):
                 raise
             except Exception as why:
@@ -173,13 +178,13 @@ def _worker(
         return
 
 
-def _answer(line: Channel, ask: dict[str, Any], sites: dict[int, Site], lock: Lock) -> None:
+def _answer(line: Channel, ask: dict[str, Any], sites: dict[int, Site], lock: Lock, stacked: bool) -> None:
     match ask["do"]:
         case "work":
             call, ready, size, flushed = Call(*ask["call"]), {}, 0, time.monotonic()
-            post = lock.open(ask["post"])
-            for left, (i, letter) in zip(range(len(ask["mail"]) - 1, -1, -1), ask["mail"].items(), strict=True):
-                ready[i] = lock.close(sites[i].work(call, letter, post.get(i, {})))
+            answers = crew.work(sites, call, ask["mail"], lock.open(ask["post"]), stacked)
+            for left, (i, answer) in zip(range(len(ask["mail"]) - 1, -1, -1), answers, strict=True):
+                ready[i] = lock.close(answer)
                 size += payload(ready[i])
                 if not left or size > FLUSH_BYTES or time.monotonic() - flushed > FLUSH_SECONDS:
                     line.send({"answers": ready, "last": not left})

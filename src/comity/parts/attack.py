@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -88,6 +88,8 @@ def next_lambda(lam: float, lr: float, budget: float, distances: Tensor) -> floa
 @mixin
 class Attacks:
     """The options of a method that perturbs samples."""
+
+    stacks: ClassVar[bool] = False  # an attack begins at random
 
     attack: Literal["pgd", "wasserstein"] = option("pgd", "T: steps of the sign in an ℓ∞ ball, or Algorithm 1 (Wasserstein)")
     epsilon: float = option(0.03, "ε, radius of the attack", minimum=0)

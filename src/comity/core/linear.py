@@ -1,0 +1,95 @@
+"""A linear layer whose weight gradient is never written out.
+
+The gradient of W in y = x Wᵀ + b is dyᵀ x, a product of two thin matrices for the small batches that parties train with. While
+`fit` descends, it asks autograd for dy alone and adds the product to the weights in one pass, instead of writing a matrix as
+large as the weights and reading it again: for small batches memory is what a step waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._C import _functorch as functorch
+
+
+class SecondOrder(Exception):
+    """A loss differentiates its own gradient, which a tape would cut off from the weights."""
+
+
+class Tape:
+    """The uses of some weights by linear layers within one step: which weight, what went in, what came out.
+
+    With several parties' weights stacked, a layer runs within `vmap`; there its batched tensors are taken out of their
+    wrapping, so that the layer is one batched product and its gradient as thin as a single party's.
+    """
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self._place = {id(w): k for k, w in enumerate(weights)}
+        self._fixed = [w.detach() for w in weights]
+        self.places: list[int] = []
+        self.inputs: list[Tensor] = []
+        self.outputs: list[Tensor] = []
+
+    def clear(self) -> None:
+        """Forget the last step's uses."""
+        self.places.clear()
+        self.inputs.clear()
+        self.outputs.clear()
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """A linear layer, on record if its weight is one of those that learn."""
+        if functorch.is_batchedtensor(weight):
+            return self._stacked(x, weight, bias)
+        place = self._place.get(id(weight))
+        if place is None or not torch.is_grad_enabled():
+            return F.linear(x, weight, bias)
+        return self._noted(place, x, F.linear(x, self._fixed[place], bias))
+
+    def _stacked(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        place = self._place.get(id(functorch.get_unwrapped(weight)))
+        if place is None or bias is None or x.dim() != 2 or not torch.is_grad_enabled():
+            return F.linear(x, weight, bias)
+        level = functorch.maybe_get_level(weight)
+        if functorch.maybe_get_level(x) != level or functorch.maybe_get_level(bias) != level:
+            return F.linear(x, weight, bias)
+        rows = functorch.get_unwrapped(x).movedim(functorch.maybe_get_bdim(x), 0)
+        offset = functorch.get_unwrapped(bias).unsqueeze(1)
+        y = self._noted(place, rows, torch.baddbmm(offset, rows, self._fixed[place].mT))
+        return functorch._add_batch_dim(y, 0, level)
+
+    def _noted(self, place: int, x: Tensor, y: Tensor) -> Tensor:
+        if not y.requires_grad:
+            y.requires_grad_()
+        y.register_hook(_first_order)
+        self.places.append(place)
+        self.inputs.append(x)
+        self.outputs.append(y)
+        return y
+
+    def add(self, grads: Sequence[Tensor | None], into: Sequence[Tensor], scale: float) -> None:
+        """Add `scale` times the weights' gradients to `into`, given those of the outputs."""
+        for place, x, dy in zip(self.places, self.inputs, grads, strict=True):
+            if dy is None:
+                continue
+            if into[place].dim() == 3:
+                into[place].baddbmm_(dy.mT, x, alpha=scale)
+            else:
+                into[place].addmm_(dy.flatten(0, -2).t(), x.flatten(0, -2), alpha=scale)
+
+
+def _first_order(dy: Tensor) -> None:
+    if torch.is_grad_enabled():  # only while a graph of the gradient is made
+        raise SecondOrder
+
+
+TAPE: ContextVar[Tape | None] = ContextVar("tape", default=None)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x Wᵀ + b."""
+    tape = TAPE.get()
+    return F.linear(x, weight, bias) if tape is None else tape.linear(x, weight, bias)

@@ -1,0 +1,204 @@
+"""Many parties' local training as one: their parameters stacked, each step one batched computation for all of them.
+
+A step of a small model is mostly overhead and waiting for memory; of twenty small models at once it is arithmetic. The numbers
+are those of `fit` up to rounding. Parties take a step together when their batches are of one size, else in groups or alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from comity.core.alike import Unlike, join
+from comity.core.batches import orders
+from comity.core.fit import Descent, Fit, Request, alone
+from comity.core.key import Key
+from comity.core.linear import SecondOrder
+from comity.core.moments import Moments
+from comity.core.record import Params
+from comity.core.task import Batch
+
+GATHERED = 16_000_000  # bytes of inputs that are brought together at once
+
+
+def fit_together(asked: Sequence[Request]) -> list[Fit]:
+    """What `alone` would give for each: together where they are alike, one by one where they are not."""
+    results: dict[int, Fit] = {}
+    for group in _groups(asked):
+        some = [asked[i] for i in group]
+        results |= zip(group, _together(some) or map(alone, some), strict=True)
+    return [results[i] for i in range(len(asked))]
+
+
+def _groups(asked: Sequence[Request]) -> list[list[int]]:
+    """Requests that train the same tensors in the same way, by their number of samples."""
+    found: dict[Any, list[int]] = {}
+    for i, r in enumerate(asked):
+        shapes = tuple((k, v.shape, v.dtype) for k, v in r.theta.items())
+        count = r.moments.count if r.moments else -1
+        found.setdefault((shapes, r.training, r.data.shape, r.only, r.add is None, count), []).append(i)
+    return [sorted(group, key=lambda i: -len(asked[i].data)) for group in found.values()]
+
+
+def _together(asked: Sequence[Request]) -> list[Fit] | None:
+    """None where the parties' losses turn out not to be one computation."""
+    if len(asked) < 2:
+        return None
+    try:
+        return Together(asked).fit()
+    except (Unlike, SecondOrder, RuntimeError):  # vmap refuses with a RuntimeError what depends on values or draws by itself
+        return None
+
+
+class NoKey(Key):
+    """In place of a batch's key: parties' keys differ, so a loss that draws from them is not one computation."""
+
+    def fold(self, *path: int | str) -> Key:
+        raise Unlike
+
+
+class Leg(NamedTuple):
+    """Steps first..end-1, which these parties take together with batches of one size."""
+
+    rows: tuple[int, ...]
+    first: int
+    end: int
+    size: int
+
+
+class Pace:
+    """A party's batches: the samples of all of them in a row, and where each begins."""
+
+    def __init__(self, asked: Request) -> None:
+        samples, size = len(asked.data), asked.training.batch
+        each = list(orders(samples, asked.key, asked.training))
+        self.order = each[0] if len(each) == 1 else torch.cat(each) if each else torch.zeros(0, dtype=torch.int64)
+        self.sizes = [min(size, len(order) - at) for order in each for at in range(0, len(order), size)]
+        self.begins = [0, *accumulate(self.sizes)]
+
+
+class Together:
+    """Parties in the middle of their training; row i of every stacked tensor is party i's."""
+
+    def __init__(self, asked: Sequence[Request]) -> None:
+        self.asked = asked
+        self.how, self.names = asked[0].training, asked[0].names
+        self.held, self.make = join([r.loss for r in asked])
+        self.theta = _stack([r.theta for r in asked])
+        self.shift = _stack([r.shift or {} for r in asked])
+        self.before = asked[0].moments.count if asked[0].moments else 0
+        self.first: Params = {}
+        self.second: Params = {}
+        if asked[0].moments:
+            self.first = _stack([r.moments.first for r in asked if r.moments])
+            self.second = _stack([r.moments.second for r in asked if r.moments])
+        elif self.how.optimizer == "adam" or self.how.momentum:
+            self.first = {k: torch.zeros_like(self.theta[k]) for k in self.names}
+            self.second = {k: torch.zeros_like(self.theta[k]) for k in self.names if self.how.optimizer == "adam"}
+        self.paces = [Pace(r) for r in asked]
+        self.scratch: list[dict[str, Tensor]] = [{} for _ in asked]
+        self.last: list[Tensor | None] = [None for _ in asked]
+
+    def fit(self) -> list[Fit]:
+        """All legs, and then what came out for each."""
+        for leg in self._legs():
+            if len(leg.rows) > 1:
+                self._walk(leg)
+            else:
+                self._alone(leg)
+        return [self._done(i) for i in range(len(self.asked))]
+
+    def _legs(self) -> Iterator[Leg]:
+        """Step by step those whose batches are of one size; as long as they stay the same it is one leg."""
+        under_way: dict[tuple[int, ...], Leg] = {}
+        for number in range(max(len(p.sizes) for p in self.paces) + 1):
+            there: dict[int, list[int]] = {}
+            for i, pace in enumerate(self.paces):
+                if number < len(pace.sizes):
+                    there.setdefault(pace.sizes[number], []).append(i)
+            now = {tuple(rows): size for size, rows in there.items()}
+            ended = [rows for rows, leg in under_way.items() if now.get(rows) != leg.size]
+            yield from [under_way.pop(rows) for rows in ended]
+            for rows, size in now.items():
+                begun = under_way.get(rows, Leg(rows, number, number, size))
+                under_way[rows] = begun._replace(end=number + 1)
+
+    def _walk(self, leg: Leg) -> None:
+        """Take a leg's steps on its parties' rows: in place if they lie side by side, else on copies that are put back."""
+        rows = leg.rows
+        side_by_side = rows == tuple(range(rows[0], rows[-1] + 1))
+        at: slice | Tensor = slice(rows[0], rows[-1] + 1) if side_by_side else torch.tensor(rows)
+        states = (self.theta, self.first, self.second)
+        theta, first, second = ({k: v[at] for k, v in state.items()} for state in states)
+        moments = Moments(first, second, self.before + leg.first) if first else None
+        shift = [self.shift[k][at] for k in self.names] if self.shift else None
+        held = [h[at] for h in self.held]
+        values = torch.zeros(len(rows))
+
+        def loss(theta: Params, batch: Batch) -> Tensor:
+            def one(theta: Params, x: Tensor, y: Tensor, i: Tensor, scratch: dict[str, Tensor], own: list[Tensor]) -> Any:
+                mine = Batch(x, y, i, NoKey(0), batch.number, scratch)
+                return self.make(own)(theta, mine), mine.scratch
+
+            nonlocal values
+            values, kept = vmap(one)(theta, batch.x, batch.y, batch.indices, dict(batch.scratch), held)
+            batch.scratch.update(kept)
+            total: Tensor = values.sum()
+            return total
+
+        descent, scratch = Descent(loss, self.how, theta, self.names, moments, shift), _stack([self.scratch[i] for i in rows])
+        for batch in self._batches(leg, scratch):
+            descent.step(batch)
+        descent.done()
+        for n, i in enumerate(rows):
+            self.last[i] = values[n].detach()
+            self.scratch[i] = {k: v[n] for k, v in scratch.items()}
+        if not side_by_side:
+            for state, changed in zip(states, (theta, first, second), strict=True):
+                for k, v in changed.items():
+                    state[k][at] = v
+
+    def _alone(self, leg: Leg) -> None:
+        """The same for one party: its own loss on its row."""
+        (i,) = leg.rows
+        asked = self.asked[i]
+        theta, first, second = ({k: v[i] for k, v in state.items()} for state in (self.theta, self.first, self.second))
+        moments = Moments(first, second, self.before + leg.first) if first else None
+        shift = [self.shift[k][i] for k in self.names] if self.shift else None
+        descent = Descent(asked.loss, self.how, theta, self.names, moments, shift)
+        for batch in self._batches(leg, {}):
+            descent.step(Batch(batch.x[0], batch.y[0], batch.indices[0], asked.key, batch.number, self.scratch[i]))
+        self.last[i] = descent.done().loss
+
+    def _batches(self, leg: Leg, scratch: dict[str, Tensor]) -> Iterator[Batch]:
+        """The leg's batches, stacked: row by row the parties' own."""
+        one, rows = self.asked[leg.rows[0]].data, leg.rows
+        some = max(1, GATHERED // max(1, len(rows) * leg.size * one.x[0].nbytes))
+        for begin in range(leg.first, leg.end, some):
+            many = min(some, leg.end - begin) * leg.size
+            x, y = one.x.new_empty(len(rows), many, *one.shape), one.y.new_empty(len(rows), many)
+            orders = torch.stack([self.paces[i].order[(at := self.paces[i].begins[begin]) : at + many] for i in rows])
+            for n, i in enumerate(rows):
+                torch.index_select(self.asked[i].data.x, 0, orders[n], out=x[n])
+                torch.index_select(self.asked[i].data.y, 0, orders[n], out=y[n])
+            for number, at in enumerate(range(0, many, leg.size), begin):
+                seen, part = x[:, at : at + leg.size], slice(at, at + leg.size)
+                if change := self.how.augment:
+                    keys = (self.asked[i].key.fold("augment", number) for i in rows)
+                    seen = torch.stack([change(v, key) for v, key in zip(seen, keys, strict=True)])
+                yield Batch(seen, y[:, part], orders[:, part], NoKey(0), number, scratch)
+
+    def _done(self, i: int) -> Fit:
+        theta, first, second = ({k: v[i] for k, v in state.items()} for state in (self.theta, self.first, self.second))
+        steps = len(self.paces[i].sizes)
+        return Fit(theta, Moments(first, second, self.before + steps) if first and steps else None, steps, self.last[i])
+
+
+def _stack(trees: Sequence[Params]) -> Params:
+    """Row by row each party's tensors."""
+    return {k: torch.stack([tree[k].detach() for tree in trees]) for k in trees[0]}

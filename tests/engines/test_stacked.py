@@ -1,0 +1,173 @@
+"""Many parties' trainings as one computation: the numbers of one by one, up to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from matrix import GOSSIP, STEEP, methods, ragged, run, weights
+from torch import nn
+
+from comity import algorithms, config
+from comity.core import Samples, crew, stacked
+from comity.core.algorithm import chain
+from comity.core.fit import Fit, Request
+from comity.core.record import leaves
+from comity.core.samples import PartyData
+from comity.job import Job, Quiet, prepare
+
+APART = {"apfl", "feduad", "fedufo", "fed-sps", "fedgen(gen_steps=5)", "relay", "relay-p2p"}
+"""Methods whose losses draw from their batches' keys or train other models: they say that they do not stack."""
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    """Weights of 64 bits for a while."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def job(text: str, engine: str, **settings: Any) -> Job:
+    """A small experiment in 64 bits."""
+    gentle = text.startswith(STEEP)
+    usual = {"algorithm": text, "model": "mlp2(width=16)", "rounds": 2, "lr": 0.02 if gentle else 0.1, "workers": 1, "epochs": 2}
+    made = prepare(config.experiment(usual | settings | {"engine": engine}), ragged())
+
+    def wide(samples: Samples) -> Samples:
+        return Samples(samples.x.double(), samples.y)
+
+    parties = [replace(p, data=PartyData(*map(wide, (p.data.train, p.data.validation, p.data.test)))) for p in made.parties]
+    return replace(made, parties=parties)
+
+
+def after(made: Job) -> list[torch.Tensor]:
+    """Every tensor that the server and the parties have after the last round, and what they judge by it."""
+    net = made.net(Quiet())
+    s = made.algorithm.start(made.algorithm.server(made.root.fold("init"), made.info), net)
+    for t in range(1, made.experiment.rounds + 1):
+        net.begin(t)
+        s = made.algorithm.round(s, net, t)
+    states = [s, *(net.state(i) for i in made.info.parties)]
+    return [leaf.double() for leaf in leaves(states) if isinstance(leaf, torch.Tensor)]
+
+
+@pytest.fixture
+def count(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How many trainings ran together and how many did not."""
+    seen = {"together": 0, "alone": 0}
+    together, alone = stacked._together, stacked.alone
+
+    def counted(asked: list[Request]) -> list[Fit] | None:
+        done = together(asked)
+        seen["together"] += len(asked) if done else 0
+        return done
+
+    def single(asked: Request) -> Fit:
+        seen["alone"] += 1
+        return alone(asked)
+
+    monkeypatch.setattr(stacked, "_together", counted)
+    monkeypatch.setattr(stacked, "alone", single)
+    return seen
+
+
+def same(text: str, **settings: Any) -> None:
+    right, ours = after(job(text, "loop", **settings)), after(job(text, "stacked", **settings))
+    assert len(right) == len(ours)
+    for a, b in zip(right, ours, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-9)
+
+
+def test_stacked_agrees_with_loop_in_64_bits(text: str, double: None, count: dict[str, int]) -> None:
+    """Every method after two rounds of ragged parties; those that say they stack really do."""
+    same(text)
+    if text == "centralized":  # the server trains by itself
+        assert not count["together"]
+    elif all(a.stacks for a in chain(algorithms.compose(text))):
+        assert count["together"]
+        assert not count["alone"]
+    else:
+        assert not count["together"]
+
+
+def test_who_stacks() -> None:
+    assert {text for text in methods() if not algorithms.compose(text).stacks} == APART
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": "sgd(momentum=0.9,decay=1e-3)", "opt_state": "keep"},
+        {"optimizer": "adam", "lr": 0.01},
+        {"optimizer": "adam", "lr": 0.01, "opt_state": "keep"},
+        {"steps": 7, "epochs": 1},
+        {"last_batch": "drop"},
+        {"batch": 100},
+        {"model": "linear"},
+        {"model": "mlp2(width=16,projection=8)"},
+        {"participation": 0.5},
+        {"party": {"east": {"model": "mlp2(width=16)", "lr": 0.01, "batch": 5}}},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("text", ["fedavg", "fedprox+dbe", "ditto"])
+def test_whatever_the_training(text: str, settings: dict[str, Any], double: None, count: dict[str, int]) -> None:
+    same(text, **settings)
+    assert count["together"]
+
+
+@pytest.mark.parametrize("text", ["fedavg", "moon", "fedavg+dbe"])
+def test_32_bits_stay_close(text: str, tmp_path: Path) -> None:
+    """After one step to 1e-5; after five rounds within one point of accuracy."""
+    step = {"model": "mlp2", "steps": 1, "rounds": 1}
+    one, both = (run(text, tmp_path / e, engine=e, workers=1, **step) for e in ("loop", "stacked"))
+    for name, theta in weights(one).items():
+        for k, v in theta.items():
+            torch.testing.assert_close(weights(both)[name][k], v, rtol=1e-5, atol=1e-5)
+    long = {"model": "mlp2", "rounds": 5}
+    one, both = (run(text, tmp_path / f"{e}5", engine=e, workers=1, **long) for e in ("loop", "stacked"))
+    assert abs(one.summary["accuracy"]["mean"] - both.summary["accuracy"]["mean"]) < 0.01
+
+
+@pytest.mark.parametrize("text", ["fedavg+dbe", "adcol", GOSSIP])
+def test_workers_do_not_matter(text: str, tmp_path: Path) -> None:
+    """Blocks of two parties in two processes, or all four in one: the same up to rounding."""
+    one, two = (run(text, tmp_path / str(w), engine="stacked", workers=w, model="mlp2") for w in (1, 2))
+    for name, theta in weights(one).items():
+        for k, v in theta.items():
+            torch.testing.assert_close(weights(two)[name][k], v, rtol=1e-4, atol=1e-4)
+
+
+def test_a_kept_state_keeps_no_block(double: None) -> None:
+    """What a party remembers lies in memory of its own, not in a row among its neighbours'."""
+    made = job("fedper", "stacked")
+    net = made.net(Quiet())
+    s = made.algorithm.server(made.root.fold("init"), made.info)
+    net.begin(1)
+    made.algorithm.round(s, net, 1)
+    for i in made.info.parties:
+        for leaf in leaves(net.state(i)):
+            assert leaf.untyped_storage().nbytes() == leaf.nbytes
+
+
+DROPS = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Dropout(0.5)), nn.Linear(12, 10)
+
+
+@pytest.mark.parametrize("model", ["fedbn-cnn(scale=0.06)", DROPS], ids=["convolutions", "dropout"])
+def test_some_networks_run_one_by_one(model: Any, tmp_path: Path) -> None:
+    """There is nothing to gain by stacking convolutions, and dropout draws party by party: the bits are loop's."""
+    right, ours = (run("fedavg", tmp_path / e, engine=e, workers=1, model=model) for e in ("loop", "stacked"))
+    for name, theta in weights(right).items():
+        for k, v in theta.items():
+            assert torch.equal(v, weights(ours)[name][k])
+
+
+def test_blocks_follow_the_cache(monkeypatch: pytest.MonkeyPatch, double: None) -> None:
+    """However few parties fit at once, the numbers are the same."""
+    monkeypatch.setattr(crew, "BLOCK_PARTIES", 2)
+    same("fedavg+dbe")
