@@ -67,8 +67,10 @@ class Paced(FedAvg):  # type: ignore[misc]
     """A pause before every round, and no round in which somebody failed: Flower would go on without them."""
 
     def __init__(self, contest: Contest) -> None:
-        share = contest.work.cohort / contest.work.parties
-        super().__init__(fraction_train=share, fraction_evaluate=float(contest.whole), min_available_nodes=contest.work.parties)
+        cohort, parties = contest.work.cohort, contest.work.parties
+        # The first round may begin before all nodes are known, and takes its shares of those that are: hence the least numbers.
+        least = {"min_train_nodes": cohort, "min_evaluate_nodes": parties, "min_available_nodes": parties}
+        super().__init__(fraction_train=cohort / parties, fraction_evaluate=float(contest.whole), **least)
         self._contest = contest
 
     def configure_train(self, *args: object) -> list[Message]:
@@ -96,6 +98,7 @@ def main() -> None:
 
     @server.main()  # type: ignore[untyped-decorator]
     def run(grid: Grid, context: Context) -> None:
+        grid.pull_interval = 0.02  # five times as often as by default, which short rounds would wait for
         arrays, said = ArrayRecord(contest.work.network().state_dict()), ConfigRecord({"work": contest.name})
         Paced(contest).start(grid, arrays, contest.rounds, train_config=said, evaluate_config=said)
 
