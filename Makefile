@@ -47,4 +47,4 @@ bench-peers: $(VENV)/ready
 	cd benchmarks && ../$(BIN)/python peers.py
 
 clean:
-	rm -rf $(VENV) demo build dist
+	rm -rf $(VENV) benchmarks/.venvs demo build dist

@@ -67,18 +67,19 @@ class Contest:
 
 
 def tree(root: int) -> list[int]:
-    """A process and all below it."""
+    """A process, all below it, and whoever else is of its session: a process' children outlive it."""
     children = defaultdict(list)
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                parent = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+                _, parent, _, session, *_ = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
             except OSError:  # it has just ended
                 continue
-            children[parent].append(int(entry.name))
+            for above in {int(parent), int(session)}:
+                children[above].append(int(entry.name))
     found = [root]
     for pid in found:
-        found += children[pid]
+        found += [child for child in children[pid] if child not in found]
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
+from typing import Any
 
 import torch
 from bare import BATCH, LR
@@ -57,8 +58,9 @@ def main() -> None:
     federation = comity.Federation.from_arrays(
         {f"p{i}": pairs for i, pairs in enumerate(work.data())}, validation=0.0, classes=10
     )
-    settings = {"model": work.model, "batch": BATCH, "lr": LR, "workers": 2, "participation": work.cohort / work.parties}
-    settings["rounds"] = max(contest.rounds, 20)  # what `auto` makes of it should not depend on how long we measure
+    rounds = max(contest.rounds, 20)  # the default: what engine `auto` takes should not depend on how long we measure
+    settings: dict[str, Any] = {"model": work.model, "batch": BATCH, "lr": LR, "workers": 2, "rounds": rounds}
+    settings["participation"] = work.cohort / work.parties
     try:
         if contest.whole:
             with tempfile.TemporaryDirectory(prefix="comity-peers-") as folder:

@@ -79,7 +79,9 @@ class Contestant:
             self.process.stdin.flush()
 
     def signal(self, which: int) -> None:
-        for pid in tree(self.process.pid):
+        """To all its processes."""
+        gone = self.process.poll() is not None
+        for pid in tree(self.process.pid)[gone:]:
             with suppress(ProcessLookupError):
                 os.kill(pid, which)
 
@@ -112,14 +114,11 @@ def running(name: str, work: str, mode: str, rounds: int) -> Iterator[Contestant
             contestant.signal(signal.SIGSTOP)
             yield contestant
         finally:
-            below = tree(process.pid)
             contestant.signal(signal.SIGCONT)
             contestant.send("stop")
             with suppress(subprocess.TimeoutExpired):
                 process.wait(60)
-            for pid in below:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            contestant.signal(signal.SIGKILL)
             process.wait()
 
 
@@ -130,10 +129,10 @@ def compete(work: str, mode: str, names: list[str], rounds: int) -> list[Contest
         for name in names:
             try:
                 field.append(stack.enter_context(running(name, work, mode, rounds)))
-            except (Failure, RuntimeError) as why:
-                print(f"{work}: {name} is out: {why}", flush=True)
+            except (Failure, RuntimeError, OSError, subprocess.SubprocessError) as why:
                 if name == "bare":
-                    return []
+                    raise Failure(why) from why
+                print(f"{work}: {name} is out: {why}", flush=True)
         bare = field[0]
         bare.warm_up = bare.round()
         for t in range(rounds + 1):
@@ -143,6 +142,7 @@ def compete(work: str, mode: str, names: list[str], rounds: int) -> list[Contest
                     taken = contestant.round()
                 except Failure as why:
                     print(f"{work}: {contestant.name} is out in round {t}: {why}", flush=True)
+                    contestant.signal(signal.SIGKILL)
                     field = [other for other in field if other is not contestant]
                     continue
                 bare.seconds.append(floor)
@@ -159,7 +159,7 @@ def show(work: str, field: list[Contestant]) -> str:
     bare, middles = field[0], {}
     print(f"{work:16}{'bare':10}{1:8.2f}   {'':16}{1:10.2f}{bare.memory:10.0f}")
     for contestant in field[1:]:
-        low, middle, high = statistics.quantiles(contestant.ratios, n=4) if len(contestant.ratios) > 1 else contestant.ratios * 3
+        low, middle, high = statistics.quantiles(contestant.ratios, n=4, method="inclusive")
         middles[contestant.name] = middle
         start, spread = contestant.start_up / bare.start_up, f"{low:.2f} to {high:.2f}"
         print(f"{work:16}{contestant.name:10}{middle:8.2f}   {spread:16}{start:10.2f}{contestant.memory:10.0f}", flush=True)
@@ -167,7 +167,8 @@ def show(work: str, field: list[Contestant]) -> str:
     if not ours or not middles:
         return f"{work}: there is nobody to compare with."
     fastest = min(middles, key=middles.__getitem__)
-    return f"{work}: Comity is {middles[fastest] / ours:.1f}x faster than the fastest peer ({fastest})"
+    times, word = max((middles[fastest] / ours, "faster"), (ours / middles[fastest], "slower"))
+    return f"{work}: Comity is {times:.1f}x {word} than the fastest peer ({fastest})"
 
 
 def main() -> None:
@@ -177,14 +178,18 @@ def main() -> None:
     cli.add_argument("--peer", nargs="*", choices=list(venvs.PACKAGES), default=list(venvs.PACKAGES))
     cli.add_argument("--mode", choices=["train", "whole", "both"], default="both")
     args = cli.parse_args()
+    if args.rounds < 2:
+        cli.error("at least two rounds are needed for quartiles")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that contestants are not left behind, standing still
     for mode in ("train", "whole") if args.mode == "both" else (args.mode,):
         print(f"mode {mode}: {'training and aggregation' if mode == 'train' else 'with evaluation and all that a run does'}")
         print(f"{'work':16}{'contestant':10}{'ratio':>8}   {'quartiles':16}{'start-up':>10}{'memory MB':>10}", flush=True)
         verdicts = []
         for work in args.work:
-            if field := compete(work, mode, ["bare", "comity", *args.peer], args.rounds):
-                verdicts.append(show(work, field))
+            try:
+                verdicts.append(show(work, compete(work, mode, ["bare", "comity", *args.peer], args.rounds)))
+            except Failure as why:
+                print(f"{work} is left out, since the bare loop failed: {why}", flush=True)
         print("", *verdicts, "", sep="\n", flush=True)
 
 

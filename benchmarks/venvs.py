@@ -55,9 +55,9 @@ def python(peer: str) -> Path:
     print(f"Setting up {folder} (once; a minute or two) ...", flush=True)
     venv.create(folder, clear=True, with_pip=True)
     (folder / "constraints.txt").write_text(TORCH + "\n")
+    pip = [str(interpreter), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "-c", "constraints.txt"]
     for wanted in ([TORCH], *PACKAGES[peer]):
-        pip = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", folder / "constraints.txt"]
-        said = subprocess.run([*pip, *wanted], capture_output=True, text=True, check=False)
+        said = subprocess.run([*pip, *wanted], cwd=folder, capture_output=True, text=True, check=False)
         if said.returncode:
             raise RuntimeError(f"pip install {' '.join(wanted)} failed: {last_line(said.stderr)}")
     if peer == "fluke":
