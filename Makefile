@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo five test check test-browser screenshot bench clean
+.PHONY: demo five test check test-browser screenshot bench bench-peers clean
 
 # torch first and pinned: any other request for it pulls gigabytes of GPU packages.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -42,5 +42,9 @@ screenshot: $(VENV)/ready
 bench: $(VENV)/ready
 	cd benchmarks && ../$(BIN)/python overhead.py && ../$(BIN)/python checkpoints.py
 
+# Whole rounds beside other frameworks, which are installed in benchmarks/.venvs (4 GB): about half an hour.
+bench-peers: $(VENV)/ready
+	cd benchmarks && ../$(BIN)/python peers.py
+
 clean:
-	rm -rf $(VENV) demo build dist
+	rm -rf $(VENV) benchmarks/.venvs demo build dist
