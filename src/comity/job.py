@@ -215,20 +215,32 @@ def _moved(data: PartyData, device: torch.device) -> PartyData:
     return data if device.type == "cpu" else PartyData(move(data.train), move(data.validation), move(data.test))
 
 
+FEW = 4  # parties of a worker that are faster one by one than stacked
+
+
+def _stacks(job: Job) -> bool:
+    """Whether parties' trainings can be one computation, and are faster so."""
+    networks = [p.task.network for p in job.parties]
+    return all(a.stacks for a in chain(job.algorithm)) and all(n.dense and not n.draws for n in networks)
+
+
 def _with_engine(job: Job, device: torch.device) -> Experiment:
     """What `auto` means here, of engine and partition; it is saved with the run, so that resume uses the same."""
     experiment = job.experiment
     engine: str = experiment.engine
-    workers: int | None = experiment.workers or min(cores(), len(job.parties))
+    workers = experiment.workers or min(cores(), len(job.parties))
     if engine == "auto":
         # Forking workers costs a tenth of a second; a step some 0.2 ms and six flops a parameter and sample.
         weights = sum(size for _, size in job.info.task.shapes.values()) / 4
         seconds = job.steps() * (2e-4 + 6 * weights * experiment.batch / 2e10)
-        engine = "process" if device.type == "cpu" and (workers or 1) > 1 and seconds > 1.0 else "loop"
+        if device.type != "cpu" or seconds <= 1.0:
+            workers = 1
+        engine = "process" if workers > 1 else "loop"
+        if device.type == "cpu" and _stacks(job) and job.info.cohort >= FEW * workers:
+            engine = "stacked"
     if engine != "loop" and device.type != "cpu":
         raise Refusal(f"The {engine} engine works on the CPU: use --engine loop with another device.")
-    workers = None if engine == "loop" else workers
     auto = split(experiment.partition, "|")[0].strip() == AUTO
     own = {"partition": job.federation.split.partition} if auto else {}
     dealt = len(job.parties) + len(experiment.without or ())
-    return experiment.but(engine=engine, workers=workers, device=device.type, parties=dealt, **own)
+    return experiment.but(engine=engine, workers=None if engine == "loop" else workers, device=device.type, parties=dealt, **own)

@@ -65,15 +65,19 @@ def plan(job: Job) -> Plan:
     )
 
 
+TRIED = 16  # parties that a plan trains together
+
+
 def _try(job: Job) -> tuple[float, float]:
-    """One round with the largest party, scaled to all cohorts and rounds."""
+    """One round with the largest party, or with several if they are trained together, scaled to all cohorts and rounds."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     sizes = job.info.sizes
-    largest = max(range(len(sizes)), key=lambda i: sizes[i])
-    alone = replace(job, experiment=job.experiment.but(engine="loop", workers=None))
-    net = alone.net(Quiet())
-    net.sample = lambda t: [largest]  # type: ignore[method-assign]
+    stacked = job.experiment.engine == "stacked"
+    largest = sorted(range(len(sizes)), key=lambda i: -sizes[i])[: min(TRIED, job.info.cohort) if stacked else 1]
+    here = replace(job, experiment=job.experiment.but(engine="stacked" if stacked else "loop", workers=1 if stacked else None))
+    net = here.net(Quiet())
+    net.sample = lambda t: sorted(largest)  # type: ignore[method-assign]
     try:
         s = job.algorithm.server(job.root.fold("init"), job.info)
         if job.algorithm.shares == "data":
@@ -82,14 +86,15 @@ def _try(job: Job) -> tuple[float, float]:
         net.begin(1)
         s = job.algorithm.round(s, net, 1)
         trained = time.perf_counter()
-        net.evaluate({largest: job.algorithm.view(s, largest)}, final=False)
+        net.evaluate({i: job.algorithm.view(s, i) for i in largest}, final=False)
         evaluated = time.perf_counter()
     finally:
         torch.set_num_threads(threads)
     workers = job.experiment.workers or 1
     cohorts = [job.cohort(t) for t in range(1, job.experiment.rounds + 1)]
-    scale = sum(sizes[i] for cohort in cohorts for i in cohort) / sizes[largest] / workers if net.steps else len(cohorts)
-    evaluations = (job.experiment.rounds // job.experiment.eval_every + 1) * len(sizes) / workers
+    tried = sum(sizes[i] for i in largest)
+    scale = sum(sizes[i] for cohort in cohorts for i in cohort) / tried / workers if net.steps else len(cohorts)
+    evaluations = (job.experiment.rounds // job.experiment.eval_every + 1) * len(sizes) / len(largest) / workers
     return (trained - begin) * scale, (evaluated - trained) * evaluations
 
 

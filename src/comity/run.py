@@ -26,9 +26,10 @@ from comity.config import Experiment
 from comity.core.algorithm import chain
 from comity.core.allocator import freed_memory_kept
 from comity.core.fit import METER, Meter
+from comity.core.judge import Judgement
 from comity.core.net import Charge, Net, Note, Silence
 from comity.core.record import Empty, Params, on_device
-from comity.core.site import Judgement, Site
+from comity.core.site import Site
 from comity.core.task import Task, in_chunks
 from comity.data import Federation
 from comity.data import load as load_dataset
@@ -40,7 +41,7 @@ from comity.tables import Tables, read_ledger, read_metrics
 from comity.track import Tracker, Trackers
 from comity.version import code
 
-HOW = {"engine", "workers", "device"}  # where a run is computed does not change what it computes
+HOW = {"engine", "workers", "device"}  # where a run is computed does not change what it computes, but for rounding
 FILES = {"metrics.csv", "ledger.csv", "timing.csv", "outcomes.csv", "summary.json", "checkpoints", "tensorboard", "mlflow.json"}
 
 

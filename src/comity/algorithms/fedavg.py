@@ -44,8 +44,9 @@ class FedAvg(Algorithm):
         return Model(theta)
 
     def round(self, theta: Any, net: Net, t: int) -> Any:
-        replies = net.call(self.local, {i: self.view(theta, i) for i in net.sample(t)})
-        return average({i: reply.theta for i, reply in replies.items()}, {i: net.info.sizes[i] for i in replies})
+        mean, n, letter = Averaging(), net.info.sizes, {i: self.view(theta, i) for i in net.sample(t)}
+        net.call(self.local, letter, each=lambda i, reply: mean.add(reply.theta, n[i]))
+        return mean.value()
 
     def local(self, mine: Any, m: Any, party: Party, key: Key) -> tuple[Any, Any]:
         done = fit(self.loss(party.task, m), m.theta | mine, party.data.train, key, party.training)

@@ -3,6 +3,7 @@
 from comity.core.algorithm import (
     SHARES,
     Algorithm,
+    Averaging,
     Work,
     Wrapper,
     algorithm,
@@ -37,6 +38,7 @@ from comity.errors import Refusal
 __all__ = [
     "SHARES",
     "Algorithm",
+    "Averaging",
     "Batch",
     "Empty",
     "Fit",

@@ -258,16 +258,35 @@ def resolve(outermost: Algorithm, depth: int, name: str) -> Work:
     return work
 
 
+class Averaging:
+    """A weighted mean of parameters that come one by one; whole-number buffers come from the first."""
+
+    def __init__(self) -> None:
+        self._total = 0.0
+        self._sums: list[Tensor] = []
+        self._first: Params = {}
+        self._floating: list[str] = []
+
+    def add(self, theta: Params, weight: float) -> None:
+        """Count one more; nothing of it is kept."""
+        if not self._total:
+            self._floating = [k for k, v in theta.items() if v.is_floating_point()]
+            self._sums = [torch.zeros_like(theta[k]) for k in self._floating]
+            self._first = {k: v if k in self._floating else v.clone() for k, v in theta.items()}
+            self._first |= dict(zip(self._floating, self._sums, strict=True))
+        if self._sums:
+            torch._foreach_add_(self._sums, [theta[k] for k in self._floating], alpha=weight)
+        self._total += weight
+
+    def value(self) -> Params:
+        """The mean of what was added."""
+        means = torch._foreach_div(self._sums, self._total) if self._sums else []
+        return self._first | dict(zip(self._floating, means, strict=True))
+
+
 def average(models: Mapping[int, Params], weights: Mapping[int, float]) -> Params:
     """The weighted mean of parameters, summed in party order; whole-number buffers come from the first party."""
-    ids = sorted(models)
-    total = sum(weights[i] for i in ids)
-    first = models[ids[0]]
-    floating = [k for k, v in first.items() if v.is_floating_point()]
-    if not floating:
-        return first
-    sums: list[Tensor] = [torch.zeros_like(first[k]) for k in floating]
-    for i in ids:
-        torch._foreach_add_(sums, [models[i][k] for k in floating], alpha=weights[i])
-    torch._foreach_div_(sums, total)
-    return first | dict(zip(floating, sums, strict=True))
+    mean = Averaging()
+    for i in sorted(models):
+        mean.add(models[i], weights[i])
+    return mean.value()

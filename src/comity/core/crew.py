@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from comity.core.fit import FITTER, Fit, Request
+from comity.core.judge import judge_together
 from comity.core.net import Call
 from comity.core.record import Sealed, tree_map
 from comity.core.site import Home, Site
@@ -21,8 +22,8 @@ from comity.core.task import Network
 Answer = tuple[Any, int]
 Sites = Mapping[int, Site] | Sequence[Site]
 """By party number."""
-BLOCK_BYTES = 12_000_000  # of weights trained together: they should stay in the cache from step to step
-BLOCK_PARTIES = 128
+BLOCK_BYTES = 8_000_000  # of weights trained together: they should stay in the cache from step to step
+BLOCK_PARTIES = 64
 
 
 class Pause(Exception):
@@ -54,11 +55,26 @@ def work(
     sites: Sites, call: Call, mail: Mapping[int, Any], boxes: Mapping[int, dict[int, Sealed]], stacked: bool
 ) -> Iterator[tuple[int, Answer]]:
     """Have each party work: its number and its answer, as they are done."""
+    if stacked and call.depth < 0 and call.work == "evaluate" and not call.use:
+        yield from _judged(sites, mail)
+        return
     side_by_side = [i for i in mail if stacked and call.depth >= 0 and _stacks(sites[i].party.task.network)]
     for i in mail.keys() - set(side_by_side) if side_by_side else mail:
         yield i, sites[i].work(call, mail[i], boxes.get(i, {}))
     for block in _blocks(sites, side_by_side):
         yield from _together(block, sites, call, mail, boxes)
+
+
+def _judged(sites: Sites, mail: Mapping[int, Any]) -> Iterator[tuple[int, Answer]]:
+    """Parties' judgements; of those who have one and the same model in one pass."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    models = {i: sites[i].deployed(letter) for i, letter in mail.items()}
+    for i, (task, theta) in models.items():
+        groups.setdefault((id(task), *map(id, theta.values())), []).append(i)
+    for ids in groups.values():
+        task, theta = models[ids[0]]
+        for i, judgement in zip(ids, judge_together(task, theta, [sites[i].party.data for i in ids]), strict=True):
+            yield i, (judgement, 0)
 
 
 def _stacks(network: Network) -> bool:
@@ -92,15 +108,17 @@ def _together(
                 continue
             finally:
                 FITTER.reset(token)
-            sites[i].home = _unhooked(sites[i].home)
+            sites[i].home = _in_own_memory(sites[i].home)
             del scripts[i]
             yield i, answer
         for i, done in zip(asked, fit_together(list(asked.values())), strict=True):
             scripts[i].done.append(done)
 
 
-def _unhooked(home: Home) -> Home:
+def _in_own_memory(home: Home) -> Home:
     """What a party keeps, in memory of its own: a row would keep the whole block alive."""
+    if not home.mine and not home.moments:
+        return home
 
     def own(leaf: Any) -> Any:
         return leaf.clone() if isinstance(leaf, Tensor) and leaf._base is not None else leaf

@@ -10,9 +10,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from comity.core.batched import TAPE, SecondOrder, Tape
 from comity.core.batches import Training, batches
 from comity.core.key import Key
-from comity.core.linear import TAPE, SecondOrder, Tape
 from comity.core.moments import MEMORY, Moments
 from comity.core.record import Params, is_buffer, tree_map
 from comity.core.samples import Samples

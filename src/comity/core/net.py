@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,6 +81,33 @@ class Saved(NamedTuple):
     crc: int
 
 
+class Intake:
+    """Replies handed on in party order, however they come: early ones wait for those before them."""
+
+    def __init__(self, ids: Iterable[int], each: Callable[[int, Any], None]) -> None:
+        self._due = deque(ids)
+        self._each = each
+        self._early: dict[int, Any] = {}
+        self._sizes: dict[int, int] = {}
+
+    def take(self, i: int, reply: Any) -> None:
+        """One more is there."""
+        self._early[i] = reply
+        while self._due and self._due[0] in self._early:
+            self._pass(self._due.popleft())
+
+    def end(self) -> dict[int, int]:
+        """Nobody else will answer; what each reply weighed."""
+        for i in sorted(self._early):
+            self._pass(i)
+        return self._sizes
+
+    def _pass(self, i: int) -> None:
+        reply = self._early.pop(i)
+        self._sizes[i] = payload(reply)
+        self._each(i, reply)
+
+
 class Net(ABC):
     """What a round may use. Engines say where the parties live, by `deliver`, `save`, `load`, `state` and `close`."""
 
@@ -95,6 +122,7 @@ class Net(ABC):
         self._owners = chain(algorithm)
         self._participation = participation
         self._uses: Counter[tuple[int, str]] = Counter()
+        self._intake: Intake | None = None
 
     def begin(self, t: int) -> None:
         """Enter round t."""
@@ -129,10 +157,17 @@ class Net(ABC):
         name = SERVER if party is None else self.info.name(party)
         self.notes.append(Note(self.round, name, split, metric, float(value)))
 
-    def call(self, work: Work, mail: Mapping[int, Any], post: Mapping[Edge, Sealed] | None = None) -> dict[int, Any]:
+    def call(
+        self,
+        work: Work,
+        mail: Mapping[int, Any],
+        post: Mapping[Edge, Sealed] | None = None,
+        each: Callable[[int, Any], None] | None = None,
+    ) -> dict[int, Any]:
         """Ask parties to work; the replies come in party order, and may be fewer than the letters but not none.
 
-        `post` delivers sealed parcels from earlier replies: (sender, recipient) -> parcel, for this call only.
+        `post` delivers sealed parcels from earlier replies: (sender, recipient) -> parcel, for this call only. With `each`,
+        replies are handed to it in party order, as soon as they are there, and then let go: only None is returned for them.
         """
         name: str = getattr(work, "__name__", "")
         owner = getattr(work, "__self__", None)
@@ -146,7 +181,7 @@ class Net(ABC):
             self._charge(name, self.info.name(src), self.info.name(dst), "peer", parcel.size)
             if dst not in mail:
                 raise ComityError(f"A parcel for {self.info.name(dst)} came without a letter to it in {name}.")
-        return self._exchange(call, mail, parcels, up="up", down="down")
+        return self._exchange(call, mail, parcels, up="up", down="down", each=each)
 
     def evaluate(self, views: Mapping[int, Any], final: bool) -> dict[int, Any]:
         """Let parties judge their deployable models on their own data; the traffic is charged as `eval`."""
@@ -163,21 +198,38 @@ class Net(ABC):
             self._charge("introduce", name, SERVER, "setup", payload([name, 0, list(wish or ())]))
             self._charge("introduce", SERVER, name, "setup", payload([self.info.task.classes, self.info.width]))
 
-    def _exchange(self, call: Call, mail: Mapping[int, Any], post: Mapping[Edge, Sealed], up: str, down: str) -> dict[int, Any]:
+    def _exchange(
+        self,
+        call: Call,
+        mail: Mapping[int, Any],
+        post: Mapping[Edge, Sealed],
+        up: str,
+        down: str,
+        each: Callable[[int, Any], None] | None = None,
+    ) -> dict[int, Any]:
         letters = {i: mail[i] for i in sorted(mail)}
         weighed: dict[int, int] = {}  # most often all get one and the same
         for i, letter in letters.items():
             size = weighed[id(letter)] = weighed[id(letter)] if id(letter) in weighed else payload(letter)
             self._charge(call.work, SERVER, self.info.name(i), down, size)
+        self._intake = Intake(letters, each) if each else None
         answers = self.deliver(call, letters, post)
         if letters and not answers:
             raise Silence(f"No party answered {call.work} in round {self.round}.")
+        taken = self._intake.end() if self._intake else {}
         replies = {}
         for i in sorted(answers):
             replies[i], steps = answers[i]
             self.steps += steps
-            self._charge(call.work, self.info.name(i), SERVER, up, payload(replies[i]))
+            self._charge(call.work, self.info.name(i), SERVER, up, taken[i] if i in taken else payload(replies[i]))
         return replies
+
+    def arrived(self, i: int, answer: tuple[Any, int]) -> tuple[Any, int]:
+        """For engines: what is kept of an answer that is there."""
+        if self._intake is None:
+            return answer
+        self._intake.take(i, answer[0])
+        return None, answer[1]
 
     def _charge(self, work: str, src: str, dst: str, kind: str, size: int) -> None:
         self.ledger.charge(self.round, work, src, dst, kind, size)

@@ -53,7 +53,7 @@ class Samples:
         return Samples(torch.from_numpy(inputs), torch.from_numpy(np.array(labels, dtype=np.int64)))
 
     def __len__(self) -> int:
-        return len(self.y)
+        return self.y.shape[0]  # len() of a tensor is a call through Python
 
     @property
     def shape(self) -> tuple[int, ...]:

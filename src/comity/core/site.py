@@ -8,45 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
 from comity.core.algorithm import Algorithm, resolve
-from comity.core.auc import area
 from comity.core.codec import decode, encode
 from comity.core.fit import METER, Meter, fit
+from comity.core.judge import Judgement, judge
 from comity.core.key import Key
 from comity.core.moments import MEMORY, Memory, Moments
 from comity.core.net import Call, Saved
 from comity.core.party import Party
 from comity.core.record import Params, Sealed, leaves, on_device, record, unseal
-from comity.core.samples import Samples
-from comity.core.task import Task, in_chunks
+from comity.core.task import Task
 from comity.errors import ComityError
-
-
-@record
-class Score:
-    """How a model does on one split."""
-
-    correct: int
-    count: int
-    loss: float
-
-
-@record
-class Judgement:
-    """A party's evaluation of what it would deploy.
-
-    At the end only: which test samples were right, and the area under the ROC curve (binary, or over all pairs of sample and
-    class) where there is one.
-    """
-
-    validation: Score
-    test: Score
-    outcomes: Tensor | None
-    auc: float | None
 
 
 @record
@@ -103,9 +75,12 @@ class Site:
         finally:
             METER.reset(token)
 
+    def deployed(self, letter: Any) -> tuple[Task, Params]:
+        """What the party would answer with now."""
+        return self.algorithm.at(self.party, self.mine).task, self.algorithm.model(self.mine, letter, self.party)
+
     def _evaluate(self, letter: Any, final: bool) -> Judgement:
-        theta = self.algorithm.model(self.mine, letter, self.party)
-        return self._judged(self.algorithm.at(self.party, self.mine).task, theta, final)
+        return judge(*self.deployed(letter), self.party.data, final)
 
     def _alone(self, call: Call) -> Judgement:
         """What the party's own data would have given it: the warm-up of a method without exchange, batch by batch."""
@@ -113,24 +88,10 @@ class Site:
         with task.network.drawing(key.fold("layers")):
             first = self._moved(task.init(self._root.fold("init")))
             theta = fit(task.loss, first, self.party.data.train, key, self.party.training).theta
-        return self._judged(task, theta, False)
+        return judge(task, theta, self.party.data, False)
 
     def _moved(self, tree: Any) -> Any:
         return on_device(tree, self._device)
-
-    def _judged(self, task: Task, theta: Params, final: bool) -> Judgement:
-        def judge(data: Samples) -> tuple[Score, Tensor, Tensor]:
-            if not len(data):
-                return Score(0, 0, 0.0), torch.zeros(0, dtype=torch.bool), torch.zeros(0)
-            logits = in_chunks(lambda x: task.logits(theta, x), data.x)
-            right = logits.argmax(1) == data.y
-            return Score(int(right.sum()), len(data), float(F.cross_entropy(logits, data.y))), right.cpu(), logits
-
-        validation, _, _ = judge(self.party.data.validation)
-        test, right, logits = judge(self.party.data.test)
-        if not final:
-            return Judgement(validation, test, None, None)
-        return Judgement(validation, test, right, area(logits, self.party.data.test.y))
 
     def save(self, folder: Path, t: int) -> Saved | None:
         """Write the state if it changed since the last time; a state without content needs no file."""

@@ -7,22 +7,23 @@ are those of `fit` up to rounding. Parties take a step together when their batch
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, cycle, islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from comity.core.alike import Unlike, join
-from comity.core.batches import orders
+from comity.core.batched import SecondOrder, over_rows
+from comity.core.batches import Training, orders
 from comity.core.fit import Descent, Fit, Request, alone
 from comity.core.key import Key
-from comity.core.linear import SecondOrder
 from comity.core.moments import Moments
 from comity.core.record import Params
 from comity.core.task import Batch
 
+VALUE = "the loss"
 GATHERED = 16_000_000  # bytes of inputs that are brought together at once
 
 
@@ -51,7 +52,7 @@ def _together(asked: Sequence[Request]) -> list[Fit] | None:
         return None
     try:
         return Together(asked).fit()
-    except (Unlike, SecondOrder, RuntimeError):  # vmap refuses with a RuntimeError what depends on values or draws by itself
+    except (Unlike, SecondOrder, RuntimeError):  # torch refuses with a RuntimeError what depends on values or draws by itself
         return None
 
 
@@ -71,15 +72,18 @@ class Leg(NamedTuple):
     size: int
 
 
-class Pace:
-    """A party's batches: the samples of all of them in a row, and where each begins."""
+def _order(asked: Request) -> Tensor:
+    """The samples of all of a party's batches in a row."""
+    each = list(orders(len(asked.data), asked.key, asked.training))
+    return each[0] if len(each) == 1 else torch.cat(each) if each else torch.zeros(0, dtype=torch.int64)
 
-    def __init__(self, asked: Request) -> None:
-        samples, size = len(asked.data), asked.training.batch
-        each = list(orders(samples, asked.key, asked.training))
-        self.order = each[0] if len(each) == 1 else torch.cat(each) if each else torch.zeros(0, dtype=torch.int64)
-        self.sizes = [min(size, len(order) - at) for order in each for at in range(0, len(order), size)]
-        self.begins = [0, *accumulate(self.sizes)]
+
+@lru_cache
+def _sizes(samples: int, training: Training) -> tuple[list[int], list[int]]:
+    """The sizes of all batches that so many samples make, and where each begins in their row."""
+    an_epoch = [min(training.batch, samples - at) for at in range(0, samples, training.batch)][: training.an_epoch(samples)]
+    sizes = list(islice(cycle(an_epoch), training.steps_for(samples)))
+    return sizes, [0, *accumulate(sizes)]
 
 
 class Together:
@@ -100,7 +104,8 @@ class Together:
         elif self.how.optimizer == "adam" or self.how.momentum:
             self.first = {k: torch.zeros_like(self.theta[k]) for k in self.names}
             self.second = {k: torch.zeros_like(self.theta[k]) for k in self.names if self.how.optimizer == "adam"}
-        self.paces = [Pace(r) for r in asked]
+        self.orders = [_order(r) for r in asked]
+        self.sizes, self.begins = zip(*[_sizes(len(r.data), r.training) for r in asked], strict=True)
         self.scratch: list[dict[str, Tensor]] = [{} for _ in asked]
         self.last: list[Tensor | None] = [None for _ in asked]
 
@@ -116,11 +121,14 @@ class Together:
     def _legs(self) -> Iterator[Leg]:
         """Step by step those whose batches are of one size; as long as they stay the same it is one leg."""
         under_way: dict[tuple[int, ...], Leg] = {}
-        for number in range(max(len(p.sizes) for p in self.paces) + 1):
+        if all(sizes is self.sizes[0] for sizes in self.sizes) and len(set(self.sizes[0])) == 1:
+            yield Leg(tuple(range(len(self.asked))), 0, len(self.sizes[0]), self.sizes[0][0])
+            return
+        for number in range(max(map(len, self.sizes)) + 1):
             there: dict[int, list[int]] = {}
-            for i, pace in enumerate(self.paces):
-                if number < len(pace.sizes):
-                    there.setdefault(pace.sizes[number], []).append(i)
+            for i, sizes in enumerate(self.sizes):
+                if number < len(sizes):
+                    there.setdefault(sizes[number], []).append(i)
             now = {tuple(rows): size for size, rows in there.items()}
             ended = [rows for rows, leg in under_way.items() if now.get(rows) != leg.size]
             yield from [under_way.pop(rows) for rows in ended]
@@ -137,19 +145,20 @@ class Together:
         theta, first, second = ({k: v[at] for k, v in state.items()} for state in states)
         moments = Moments(first, second, self.before + leg.first) if first else None
         shift = [self.shift[k][at] for k in self.names] if self.shift else None
-        held = [h[at] for h in self.held]
+        held = {str(n): h[at] for n, h in enumerate(self.held)}
         values = torch.zeros(len(rows))
 
         def loss(theta: Params, batch: Batch) -> Tensor:
-            def one(theta: Params, x: Tensor, y: Tensor, i: Tensor, scratch: dict[str, Tensor], own: list[Tensor]) -> Any:
-                mine = Batch(x, y, i, NoKey(0), batch.number, scratch)
-                return self.make(own)(theta, mine), mine.scratch
+            def one(theta: Params, seen: Params, scratch: Params, own: Params) -> Params:
+                mine = Batch(seen["x"], seen["y"], seen["i"], NoKey(0), batch.number, scratch)
+                value = self.make(list(own.values()))(theta, mine)
+                return {**mine.scratch, VALUE: value}
 
             nonlocal values
-            values, kept = vmap(one)(theta, batch.x, batch.y, batch.indices, dict(batch.scratch), held)
+            kept = over_rows(one, theta, {"x": batch.x, "y": batch.y, "i": batch.indices}, batch.scratch, held)
+            values = kept.pop(VALUE)
             batch.scratch.update(kept)
-            total: Tensor = values.sum()
-            return total
+            return values.sum()
 
         descent, scratch = Descent(loss, self.how, theta, self.names, moments, shift), _stack([self.scratch[i] for i in rows])
         for batch in self._batches(leg, scratch):
@@ -182,7 +191,7 @@ class Together:
         for begin in range(leg.first, leg.end, some):
             many = min(some, leg.end - begin) * leg.size
             x, y = one.x.new_empty(len(rows), many, *one.shape), one.y.new_empty(len(rows), many)
-            orders = torch.stack([self.paces[i].order[(at := self.paces[i].begins[begin]) : at + many] for i in rows])
+            orders = torch.stack([self.orders[i][(at := self.begins[i][begin]) : at + many] for i in rows])
             for n, i in enumerate(rows):
                 torch.index_select(self.asked[i].data.x, 0, orders[n], out=x[n])
                 torch.index_select(self.asked[i].data.y, 0, orders[n], out=y[n])
@@ -195,7 +204,7 @@ class Together:
 
     def _done(self, i: int) -> Fit:
         theta, first, second = ({k: v[i] for k, v in state.items()} for state in (self.theta, self.first, self.second))
-        steps = len(self.paces[i].sizes)
+        steps = len(self.sizes[i])
         return Fit(theta, Moments(first, second, self.before + steps) if first and steps else None, steps, self.last[i])
 
 

@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from comity.core.batched import cross_entropy
 from comity.core.key import Key
 from comity.core.record import Params, is_buffer
 from comity.errors import Refusal
@@ -139,7 +139,7 @@ class Task:
 
     def criterion(self, logits: Tensor, z: Tensor, batch: Batch) -> Tensor:
         """The loss of answers and of the representation they came from: wrappers add their terms here."""
-        return F.cross_entropy(logits, batch.y)
+        return cross_entropy(logits, batch.y)
 
     def loss(self, theta: Params, batch: Batch) -> Tensor:
         """The training loss of a batch."""

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from comity.core.batched import linear as linear_layer
 from comity.core.key import Key
-from comity.core.linear import linear as linear_layer
 from comity.core.record import Params
 from comity.errors import Refusal
 

@@ -47,7 +47,7 @@ class LoopNet(Net):
     def deliver(self, call: Call, mail: Mapping[int, Any], post: Mapping[Edge, Sealed]) -> dict[int, tuple[Any, int]]:
         answers = {}
         for i, answer in crew.work(self._sites, call, mail, inboxes(post), self._stacked):
-            answers[i] = answer
+            answers[i] = self.arrived(i, answer)
             self._done(1)
         return answers
 

@@ -98,7 +98,7 @@ class ProcessNet(Net):
             while asked:
                 for event, _ in ready.select():
                     answer = self._receive(event.data)
-                    answers |= answer["answers"]
+                    answers |= {i: self.arrived(i, one) for i, one in answer["answers"].items()}
                     self._done(len(answer["answers"]))
                     if answer["last"]:
                         asked.discard(event.data)

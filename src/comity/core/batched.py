@@ -1,4 +1,7 @@
-"""A linear layer whose weight gradient is never written out.
+"""What knows of stacked parties: `over_rows`, a linear layer whose weight gradient is never written out, and cross entropy.
+
+`torch.func.vmap` computes a function of one party for many at once; it costs a quarter of a millisecond a call, most of it for
+trees of any kind. `over_rows` is the same for dicts of tensors, and two layers have kernels of their own.
 
 The gradient of W in y = x Wᵀ + b is dyᵀ x, a product of two thin matrices for the small batches that parties train with. While
 `fit` descends, it asks autograd for dy alone and adds the product to the weights in one pass, instead of writing a matrix as
@@ -7,13 +10,24 @@ large as the weights and reading it again: for small batches memory is what a st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._C import _functorch as functorch
+
+
+def over_rows(function: Callable[..., dict[str, Tensor]], *stacked: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`vmap(function)` of dicts of tensors whose rows are the parties'."""
+    n = next(iter(stacked[0].values())).shape[0]
+    level = functorch._vmap_increment_nesting(n, "error")
+    try:
+        out = function(*({k: functorch._add_batch_dim(v, 0, level) for k, v in part.items()} for part in stacked))
+        return {k: functorch._remove_batch_dim(v, level, n, 0) for k, v in out.items()}
+    finally:
+        functorch._vmap_decrement_nesting()
 
 
 class SecondOrder(Exception):
@@ -56,7 +70,7 @@ class Tape:
         level = functorch.maybe_get_level(weight)
         if functorch.maybe_get_level(x) != level or functorch.maybe_get_level(bias) != level:
             return F.linear(x, weight, bias)
-        rows = functorch.get_unwrapped(x).movedim(functorch.maybe_get_bdim(x), 0)
+        rows = _rows(x)
         offset = functorch.get_unwrapped(bias).unsqueeze(1)
         y = self._noted(place, rows, torch.baddbmm(offset, rows, self._fixed[place].mT))
         return functorch._add_batch_dim(y, 0, level)
@@ -81,12 +95,30 @@ class Tape:
                 into[place].addmm_(dy.flatten(0, -2).t(), x.flatten(0, -2), alpha=scale)
 
 
+def _rows(x: Tensor) -> Tensor:
+    """The stacked tensor in a batched one's wrapping, its parties first."""
+    inside, at = functorch.get_unwrapped(x), functorch.maybe_get_bdim(x)
+    return inside if at == 0 else inside.movedim(at, 0)
+
+
 def _first_order(dy: Tensor) -> None:
     if torch.is_grad_enabled():  # only while a graph of the gradient is made
         raise SecondOrder
 
 
 TAPE: ContextVar[Tape | None] = ContextVar("tape", default=None)
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """The mean over a batch; within `vmap` all parties' at once, where torch would take its long way round."""
+    level = functorch.maybe_get_level(logits)
+    if level < 1 or level != functorch.maybe_get_level(y) or logits.dim() != 2:
+        return F.cross_entropy(logits, y)
+    rows, labels = _rows(logits), _rows(y)
+    if functorch.is_batchedtensor(rows):
+        return F.cross_entropy(logits, y)
+    each = F.cross_entropy(rows.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
+    return functorch._add_batch_dim(each.mean(1), 0, level)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
