@@ -97,7 +97,7 @@ def test_env_names_versions_and_machine(folder: Path) -> None:
 def test_config_is_resolved(folder: Path) -> None:
     config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
     assert config["seed"] == summary(folder)["seed"]
-    assert config["engine"] in ("loop", "process")
+    assert config["engine"] in ("loop", "process", "stacked")
     assert config["device"] == "cpu"
     assert config["rounds"] == summary(folder)["rounds"]
 
@@ -261,8 +261,9 @@ def test_the_saved_config_in_a_process_of_its_own(made: dict[str, Path], tmp_pat
 def test_engines_give_the_same_bytes(made: dict[str, Path], tmp_path: Path) -> None:
     works("run", made["processes"] / "config.toml", "--engine", "loop", "--out", tmp_path / "loop")
     assert contents(tmp_path / "loop") == contents(made["processes"])
-    works("run", made["dbe"] / "config.toml", "--engine", "process", "--workers", "3", "--out", tmp_path / "process")
-    assert contents(tmp_path / "process") == contents(made["dbe"])
+    for engine, workers in (("loop", ()), ("process", ("--workers", "3"))):
+        works("run", made["dbe"] / "config.toml", "--engine", engine, *workers, "--out", tmp_path / f"dbe-{engine}")
+    assert contents(tmp_path / "dbe-process") == contents(tmp_path / "dbe-loop")
 
 
 def test_typed_options_go_over_a_file(made: dict[str, Path], tmp_path: Path) -> None:

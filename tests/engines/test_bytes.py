@@ -188,15 +188,22 @@ class Wire:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.letters: list[tuple[Call, Any]] = []
         self.replies: list[tuple[Call, Any, Any]] = []
-        deliver = LoopNet.deliver
+        deliver, arrived = LoopNet.deliver, LoopNet.arrived
+        heard: dict[int, Any] = {}
 
         def listening(net: LoopNet, call: Call, mail: Any, post: Any) -> dict[int, tuple[Any, int]]:
+            heard.clear()
             answers = deliver(net, call, mail, post)
             self.letters += [(call, letter) for letter in mail.values()] + [(call, parcel) for parcel in post.values()]
-            self.replies += [(call, reply, net.state(i)) for i, (reply, _) in answers.items()]
+            self.replies += [(call, reply, net.state(i)) for i, reply in heard.items()]
             return answers
 
+        def hearing(net: LoopNet, i: int, answer: tuple[Any, int]) -> tuple[Any, int]:
+            heard[i] = answer[0]
+            return arrived(net, i, answer)
+
         monkeypatch.setattr(LoopNet, "deliver", listening)
+        monkeypatch.setattr(LoopNet, "arrived", hearing)
 
 
 @pytest.fixture

@@ -24,12 +24,16 @@ def _no_global_randomness():
 def replies(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, Any]]:
     """The replies of each call as they came to the server."""
     seen: list[dict[int, Any]] = []
-    deliver = LoopNet.deliver
+    deliver, arrived = LoopNet.deliver, LoopNet.arrived
 
     def listening(self: LoopNet, *args: Any) -> dict[int, tuple[Any, int]]:
-        answers = deliver(self, *args)
-        seen.append({i: reply for i, (reply, _) in answers.items()})
-        return answers
+        seen.append({})
+        return deliver(self, *args)
+
+    def heard(self: LoopNet, i: int, answer: tuple[Any, int]) -> tuple[Any, int]:
+        seen[-1][i] = answer[0]
+        return arrived(self, i, answer)
 
     monkeypatch.setattr(LoopNet, "deliver", listening)
+    monkeypatch.setattr(LoopNet, "arrived", heard)
     return seen

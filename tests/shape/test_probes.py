@@ -70,10 +70,10 @@ class TestProbe:
     def test_letters_and_parcels_are_not_written_to(self, method, federation, monkeypatch):
         deliver = Net._exchange
 
-        def watched(self, call, mail, post, up, down):
+        def watched(self, call, mail, post, up, down, each=None):
             held = [*leaves(list(mail.values())), *leaves([unseal(p) for p in post.values()])]
             before = [t.clone() for t in held if isinstance(t, torch.Tensor)]
-            replies = deliver(self, call, mail, post, up, down)
+            replies = deliver(self, call, mail, post, up, down, each)
             after = [t for t in held if isinstance(t, torch.Tensor)]
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
             return replies

@@ -89,7 +89,7 @@ class Fd(Algorithm):
                 gap = (own - target).square().mean(1)
             else:
                 gap = F.cross_entropy(own, target.softmax(1), reduction="none")
-            return F.cross_entropy(own, batch.y) + self.gamma * (taught * gap).mean()
+            return cross_entropy(own, batch.y) + self.gamma * (taught * gap).mean()
 
         return loss
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from comity.algorithms.fedavg import FedAvg
@@ -61,7 +60,7 @@ class TwoHeads(Task):
         generic = self.inner.criterion(g + self.log_n, z, batch)
         constant = {k: v.clone() if is_buffer(k) else v.detach() for k, v in theta.items()}
         h_p = self.inner.head(constant | personal_head(theta), z.detach(), train=True)
-        return generic + F.cross_entropy(g.detach() + h_p, batch.y)
+        return generic + cross_entropy(g.detach() + h_p, batch.y)
 
 
 @algorithm

@@ -11,6 +11,7 @@ from comity.core.algorithm import (
     mixin,
     option,
 )
+from comity.core.batched import cross_entropy
 from comity.core.batches import Training, batches
 from comity.core.fit import Fit, Loss, Stepper, fit, gradient, run
 from comity.core.key import Key
@@ -63,6 +64,7 @@ __all__ = [
     "algorithm",
     "average",
     "batches",
+    "cross_entropy",
     "drop",
     "fit",
     "gradient",

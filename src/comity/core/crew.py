@@ -7,7 +7,7 @@ the training is done it runs from its beginning with the results so far at hand.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -20,10 +20,14 @@ from comity.core.stacked import fit_together
 from comity.core.task import Network
 
 Answer = tuple[Any, int]
-Sites = Mapping[int, Site] | Sequence[Site]
-"""By party number."""
 BLOCK_BYTES = 8_000_000  # of weights trained together: they should stay in the cache from step to step
 BLOCK_PARTIES = 64
+
+
+class Sites(Protocol):
+    """By party number."""
+
+    def __getitem__(self, i: int) -> Site: ...
 
 
 class Pause(Exception):
@@ -67,14 +71,15 @@ def work(
 
 def _judged(sites: Sites, mail: Mapping[int, Any]) -> Iterator[tuple[int, Answer]]:
     """Parties' judgements; of those who have one and the same model in one pass."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    models = {i: sites[i].deployed(letter) for i, letter in mail.items()}
-    for i, (task, theta) in models.items():
-        groups.setdefault((id(task), *map(id, theta.values())), []).append(i)
-    for ids in groups.values():
-        task, theta = models[ids[0]]
-        for i, judgement in zip(ids, judge_together(task, theta, [sites[i].party.data for i in ids]), strict=True):
-            yield i, (judgement, 0)
+    everyone = list(mail)
+    for block in (everyone[at : at + BLOCK_PARTIES] for at in range(0, len(everyone), BLOCK_PARTIES)):
+        groups: dict[tuple[int, ...], list[int]] = {}
+        models = {i: sites[i].deployed(mail[i]) for i in block}
+        for i, (task, theta) in models.items():
+            groups.setdefault((id(task), *map(id, theta.values())), []).append(i)
+        for ids in groups.values():
+            for i, judgement in zip(ids, judge_together(*models[ids[0]], [sites[i].party.data for i in ids]), strict=True):
+                yield i, (judgement, 0)
 
 
 def _stacks(network: Network) -> bool:

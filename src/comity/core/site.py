@@ -16,7 +16,7 @@ from comity.core.key import Key
 from comity.core.moments import MEMORY, Memory, Moments
 from comity.core.net import Call, Saved
 from comity.core.party import Party
-from comity.core.record import Params, Sealed, leaves, on_device, record, unseal
+from comity.core.record import Params, Sealed, leaves, on_device, payload, record, unseal
 from comity.core.task import Task
 from comity.errors import ComityError
 
@@ -37,13 +37,44 @@ class Site:
         self.party = party
         self._root = root
         self._device = party.data.train.x.device
-        self.home = Home(self._moved(algorithm.client(root.fold("init"), party)), {})
-        self._saved: Home | None = None
+        self._home: Home | None = Home(self._moved(algorithm.client(root.fold("init"), party)), {})
+        self._changes = self._saved = self._shelved = 0
+
+    @property
+    def home(self) -> Home:
+        """All that the party keeps."""
+        assert self._home is not None, "the state is on the shelf"
+        return self._home
+
+    @home.setter
+    def home(self, home: Home) -> None:
+        self._home = home
+        self._changes += 1
 
     @property
     def mine(self) -> Any:
         """The algorithm's state."""
         return self.home.mine
+
+    @property
+    def weight(self) -> int:
+        """Bytes that must be kept; none as long as the state is the one that every run begins with."""
+        return payload(self.home) if self._changes else 0
+
+    @property
+    def away(self) -> bool:
+        """Whether the state is on the shelf."""
+        return self._home is None
+
+    def leave(self) -> bytes | None:
+        """Give the state away: what is to be put on the shelf, unless that is there already."""
+        blob = encode(self.home) if self._shelved < self._changes else None
+        self._home, self._shelved = None, self._changes
+        return blob
+
+    def back(self, blob: bytes) -> None:
+        """Take the state from the shelf."""
+        self._home = self._moved(decode(blob))
 
     def work(self, call: Call, letter: Any, inbox: dict[int, Sealed]) -> tuple[Any, int]:
         """Do what is asked; the reply, and how many gradient steps it took."""
@@ -93,19 +124,20 @@ class Site:
     def _moved(self, tree: Any) -> Any:
         return on_device(tree, self._device)
 
-    def save(self, folder: Path, t: int) -> Saved | None:
+    def save(self, folder: Path, t: int, shelved: bytes | None = None) -> Saved | None:
         """Write the state if it changed since the last time; a state without content needs no file."""
-        if self.home is self._saved or not leaves(self.home):
+        if self._changes == self._saved or (shelved is None and not leaves(self.home)):
             return None
-        blob = encode(self.home)
+        blob = encode(self.home) if shelved is None else shelved
         file = f"party-{self.party.id}-{t}.safetensors"
         (folder / file).write_bytes(blob)
-        self._saved = self.home
+        self._saved = self._changes
         return Saved(self.party.id, file, len(blob), zlib.crc32(blob))
 
     def load(self, folder: Path, saved: Saved) -> None:
         """Put a saved state back."""
-        self.home = self._saved = self._moved(read_state(folder, saved))
+        self.home = self._moved(read_state(folder, saved))
+        self._saved = self._changes
 
 
 def read_state(folder: Path, saved: Saved) -> Any:

@@ -49,6 +49,11 @@ class Batch:
     scratch: dict[str, Tensor]
 
 
+REMEMBERED = 16
+_FIRST: dict[tuple[int, int, torch.dtype], tuple[Network, Params]] = {}
+"""Initial weights by network and key: a thousand parties start with one and the same; holds the networks, so that ids stay."""
+
+
 @dataclass(frozen=True)
 class Task:
     """A network cut after the stage `cut`: what comes before it makes the representation z, what follows is the head."""
@@ -118,8 +123,13 @@ class Task:
         return replace(self, private=self.private | names)
 
     def init(self, key: Key) -> Params:
-        """Initial weights: the same for every party that has this architecture."""
-        return self.network.init(key)
+        """Initial weights: the same for every party that has this architecture, and the same tensors."""
+        place = (id(self.network), key.bits, torch.get_default_dtype())
+        if place not in _FIRST:
+            while len(_FIRST) >= REMEMBERED:
+                del _FIRST[next(iter(_FIRST))]
+            _FIRST[place] = self.network, self.network.init(key)
+        return dict(_FIRST[place][1])
 
     def features(self, theta: Params, x: Tensor, train: bool = False) -> Tensor:
         """The representation z of x."""

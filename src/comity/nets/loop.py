@@ -13,7 +13,7 @@ from comity.core.key import Key
 from comity.core.net import Call, Edge, Net, Saved
 from comity.core.party import Info, Party
 from comity.core.record import Sealed
-from comity.core.site import Site
+from comity.core.residents import Residents
 
 Done = Callable[[int], None]
 
@@ -40,7 +40,7 @@ class LoopNet(Net):
         stacked: bool = False,
     ) -> None:
         super().__init__(algorithm, info, root, participation)
-        self._sites = [Site(algorithm, party, root) for party in parties]
+        self._sites = Residents(algorithm, parties, root)
         self._done = done
         self._stacked = stacked
 
@@ -48,15 +48,15 @@ class LoopNet(Net):
         answers = {}
         for i, answer in crew.work(self._sites, call, mail, inboxes(post), self._stacked):
             answers[i] = self.arrived(i, answer)
+            self._sites.settle([i])
             self._done(1)
         return answers
 
     def save(self, folder: Path, t: int) -> list[Saved]:
-        return [saved for site in self._sites if (saved := site.save(folder, t))]
+        return self._sites.save(folder, t)
 
     def load(self, folder: Path, states: Iterable[Saved]) -> None:
-        for saved in states:
-            self._sites[saved.party].load(folder, saved)
+        self._sites.load(folder, states)
 
     def state(self, i: int) -> Any:
         return self._sites[i].mine

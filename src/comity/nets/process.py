@@ -1,6 +1,7 @@
 """Parties spread over long-lived worker processes, one torch thread each.
 
-A party lives in one worker for the whole run: its data are there from the start (workers are forked) and its state never leaves.
+All data are in all workers from the start (they are forked). A party that keeps something lives where it worked first, and its
+state never leaves; one that keeps nothing works wherever there is least to do.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from comity.core.lock import Lock
 from comity.core.net import Call, Edge, Net, Saved
 from comity.core.party import Info, Party
 from comity.core.record import Sealed, payload
-from comity.core.site import Site
+from comity.core.residents import Residents
 from comity.errors import ComityError, Refusal, describe
 from comity.nets.channel import Channel
 from comity.nets.handover import Handover
@@ -33,14 +34,14 @@ from comity.nets.loop import Done, inboxes
 FLUSH_SECONDS, FLUSH_BYTES = 0.2, 4_000_000
 
 
-def deal(loads: list[int], workers: int) -> list[list[int]]:
-    """Parties by worker: the largest first, each to the least loaded."""
+def deal(loads: Mapping[int, int], workers: int, homes: Mapping[int, int]) -> list[list[int]]:
+    """Parties by worker: those that have a home there, the others each to the least loaded, the largest first."""
     hands: list[list[int]] = [[] for _ in range(workers)]
     totals = [0] * workers
-    for i in sorted(range(len(loads)), key=lambda i: -loads[i]):
-        least = totals.index(min(totals))
-        hands[least].append(i)
-        totals[least] += loads[i]
+    for i in sorted(loads, key=lambda i: (i not in homes, -loads[i])):
+        w = homes[i] if i in homes else totals.index(min(totals))
+        hands[w].append(i)
+        totals[w] += loads[i]
     return [sorted(hand) for hand in hands]
 
 
@@ -63,18 +64,19 @@ class ProcessNet(Net):
             raise Refusal("The process engine needs a system that can fork: use --engine loop here.")
         everyone = list(parties)
         self._done = done
-        self._hands = deal([len(p.data.train) for p in everyone], max(1, min(workers, len(everyone))))
-        self._home = {i: w for w, hand in enumerate(self._hands) for i in hand}
+        self._loads = {p.id: len(p.data.train) for p in everyone}
+        self._homes: dict[int, int] = {}
         self._lines: list[Channel] = []
         self._processes = []
         fork = multiprocessing.get_context("fork")
-        handover = Handover(len(self._hands))
-        for w, hand in enumerate(self._hands):
+        workers = max(1, min(workers, len(everyone)))
+        handover = Handover(workers)
+        for w in range(workers):
             here, there = Channel.pair()
             strangers = [*self._lines, here]
             process = fork.Process(
                 target=_worker,
-                args=(there, strangers, handover, w, algorithm, [everyone[i] for i in hand], root, stacked),
+                args=(there, strangers, handover, w, algorithm, everyone, root, stacked),
                 daemon=True,
             )
             process.start()
@@ -86,8 +88,8 @@ class ProcessNet(Net):
     def deliver(self, call: Call, mail: Mapping[int, Any], post: Mapping[Edge, Sealed]) -> dict[int, tuple[Any, int]]:
         parcels = inboxes(post)
         asked = set()
-        for w, hand in enumerate(self._hands):
-            if mine := {i: mail[i] for i in hand if i in mail}:
+        for w, hand in enumerate(self._deal(mail)):
+            if mine := {i: mail[i] for i in hand}:
                 boxes = {i: parcels[i] for i in mine if i in parcels}
                 self._send(w, {"do": "work", "call": tuple(call), "mail": mine, "post": boxes})
                 asked.add(w)
@@ -99,6 +101,7 @@ class ProcessNet(Net):
                 for event, _ in ready.select():
                     answer = self._receive(event.data)
                     answers |= {i: self.arrived(i, one) for i, one in answer["answers"].items()}
+                    self._homes |= dict.fromkeys(answer["keeping"], event.data)
                     self._done(len(answer["answers"]))
                     if answer["last"]:
                         asked.discard(event.data)
@@ -108,11 +111,16 @@ class ProcessNet(Net):
         return [Saved(*s) for s in self._all({"do": "save", "folder": str(folder), "round": t})]
 
     def load(self, folder: Path, states: Iterable[Saved]) -> None:
-        self._all({"do": "load", "folder": str(folder), "states": [tuple(s) for s in states]})
+        kept = {saved.party: saved for saved in states}
+        for w, hand in enumerate(self._deal(kept)):
+            self._homes |= dict.fromkeys(hand, w)
+            self._send(w, {"do": "load", "folder": str(folder), "states": [tuple(kept[i]) for i in hand]})
+            self._receive(w)
 
     def state(self, i: int) -> Any:
-        self._send(self._home[i], {"do": "state", "party": i})
-        return self._receive(self._home[i])["state"]
+        home = self._homes.get(i, 0)
+        self._send(home, {"do": "state", "party": i})
+        return self._receive(home)["state"]
 
     def close(self) -> None:
         for line in self._lines:
@@ -123,6 +131,9 @@ class ProcessNet(Net):
                 process.kill()
                 process.join()
         self._lines, self._processes = [], []
+
+    def _deal(self, ids: Iterable[int]) -> list[list[int]]:
+        return deal({i: self._loads[i] for i in ids}, len(self._lines), self._homes)
 
     def _all(self, ask: dict[str, Any]) -> list[Any]:
         """Ask every worker the same, and join their lists."""
@@ -161,14 +172,13 @@ def _worker(
         stranger.close()
     torch.set_num_threads(1)
     keep_freed_memory()
-    sites: dict[int, Site] = {}
+    sites: Residents | None = None
     try:
         lock = handover.lock(number)
         while True:
             ask = line.receive()
             try:
-                if not sites:
-                    sites = {party.id: Site(algorithm, party, root) for party in parties}
+                sites = sites or Residents(algorithm, parties, root)
                 _answer(line, ask, sites, lock, stacked)
             except (EOFError, BrokenPipeError):
                 raise
@@ -178,7 +188,7 @@ def _worker(
         return
 
 
-def _answer(line: Channel, ask: dict[str, Any], sites: dict[int, Site], lock: Lock, stacked: bool) -> None:
+def _answer(line: Channel, ask: dict[str, Any], sites: Residents, lock: Lock, stacked: bool) -> None:
     match ask["do"]:
         case "work":
             call, ready, size, flushed = Call(*ask["call"]), {}, 0, time.monotonic()
@@ -187,15 +197,14 @@ def _answer(line: Channel, ask: dict[str, Any], sites: dict[int, Site], lock: Lo
                 ready[i] = lock.close(answer)
                 size += payload(ready[i])
                 if not left or size > FLUSH_BYTES or time.monotonic() - flushed > FLUSH_SECONDS:
-                    line.send({"answers": ready, "last": not left})
+                    line.send({"answers": ready, "keeping": sites.settle(ready), "last": not left})
                     ready, size, flushed = {}, 0, time.monotonic()
         case "save":
             folder, t = Path(ask["folder"]), ask["round"]
-            line.send({"list": [tuple(saved) for site in sites.values() if (saved := site.save(folder, t))]})
+            line.send({"list": [tuple(saved) for saved in sites.save(folder, t)]})
         case "load":
-            for saved in (Saved(*s) for s in ask["states"]):
-                if saved.party in sites:
-                    sites[saved.party].load(Path(ask["folder"]), saved)
+            sites.load(Path(ask["folder"]), [Saved(*s) for s in ask["states"]])
             line.send({"list": []})
         case "state":
             line.send({"state": sites[ask["party"]].mine})
+            sites.settle([ask["party"]])

@@ -1,0 +1,152 @@
+"""What each method costs beside its simplest relative: rounds (training and aggregation) on one process, interleaved.
+
+    python benchmarks/methods.py [--rounds 11] [--model mlp2 lenet5]
+
+DBE and FedUFO against FedAvg, the relay against SOLO. ADCOL against SOLO and the training of its discriminator, which is the part
+of its round that is not spent at parties. Fed-SPS against its own arithmetic: all gradient steps and all attack steps. All on
+engine `loop`, where every party's steps are the same whatever the method; each pair also on the engine that `auto` chooses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from bare import BATCH, LR
+
+from comity import Federation, config
+from comity.core.allocator import keep_freed_memory
+from comity.job import Quiet, prepare
+from comity.parts import attack
+
+PARTIES, SAMPLES = 20, 70
+PAIRS = (("fedavg+dbe", "fedavg", 1.05), ("relay", "solo", 1.10), ("adcol", "solo", 1.25), ("fedufo", "fedavg", 3.2))
+
+
+class Clock:
+    """Time spent in some functions, an outer call of them counted once."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._inside = 0
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self._inside += 1
+            begin = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._inside -= 1
+                if not self._inside:
+                    self.seconds += time.perf_counter() - begin
+
+        return timed
+
+
+class Federated:
+    """A method with its parties, round by round."""
+
+    def __init__(self, algorithm: str, model: str, data: Federation, engine: str) -> None:
+        settings = {"algorithm": algorithm, "model": model, "batch": BATCH, "lr": LR, "engine": engine, "rounds": 20}
+        self._job = prepare(config.experiment(settings), data)
+        self.engine = self._job.experiment.engine
+        self._net = self._job.net(Quiet())
+        self.parties = Clock()
+        self._net.deliver = self.parties.around(self._net.deliver)  # type: ignore[method-assign]
+        self._s = self._job.algorithm.server(self._job.root.fold("init"), self._job.info)
+        self._s = self._job.algorithm.start(self._s, self._net)
+        self._t = 0
+
+    def round(self) -> tuple[float, float]:
+        """Seconds of a round, and those of them at the server."""
+        self._t += 1
+        self._net.begin(self._t)
+        before, begin = self.parties.seconds, time.perf_counter()
+        self._s = self._job.algorithm.round(self._s, self._net, self._t)
+        seconds = time.perf_counter() - begin
+        self._net.ledger.take()
+        self._net.notes.clear()
+        return seconds, seconds - (self.parties.seconds - before)
+
+    def close(self) -> None:
+        self._net.close()
+
+
+def federation() -> Federation:
+    draw = torch.Generator().manual_seed(1)
+    tiny = (torch.zeros(1, 1, 28, 28), torch.zeros(1, dtype=torch.long))
+
+    def own() -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(SAMPLES, 1, 28, 28, generator=draw), torch.randint(0, 10, (SAMPLES,), generator=draw)
+
+    return Federation.from_arrays({f"p{i}": (own(), tiny) for i in range(PARTIES)}, validation=0.0, classes=10)
+
+
+def pair(method: str, relative: str, model: str, data: Federation, engine: str, rounds: int) -> tuple[list[float], str]:
+    """Ratios of neighbouring rounds."""
+    ours, theirs = Federated(method, model, data, engine), Federated(relative, model, data, engine)
+    ratios = []
+    for _ in range(rounds + 1):
+        seconds, server = ours.round()
+        simple, _ = theirs.round()
+        ratios.append(seconds / (simple + server if method == "adcol" else simple))
+    where = f"{ours.engine} / {theirs.engine}" if engine == "auto" else engine
+    ours.close()
+    theirs.close()
+    return ratios[1:], where
+
+
+def fed_sps(model: str, data: Federation, rounds: int) -> list[float]:
+    """Rounds against the gradients in them: steps on weights and, within and without them, steps on samples."""
+    module = importlib.import_module("comity.core.fit")  # in the package `fit` is the function
+    clock = Clock()
+    patches: Mapping[Any, str] = {module.Descent: "step", attack: "_slope", module: "gradient"}
+    kept = {owner: getattr(owner, name) for owner, name in patches.items()}
+    for owner, name in patches.items():
+        setattr(owner, name, clock.around(kept[owner]))
+    try:
+        ours = Federated("fed-sps", model, data, "loop")
+        ratios = []
+        for _ in range(rounds + 1):
+            before = clock.seconds
+            seconds, _ = ours.round()
+            ratios.append(seconds / (clock.seconds - before))
+    finally:
+        for owner, name in patches.items():
+            setattr(owner, name, kept[owner])
+    return ratios[1:]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    gc.freeze()
+    keep_freed_memory()
+    cli = argparse.ArgumentParser()
+    cli.add_argument("--rounds", type=int, default=11)
+    cli.add_argument("--model", nargs="+", default=["mlp2", "lenet5"])
+    args = cli.parse_args()
+    print(f"{'model':8}{'method':12}{'against':10}{'engine':20}{'ratio':>7}{'quartiles':>16}{'goal':>7}")
+    data = federation()
+
+    def show(model: str, method: str, against: str, engine: str, ratios: list[float], goal: float) -> None:
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        spread = f"{low:.2f} to {high:.2f}"
+        print(f"{model:8}{method:12}{against:10}{engine:20}{middle:7.2f}{spread:>16}{goal:7.2f}", flush=True)
+
+    for model in args.model:
+        for method, relative, goal in PAIRS:
+            for engine in ("loop", "auto"):
+                ratios, where = pair(method, relative, model, data, engine, args.rounds)
+                show(model, method, relative, where, ratios, goal)
+        show(model, "fed-sps", "arithmetic", "loop", fed_sps(model, data, args.rounds), 1.3)
+
+
+if __name__ == "__main__":
+    main()
