@@ -3,8 +3,8 @@
     python benchmarks/methods.py [--rounds 11] [--model mlp2 lenet5]
 
 DBE and FedUFO against FedAvg, the relay against SOLO. ADCOL against SOLO and the training of its discriminator, which is the part
-of its round that is not spent at parties. Fed-SPS against its own arithmetic: all gradient steps and all attack steps. All on
-engine `loop`, where every party's steps are the same whatever the method; each pair also on the engine that `auto` chooses.
+of its round that is not spent at parties. Fed-SPS against its own arithmetic: all passes through networks, those of attacks
+included. Local epochs are those of each method's paper; 10 of 20 parties take part. On engine `loop`, and on what `auto` chooses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import gc
 import importlib
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,10 +23,16 @@ from bare import BATCH, LR
 from comity import Federation, config
 from comity.core.allocator import keep_freed_memory
 from comity.job import Quiet, prepare
-from comity.parts import attack
+from comity.parts import attack, overlap
 
-PARTIES, SAMPLES = 20, 70
-PAIRS = (("fedavg+dbe", "fedavg", 1.05), ("relay", "solo", 1.10), ("adcol", "solo", 1.25), ("fedufo", "fedavg", 3.2))
+PARTIES, COHORT, SAMPLES = 20, 10, 70
+PAIRS = (
+    ("fedavg+dbe", "fedavg", 1, 1.05),
+    ("relay", "solo", 1, 1.10),
+    ("adcol", "solo", 10, 1.25),
+    ("fedufo", "fedavg", 10, 3.2),
+)
+"""Method, relative, local epochs as in its paper, and the goal."""
 
 
 class Clock:
@@ -53,8 +59,9 @@ class Clock:
 class Federated:
     """A method with its parties, round by round."""
 
-    def __init__(self, algorithm: str, model: str, data: Federation, engine: str) -> None:
+    def __init__(self, algorithm: str, model: str, data: Federation, engine: str, epochs: int) -> None:
         settings = {"algorithm": algorithm, "model": model, "batch": BATCH, "lr": LR, "engine": engine, "rounds": 20}
+        settings |= {"epochs": epochs, "participation": COHORT / PARTIES}
         self._job = prepare(config.experiment(settings), data)
         self.engine = self._job.experiment.engine
         self._net = self._job.net(Quiet())
@@ -89,9 +96,11 @@ def federation() -> Federation:
     return Federation.from_arrays({f"p{i}": (own(), tiny) for i in range(PARTIES)}, validation=0.0, classes=10)
 
 
-def pair(method: str, relative: str, model: str, data: Federation, engine: str, rounds: int) -> tuple[list[float], str]:
+def pair(
+    method: str, relative: str, model: str, data: Federation, engine: str, rounds: int, epochs: int
+) -> tuple[list[float], str]:
     """Ratios of neighbouring rounds."""
-    ours, theirs = Federated(method, model, data, engine), Federated(relative, model, data, engine)
+    ours, theirs = (Federated(name, model, data, engine, epochs) for name in (method, relative))
     ratios = []
     for _ in range(rounds + 1):
         seconds, server = ours.round()
@@ -104,23 +113,25 @@ def pair(method: str, relative: str, model: str, data: Federation, engine: str, 
 
 
 def fed_sps(model: str, data: Federation, rounds: int) -> list[float]:
-    """Rounds against the gradients in them: steps on weights and, within and without them, steps on samples."""
+    """Rounds against the passes through networks in them: steps on weights, steps on samples, losses that select."""
     module = importlib.import_module("comity.core.fit")  # in the package `fit` is the function
     clock = Clock()
-    patches: Mapping[Any, str] = {module.Descent: "step", attack: "_slope", module: "gradient"}
-    kept = {owner: getattr(owner, name) for owner, name in patches.items()}
-    for owner, name in patches.items():
-        setattr(owner, name, clock.around(kept[owner]))
+    patches: list[tuple[Any, str]] = [
+        (module.Descent, "step"), (attack, "_slope"), (overlap, "gradient"), (overlap, "losses"), (overlap, "in_chunks"),
+    ]  # fmt: skip
+    kept = [getattr(owner, name) for owner, name in patches]
+    for (owner, name), function in zip(patches, kept, strict=True):
+        setattr(owner, name, clock.around(function))
     try:
-        ours = Federated("fed-sps", model, data, "loop")
+        ours = Federated("fed-sps", model, data, "loop", epochs=1)
         ratios = []
         for _ in range(rounds + 1):
             before = clock.seconds
             seconds, _ = ours.round()
             ratios.append(seconds / (clock.seconds - before))
     finally:
-        for owner, name in patches.items():
-            setattr(owner, name, kept[owner])
+        for (owner, name), function in zip(patches, kept, strict=True):
+            setattr(owner, name, function)
     return ratios[1:]
 
 
@@ -141,9 +152,9 @@ def main() -> None:
         print(f"{model:8}{method:12}{against:10}{engine:20}{middle:7.2f}{spread:>16}{goal:7.2f}", flush=True)
 
     for model in args.model:
-        for method, relative, goal in PAIRS:
+        for method, relative, epochs, goal in PAIRS:
             for engine in ("loop", "auto"):
-                ratios, where = pair(method, relative, model, data, engine, args.rounds)
+                ratios, where = pair(method, relative, model, data, engine, args.rounds, epochs)
                 show(model, method, relative, where, ratios, goal)
         show(model, "fed-sps", "arithmetic", "loop", fed_sps(model, data, args.rounds), 1.3)
 

@@ -15,12 +15,13 @@ from torch import nn
 from comity import algorithms, config
 from comity.core import Samples, crew, stacked
 from comity.core.algorithm import chain
+from comity.core.alike import Unlike, join
 from comity.core.fit import Fit, Request
 from comity.core.record import leaves
 from comity.core.samples import PartyData
 from comity.job import Job, Quiet, prepare
 
-APART = {"apfl", "feduad", "fedufo", "fed-sps", "fedgen(gen_steps=5)", "relay", "relay-p2p"}
+APART = {"apfl", "feduad", "fedufo", "fed-sps", "fedgen(gen_steps=5)"}
 """Methods whose losses draw from their batches' keys or train other models: they say that they do not stack."""
 
 
@@ -60,7 +61,7 @@ def after(made: Job) -> list[torch.Tensor]:
 def count(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How many trainings ran together and how many did not."""
     seen = {"together": 0, "alone": 0}
-    together, alone = stacked._together, stacked.alone
+    together, alone = stacked._together, crew.alone
 
     def counted(asked: list[Request]) -> list[Fit] | None:
         done = together(asked)
@@ -72,7 +73,7 @@ def count(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         return alone(asked)
 
     monkeypatch.setattr(stacked, "_together", counted)
-    monkeypatch.setattr(stacked, "alone", single)
+    monkeypatch.setattr(crew, "alone", single)
     return seen
 
 
@@ -165,6 +166,41 @@ def test_some_networks_run_one_by_one(model: Any, tmp_path: Path) -> None:
     for name, theta in weights(right).items():
         for k, v in theta.items():
             assert torch.equal(v, weights(ours)[name][k])
+
+
+@pytest.mark.parametrize(
+    ("text", "alone"),
+    [
+        ("fedavg+dbe(init_mean=ema)", True),  # its first loss keeps the mean in a variable around it
+        ("fedavg+dbe(mu=0.3,ema_debias=true)", False),
+        ("relay(m_down=2)", True),  # sets of observations are drawn for each batch
+        ("relay(negatives=marginal)", True),
+        ("moon", False),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_one_computation_runs_alone(text: str, alone: bool, double: None, count: dict[str, int]) -> None:
+    same(text)
+    assert bool(count["alone"]) == alone
+
+
+def test_a_loss_that_writes_runs_alone() -> None:
+    """What it wrote would be lost with the copy of it that runs for all."""
+    def losses(own: Any) -> list[Any]:
+        def made(k: int) -> Any:
+            mine = own(k)
+
+            def loss(theta: Any, batch: Any) -> torch.Tensor:
+                mine.append(0) if isinstance(mine, list) else mine.__setitem__("a", 1)
+                return theta["w"].sum()
+
+            return loss
+
+        return [made(k) for k in range(2)]
+
+    for own in (lambda k: [torch.tensor(float(k))], lambda k: {"x": torch.tensor(float(k))}):
+        held, make = join(losses(own))
+        with pytest.raises(Unlike):
+            make([h[0] for h in held])({"w": torch.zeros(1)}, None)
 
 
 def test_blocks_follow_the_cache(monkeypatch: pytest.MonkeyPatch, double: None) -> None:

@@ -75,11 +75,13 @@ class Biased(Task):
 
     def regulariser(self, z: Tensor, batch: Batch) -> Tensor:
         """Eqs. 8 and 9; the running mean m stays with the batches of this local training."""
-        m = self.mu * z.mean(0)
-        if MEAN in batch.scratch:
-            m = (1 - self.mu) * batch.scratch[MEAN] + m
-        batch.scratch[MEAN] = m.detach()
         assert self.consensus is not None
+        m = z.mean(0)
+        if self.mu < 1:
+            m = self.mu * m
+            if MEAN in batch.scratch:
+                m = (1 - self.mu) * batch.scratch[MEAN] + m
+            batch.scratch[MEAN] = m.detach()
         if self.debias:
             m = m / (1 - (1 - self.mu) ** (batch.number + 1))
         return (0.5 if self.half else 1.0) * (m - self.consensus).square().mean()
@@ -152,7 +154,7 @@ class Dbe(Wrapper):
 
         theta = drop(self.host.model(mine.host, m, party), frozenset({OFFSET}))
         how = replace(party.training, epochs=self.init_epochs, steps=None)
-        theta = fit(loss, theta, party.data.train, key, how).theta
+        theta = fit(loss if self.init_mean == "ema" else task.loss, theta, party.data.train, key, how).theta
         if self.init_mean == "exact":
             z = in_chunks(lambda x: task.features(theta, x), party.data.train.x).mean(0)
         return mine, Mean(self.noised(z, key.fold("noise")))

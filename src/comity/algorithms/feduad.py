@@ -27,6 +27,7 @@ from comity.parts.divergence import uniform_cross_entropy
 from comity.parts.server import momentum_step
 
 Objective = Callable[[Params, Tensor, Batch], Tensor]
+Read = dict[int, Tensor] | None  # what others' models make of the party's samples, if that is known already
 
 
 @record
@@ -131,15 +132,15 @@ class FedUad(Algorithm):
     def align(self, mine: Own, m: Both, party: Party, key: Key) -> tuple[Own, Both]:
         return self.posterior(mine, m, party, key, party.task.objective)
 
-    def posterior(self, mine: Own, m: Both, party: Party, key: Key, objective: Objective) -> tuple[Own, Both]:
+    def posterior(self, mine: Own, m: Both, party: Party, key: Key, objective: Objective, read: Read = None) -> tuple[Own, Both]:
         task, train, how = party.task, party.data.train, party.training
         start, D = (m.theta or mine.w) | mine.private, m.D or mine.D
         everyone = range(party.parties) if self.outputs == "all" else sorted([party.id, *party.inbox])
         disc = self.discriminator(task.width, len(everyone))
 
-        others = party.inbox.items() if self.uad else ()
-        theirs = {everyone.index(j): features_of(task, prior.theta | mine.private, train) for j, prior in others}
-        eq5 = tell_apart(disc, everyone.index(party.id), theirs)
+        others = party.inbox if self.uad else {}
+        read = read or {j: features_of(task, prior.theta | mine.private, train) for j, prior in others.items()}
+        eq5 = tell_apart(disc, everyone.index(party.id), {everyone.index(j): read[j] for j in others})
 
         def learned(D: Params, theta: Params) -> Params:
             epochs = replace(how, epochs=self.disc_epochs, steps=None)

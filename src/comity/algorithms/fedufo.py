@@ -22,9 +22,10 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.algorithms.feduad import Both, FedUad, Objective, Own, State
+from comity.algorithms.feduad import Both, FedUad, Objective, Own, Read, State
 from comity.core import *
 from comity.parts.choice import with_the_worst
+from comity.parts.classwise import features_of
 from comity.parts.consensus import agreed
 from comity.parts.divergence import kl
 
@@ -74,8 +75,14 @@ class FedUfo(FedUad):
 
     def local(self, mine: Own, m: Both, party: Party, key: Key) -> tuple[Own, Both]:
         """Stage two."""
-        objective = self.consensus(mine, m, party) if self.cgr or self.cgl else party.task.objective
-        return self.looked(self.posterior(mine, m, party, key, objective), mine, m, party)
+        task, group = party.task, self.group(mine, party) if self.cgr else {}
+        read = {j: features_of(task, prior.theta | mine.private, party.data.train) for j, prior in group.items()}
+        objective = self.consensus(mine, m, party, read) if self.cgr or self.cgl else task.objective
+        return self.looked(self.posterior(mine, m, party, key, objective, read), mine, m, party)
+
+    def group(self, mine: Own, party: Party) -> dict[int, Any]:
+        """The priors of all who take part."""
+        return {party.id: mine.prior, **party.inbox}
 
     def looked(self, done: tuple[Own, Both], mine: Own, m: Both, party: Party) -> tuple[Own, Both]:
         if not self.samples("last"):
@@ -83,17 +90,19 @@ class FedUfo(FedUad):
         w = (m.theta or mine.w) | mine.private
         return done[0], replace(done[1], accuracy=self.accuracy(w, party))
 
-    def consensus(self, mine: Own, m: Both, party: Party) -> Objective:
+    def consensus(self, mine: Own, m: Both, party: Party, read: Read = None) -> Objective:
         task, x = party.task, party.data.train.x
 
-        def answers(theta: Params) -> Tensor:
-            return in_chunks(lambda part: task.logits(mine.private | theta, part), x)
+        def answers(theta: Params, z: Tensor | None = None) -> Tensor:
+            if z is None:
+                return in_chunks(lambda part: task.logits(mine.private | theta, part), x)
+            return in_chunks(lambda part: task.head(mine.private | theta, part.view(-1, *task.z_shape)), z)
 
         teachers: list[tuple[float, Tensor]] = []
         if self.cgr:
-            assert mine.prior is not None
-            group: dict[int, Any] = {party.id: mine.prior, **party.inbox}
-            logits, counts = {j: answers(p.theta) for j, p in group.items()}, {j: p.counts for j, p in group.items()}
+            group, known = self.group(mine, party), read or {}
+            logits = {j: answers(p.theta, known.get(j)) for j, p in group.items()}
+            counts = {j: p.counts for j, p in group.items()}
             teachers.append((1.0, agreed(logits, counts, self.target)))  # eqs. 6 and 7
         if self.cgl:
             teachers.append((self.lam, F.log_softmax(answers(m.theta or mine.w), dim=1)))

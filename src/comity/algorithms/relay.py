@@ -21,7 +21,6 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from comity.core import *
@@ -37,7 +36,6 @@ class Relay(Algorithm):
     shares = "representations"
     self_contained = True
     hears_peers = True
-    stacks = False  # an observation is drawn for each batch
     bytes_formula = "Σ_t |S_t| · C · (4·(M↑ + 1)·d' + 5 up, 4·(M↓ + 1)·d' + M↓ + 1 down), the former once before"
 
     lambda_kd: float = option(10.0, "λ_KD, weight of the pull to the global class means", minimum=0)
@@ -123,16 +121,19 @@ class Relay(Algorithm):
             logits, y = task.head(theta, s, train=True), batch.y
             gap = (m.known[y][:, None] * (s.flatten(1) - m.means[y])).square()
             kd = gap.sum(1).mean() / (task.width if self.kd_reduction == "code" else 1)
-            key = batch.key.fold("observation", batch.number)
-            pick = torch.randint(len(m.obs), (len(y),), generator=key.generator()).to(y.device)
+            several, marginal = len(m.obs) > 1, self.negatives == "marginal"
+            key = batch.key.fold("observation", batch.number) if several or marginal else batch.key
+            pick = torch.zeros_like(y)
+            if several:
+                pick = torch.randint(len(m.obs), (len(y),), generator=key.generator()).to(y.device)
             if self.disc == "external":
                 h = one_class_external(s.flatten(1), m.obs[pick], theta[V], self.disc_temperature)
             else:
                 theirs = task.head(theta, m.obs.view(-1, *task.z_shape)).softmax(1)
                 h = one_class(logits.softmax(1), theirs.view(*m.obs.shape[:2], -1)[pick])
-            terms = contrast(h, m.seen[pick], y, self.negatives, key.fold("negatives")).mean()
+            terms = contrast(h, m.seen[pick], y, self.negatives, key.fold("negatives") if marginal else key).mean()
             disc = terms / (task.classes if self.disc_reduction == "code" else 1)
-            return F.cross_entropy(logits, y) + self.lambda_kd * kd + self.lambda_disc * disc
+            return cross_entropy(logits, y) + self.lambda_kd * kd + self.lambda_disc * disc
 
         return value
 

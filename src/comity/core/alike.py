@@ -6,10 +6,11 @@ Parties' losses are closures of the same code over each party's own tensors: its
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
-from functools import partial
-from types import CellType, FunctionType, MethodType
+from functools import cache, partial
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -59,11 +60,12 @@ def _join(values: Sequence[Any], stacked: list[Tensor]) -> Make:
         if any(list(v) != list(first) for v in values):
             raise Unlike
         items = {k: _join([v[k] for v in values], stacked) for k in first}
-        return lambda tensors: {k: make(tensors) for k, make in items.items()}
+        return lambda tensors: FixedDict((k, make(tensors)) for k, make in items.items())
     if isinstance(first, list | tuple):
         if any(len(v) != len(first) for v in values):
             raise Unlike
-        each, kind = [_join(column, stacked) for column in zip(*values, strict=True)], type(first)
+        each = [_join(column, stacked) for column in zip(*values, strict=True)]
+        kind: Callable[[Any], Any] = FixedList if isinstance(first, list) else tuple
         return lambda tensors: kind(make(tensors) for make in each)
     if is_dataclass(first) and not isinstance(first, type):
         return _dataclasses(values, stacked)
@@ -74,7 +76,7 @@ def _join(values: Sequence[Any], stacked: list[Tensor]) -> Make:
 
 def _functions(values: Sequence[Any], stacked: list[Tensor]) -> Make:
     first = values[0]
-    if any(v.__code__ is not first.__code__ for v in values):
+    if any(v.__code__ is not first.__code__ for v in values) or _assigns(first.__code__):
         raise Unlike
     defaults = _join([(v.__defaults__, v.__kwdefaults__) for v in values], stacked)
     cells = _join([tuple(c.cell_contents for c in v.__closure__ or ()) for v in values], stacked)
@@ -87,6 +89,30 @@ def _functions(values: Sequence[Any], stacked: list[Tensor]) -> Make:
         return function
 
     return made
+
+
+@cache
+def _assigns(code: CodeType) -> bool:
+    """Whether a function writes to variables around it: what it wrote would be lost with its copy."""
+    return any(i.opname in ("STORE_DEREF", "DELETE_DEREF") and i.argval in code.co_freevars for i in dis.get_instructions(code))
+
+
+class FixedDict(dict[Any, Any]):
+    """A dict that a loss may read but not write to."""
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise Unlike
+
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse
+
+
+class FixedList(list[Any]):
+    """A list that a loss may read but not write to."""
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise Unlike
+
+    __setitem__ = __delitem__ = __iadd__ = append = extend = insert = pop = remove = clear = sort = _refuse
 
 
 def _dataclasses(values: Sequence[Any], stacked: list[Tensor]) -> Make:

@@ -1,7 +1,8 @@
 """Parties' works side by side: each runs up to its next `fit`, then all of those are trained together.
 
 A work is a pure function, so it can be run again: where it asks for a training that nobody has done yet it is stopped, and when
-the training is done it runs from its beginning with the results so far at hand.
+the training is done it runs from its beginning with the results so far at hand. If its training turns out not to be one
+computation with others', the work runs again and trains by itself: nothing that its loss may write to is lost then.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from comity.core.fit import FITTER, Fit, Request
+from comity.core.fit import FITTER, Fit, Request, alone
 from comity.core.judge import judge_together
 from comity.core.net import Call
 from comity.core.record import Sealed, tree_map
@@ -42,6 +43,8 @@ class Script:
 
     def __init__(self) -> None:
         self.done: list[Fit] = []
+        self.by_itself = False
+        """Whether all further trainings are done where they are asked for."""
         self._at = 0
 
     def begin(self) -> None:
@@ -49,10 +52,12 @@ class Script:
         self._at = 0
 
     def __call__(self, asked: Request) -> Fit:
-        if self._at == len(self.done):
-            raise Pause(asked)
-        self._at += 1
-        return self.done[self._at - 1]
+        if self._at < len(self.done):
+            self._at += 1
+            return self.done[self._at - 1]
+        if self.by_itself:
+            return alone(asked)
+        raise Pause(asked)
 
 
 def work(
@@ -117,7 +122,10 @@ def _together(
             del scripts[i]
             yield i, answer
         for i, done in zip(asked, fit_together(list(asked.values())), strict=True):
-            scripts[i].done.append(done)
+            if done:
+                scripts[i].done.append(done)
+            else:
+                scripts[i].by_itself = True
 
 
 def _in_own_memory(home: Home) -> Home:

@@ -17,7 +17,7 @@ from torch import Tensor
 from comity.core.alike import Unlike, join
 from comity.core.batched import SecondOrder, over_rows
 from comity.core.batches import Training, orders
-from comity.core.fit import Descent, Fit, Request, alone
+from comity.core.fit import Descent, Fit, Request
 from comity.core.key import Key
 from comity.core.moments import Moments
 from comity.core.record import Params
@@ -27,12 +27,12 @@ VALUE = "the loss"
 GATHERED = 16_000_000  # bytes of inputs that are brought together at once
 
 
-def fit_together(asked: Sequence[Request]) -> list[Fit]:
-    """What `alone` would give for each: together where they are alike, one by one where they are not."""
-    results: dict[int, Fit] = {}
+def fit_together(asked: Sequence[Request]) -> list[Fit | None]:
+    """What `alone` would give for each, up to rounding; None for those that are not alike enough to be trained together."""
+    results: dict[int, Fit | None] = {}
     for group in _groups(asked):
-        some = [asked[i] for i in group]
-        results |= zip(group, _together(some) or map(alone, some), strict=True)
+        done = _together([asked[i] for i in group])
+        results |= zip(group, done, strict=True) if done else dict.fromkeys(group)
     return [results[i] for i in range(len(asked))]
 
 

@@ -42,19 +42,27 @@ def observations(
 ) -> tuple[Tensor, Tensor]:
     """`sets` times for each class the mean of `size` of its rows drawn anew, and which classes have any; see `tellable`."""
     classes = len(all_counts)
-    made, seen = torch.zeros(sets, classes, z.shape[1], device=z.device), torch.zeros(classes, dtype=torch.bool, device=z.device)
-    for c in range(classes):
-        rows = z[y == c]
-        count = tellable(size, len(rows), int(all_counts[c]), max(1, least))
-        seen[c] = count > 0
-        for m in range(sets if count else 0):
-            made[m, c] = rows[key.fold(c, m).choose(count, len(rows))].mean(0)
-    return made, seen
+    rows = y.argsort(stable=True).split(torch.bincount(y, minlength=classes).tolist())
+    told = [tellable(size, len(own), out_of, max(1, least)) for own, out_of in zip(rows, all_counts.tolist(), strict=True)]
+    counts, made = torch.tensor(told, device=z.device), []
+    for m in range(sets):
+        chosen = torch.cat(
+            [
+                own if count == len(own) else own[key.fold(c, m).choose(count, len(own))] if count else own[:0]
+                for c, (own, count) in enumerate(zip(rows, told, strict=True))
+            ]
+        )
+        sums = torch.zeros(classes, z.shape[1], dtype=z.dtype, device=z.device).index_add_(0, y[chosen], z[chosen])
+        made.append(sums / counts.clamp(min=1)[:, None])
+    return torch.stack(made), counts > 0
 
 
 def levels(n: int, guarded: float, secret: float, key: Key) -> Tensor:
     """Privacy levels drawn for n samples: 2 (never shared) for a share, 1 (in means of all only) for another, else 0."""
-    order, level = key.permutation(n), torch.zeros(n, dtype=torch.int64)
+    level = torch.zeros(n, dtype=torch.int64)
+    if not (guarded or secret):
+        return level
+    order = key.permutation(n)
     first, second = round(secret * n), round((secret + guarded) * n)
     level[order[:first]], level[order[first:second]] = 2, 1
     return level
