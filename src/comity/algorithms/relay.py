@@ -18,9 +18,10 @@ external ĥ has a square V without bias (the code: d' to C with bias).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from comity.core import *
@@ -116,14 +117,18 @@ class Relay(Algorithm):
         if not (self.lambda_kd or self.lambda_disc):
             return task.loss
 
+        several, marginal = len(m.obs) > 1 or self.negatives == "marginal", self.negatives == "marginal"
+        m = replace(m, known=m.known[:, None].to(m.means.dtype))
+        means = m.known * m.means
+        weigh_kd = self.lambda_kd * (1 if self.kd_reduction == "code" else task.width)
+        weigh_disc = self.lambda_disc / (task.classes if self.disc_reduction == "code" else 1)
+
         def value(theta: Params, batch: Batch) -> Tensor:
             s = task.features(theta, batch.x, train=True)
             logits, y = task.head(theta, s, train=True), batch.y
-            gap = (m.known[y][:, None] * (s.flatten(1) - m.means[y])).square()
-            kd = gap.sum(1).mean() / (task.width if self.kd_reduction == "code" else 1)
-            several, marginal = len(m.obs) > 1, self.negatives == "marginal"
-            key = batch.key.fold("observation", batch.number) if several or marginal else batch.key
-            pick = torch.zeros_like(y)
+            kd = F.mse_loss(m.known[y] * s.flatten(1), means[y])  # over d' as in the code
+            pick: Any = 0
+            key = batch.key.fold("observation", batch.number) if several else batch.key
             if several:
                 pick = torch.randint(len(m.obs), (len(y),), generator=key.generator()).to(y.device)
             if self.disc == "external":
@@ -131,9 +136,8 @@ class Relay(Algorithm):
             else:
                 theirs = task.head(theta, m.obs.view(-1, *task.z_shape)).softmax(1)
                 h = one_class(logits.softmax(1), theirs.view(*m.obs.shape[:2], -1)[pick])
-            terms = contrast(h, m.seen[pick], y, self.negatives, key.fold("negatives") if marginal else key).mean()
-            disc = terms / (task.classes if self.disc_reduction == "code" else 1)
-            return cross_entropy(logits, y) + self.lambda_kd * kd + self.lambda_disc * disc
+            disc = contrast(h, m.seen[pick], y, self.negatives, key.fold("negatives") if marginal else key).mean()
+            return cross_entropy(logits, y) + weigh_kd * kd + weigh_disc * disc
 
         return value
 

@@ -81,22 +81,22 @@ def contrast(h: Tensor, seen: Tensor, y: Tensor, negatives: str, key: Key) -> Te
 
     With `marginal` negatives the sum runs over as many classes drawn at random, one's own possibly among them.
     """
-    h, own = h.clamp(1e-7, 1 - 1e-7), F.one_hot(y, h.shape[1]).bool()
+    h, own = h.clamp(1e-7, 1 - 1e-7), F.one_hot(y, h.shape[1])
     if negatives == "class":
-        return (torch.where(own, -h.log(), -(1 - h).log()) * seen).sum(1)
+        return (F.binary_cross_entropy(h, own.to(h.dtype), reduction="none") * seen).sum(1)
     drawn = torch.randint(h.shape[1], (len(h), h.shape[1] - 1), generator=key.generator()).to(h.device)
     wrong = (-(1 - h).log() * seen).gather(1, drawn).sum(1)
-    return (-h.log() * seen)[own] + wrong
+    return (-h.log() * seen)[own.bool()] + wrong
 
 
 def one_class(s: Tensor, t: Tensor) -> Tensor:
-    """ĥ(s, t^c) = ⟨p(s), p(t^c)⟩ of each sample and class, from rows of probabilities s (B×K) and t (B×C×K)."""
-    return torch.einsum("bk,bck->bc", s, t)
+    """ĥ(s, t^c) = ⟨p(s), p(t^c)⟩ of each sample and class, from rows of probabilities s (B×K) and t (C×K, or B×C×K)."""
+    return s @ t.mT if t.dim() == 2 else torch.einsum("bk,bck->bc", s, t)
 
 
 def one_class_external(s: Tensor, t: Tensor, V: Tensor, temperature: float) -> Tensor:
-    """ĥ = e^{a/T} / (e^{a/T} + (C−1)/C), a = ⟨V s, V t^c⟩, from representations s (B×d) and t (B×C×d)."""
-    classes = t.shape[1]
+    """ĥ = e^{a/T} / (e^{a/T} + (C−1)/C), a = ⟨V s, V t^c⟩, from representations s (B×d) and t (C×d, or B×C×d)."""
+    classes = t.shape[-2]
     return (one_class(s @ V.T, t @ V.T) / temperature - math.log((classes - 1) / classes)).sigmoid()
 
 
