@@ -1,10 +1,12 @@
-"""What each method costs beside its simplest relative: rounds (training and aggregation) on one process, interleaved.
+"""What each method costs beside its simplest relative: rounds (training and aggregation), interleaved.
 
     python benchmarks/methods.py [--rounds 11] [--model mlp2 lenet5]
 
-DBE and FedUFO against FedAvg, the relay against SOLO. ADCOL against SOLO and the training of its discriminator, which is the part
-of its round that is not spent at parties. Fed-SPS against its own arithmetic: all passes through networks, those of attacks
-included. Local epochs are those of each method's paper; 10 of 20 parties take part. On engine `loop`, and on what `auto` chooses.
+DBE and FedUFO against FedAvg, the relay against SOLO. ADCOL against SOLO and its discriminator: the training of it, which is the
+part of its round that is not spent at parties, and a pass through it and back for each local batch. The relay a second time
+against SOLO and its uploads (a pass over all data after training), so that its steps are compared. Fed-SPS against its own
+arithmetic: all passes through networks, those of attacks included. Local epochs are those of each method's paper; 10 of 20
+parties take part. On engine `loop`, and on what `auto` chooses.
 """
 
 from __future__ import annotations
@@ -21,9 +23,12 @@ import torch
 from bare import BATCH, LR
 
 from comity import Federation, config
+from comity.algorithms.adcol import Adcol
+from comity.algorithms.relay import Relay
 from comity.core.allocator import keep_freed_memory
 from comity.job import Quiet, prepare
 from comity.parts import attack, overlap
+from comity.parts.divergence import kl_from_uniform
 
 PARTIES, COHORT, SAMPLES = 20, 10, 70
 PAIRS = (
@@ -62,13 +67,13 @@ class Federated:
     def __init__(self, algorithm: str, model: str, data: Federation, engine: str, epochs: int) -> None:
         settings = {"algorithm": algorithm, "model": model, "batch": BATCH, "lr": LR, "engine": engine, "rounds": 20}
         settings |= {"epochs": epochs, "participation": COHORT / PARTIES}
-        self._job = prepare(config.experiment(settings), data)
-        self.engine = self._job.experiment.engine
-        self._net = self._job.net(Quiet())
+        self.job = prepare(config.experiment(settings), data)
+        self.engine = self.job.experiment.engine
+        self._net = self.job.net(Quiet())
         self.parties = Clock()
         self._net.deliver = self.parties.around(self._net.deliver)  # type: ignore[method-assign]
-        self._s = self._job.algorithm.server(self._job.root.fold("init"), self._job.info)
-        self._s = self._job.algorithm.start(self._s, self._net)
+        self.s = self.job.algorithm.server(self.job.root.fold("init"), self.job.info)
+        self.s = self.job.algorithm.start(self.s, self._net)
         self._t = 0
 
     def round(self) -> tuple[float, float]:
@@ -76,7 +81,7 @@ class Federated:
         self._t += 1
         self._net.begin(self._t)
         before, begin = self.parties.seconds, time.perf_counter()
-        self._s = self._job.algorithm.round(self._s, self._net, self._t)
+        self.s = self.job.algorithm.round(self.s, self._net, self._t)
         seconds = time.perf_counter() - begin
         self._net.ledger.take()
         self._net.notes.clear()
@@ -105,11 +110,42 @@ def pair(
     for _ in range(rounds + 1):
         seconds, server = ours.round()
         simple, _ = theirs.round()
-        ratios.append(seconds / (simple + server if method == "adcol" else simple))
+        if method == "adcol":
+            simple += server + judged(ours, epochs)
+        ratios.append(seconds / simple)
     where = f"{ours.engine} / {theirs.engine}" if engine == "auto" else engine
     ours.close()
     theirs.close()
     return ratios[1:], where
+
+
+def judged(adcol: Federated, epochs: int) -> float:
+    """Seconds that D takes in a round's local steps: a pass forwards and one back to the representations for each batch."""
+    method, task = adcol.job.algorithm, adcol.job.info.task
+    assert isinstance(method, Adcol)
+    disc, D = method.discriminator(task.width, PARTIES), adcol.s.D
+    z = torch.randn(BATCH, task.width, requires_grad=True)
+    begin = time.perf_counter()
+    for _ in range(COHORT * epochs * SAMPLES // BATCH):
+        torch.autograd.grad(kl_from_uniform(disc.logits(D, z)), z)
+    seconds = time.perf_counter() - begin
+    return seconds / (adcol.job.experiment.workers or 1)
+
+
+def relay_steps(model: str, data: Federation, rounds: int) -> list[float]:
+    """The relay's rounds against SOLO's and the seconds of its own uploads."""
+    clock, kept = Clock(), Relay.upload
+    Relay.upload = clock.around(kept)  # type: ignore[method-assign]
+    try:
+        ours, theirs = (Federated(name, model, data, "loop", 1) for name in ("relay", "solo"))
+        ratios = []
+        for _ in range(rounds + 1):
+            before = clock.seconds
+            seconds, server = ours.round()
+            ratios.append(seconds / (theirs.round()[0] + server + clock.seconds - before))
+    finally:
+        Relay.upload = kept  # type: ignore[method-assign]
+    return ratios[1:]
 
 
 def fed_sps(model: str, data: Federation, rounds: int) -> list[float]:
@@ -143,15 +179,17 @@ def main() -> None:
     cli.add_argument("--rounds", type=int, default=11)
     cli.add_argument("--model", nargs="+", default=["mlp2", "lenet5"])
     args = cli.parse_args()
-    print(f"{'model':8}{'method':12}{'against':10}{'engine':20}{'ratio':>7}{'quartiles':>16}{'goal':>7}")
+    print(f"{'model':8}{'method':12}{'against':13}{'engine':19}{'ratio':>7}{'quartiles':>16}{'goal':>7}")
     data = federation()
 
     def show(model: str, method: str, against: str, engine: str, ratios: list[float], goal: float) -> None:
         low, middle, high = statistics.quantiles(ratios, n=4)
         spread = f"{low:.2f} to {high:.2f}"
-        print(f"{model:8}{method:12}{against:10}{engine:20}{middle:7.2f}{spread:>16}{goal:7.2f}", flush=True)
+        print(f"{model:8}{method:12}{against:13}{engine:19}{middle:7.2f}{spread:>16}{goal:7.2f}", flush=True)
 
     for model in args.model:
+        steps = relay_steps(model, data, args.rounds)
+        show(model, "relay", "solo+upload", "loop", steps, 1.10)
         for method, relative, epochs, goal in PAIRS:
             for engine in ("loop", "auto"):
                 ratios, where = pair(method, relative, model, data, engine, args.rounds, epochs)

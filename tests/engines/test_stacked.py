@@ -175,6 +175,8 @@ def test_some_networks_run_one_by_one(model: Any, tmp_path: Path) -> None:
         ("fedavg+dbe(mu=0.3,ema_debias=true)", False),
         ("relay(m_down=2)", True),  # sets of observations are drawn for each batch
         ("relay(negatives=marginal)", True),
+        ("adcol(rep_mode=last_epoch,hidden=8)", True),  # its loss takes notes
+        ("adcol(past=3,hidden=8)", False),
         ("moon", False),
     ],
 )  # fmt: skip

@@ -35,5 +35,10 @@ def freed_memory_kept() -> Iterator[None]:
         yield
     finally:
         _set(trim=DEFAULT, pad=DEFAULT, mmap=DEFAULT)
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
+        give_back()
+
+
+def give_back() -> None:
+    """Return to the system what is free now."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -18,7 +18,7 @@ from comity.core.party import Party
 from comity.core.site import Site
 from comity.errors import Refusal
 
-ROOM = 256 << 20
+ROOM = 128 << 20
 ROOM_VARIABLE = "COMITY_STATE_BYTES"
 
 

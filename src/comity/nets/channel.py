@@ -25,8 +25,7 @@ from torch import Tensor
 from comity.core.codec import flatten, unflatten
 
 ALIGN = 64
-PIECES = 512  # buffers per system call
-SPARE = 64  # memory files kept for reuse
+SPARE = 16  # memory files kept for reuse
 
 
 def _memory_file() -> int:
@@ -36,47 +35,19 @@ def _memory_file() -> int:
         return os.dup(file.fileno())
 
 
-def _write(fd: int, pieces: list[memoryview]) -> None:
-    os.lseek(fd, 0, os.SEEK_SET)
-    for begin in range(0, len(pieces), PIECES):
-        some = pieces[begin : begin + PIECES]
-        written = os.writev(fd, some)
-        for piece in some:  # a short write is rare; finish it piece by piece
-            if written >= len(piece):
-                written -= len(piece)
-                continue
-            rest = piece[written:]
-            written = 0
-            while rest:
-                rest = rest[os.write(fd, rest) :]
-
-
-def _pieces(tensors: list[Tensor]) -> tuple[list[list[Any]], list[memoryview], int]:
-    """Where each tensor will lie, the bytes to write, and how many."""
+def _places(tensors: list[Tensor]) -> tuple[list[list[Any]], int]:
+    """Where each tensor will lie, and how many bytes they take."""
     places: list[list[Any]] = []
-    pieces: list[memoryview] = []
-    padding, at = memoryview(bytes(ALIGN)), 0
+    at = 0
     for tensor in tensors:
         places.append([_name(tensor.dtype), [*tensor.shape], at])
-        if tensor.numel():
-            pieces.append(_bytes(tensor))
-            at += tensor.nbytes
-            if rest := -at % ALIGN:
-                pieces.append(padding[:rest])
-                at += rest
-    return places, pieces, at
+        at += -(-tensor.nbytes // ALIGN) * ALIGN
+    return places, at
 
 
 @cache
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    plain = tensor.detach().cpu().contiguous()
-    if plain.dtype is torch.float32:  # most often, and a few calls less
-        return plain.numpy().reshape(-1).view("B").data
-    return plain.view(-1).view(torch.uint8).numpy().data
 
 
 @cache
@@ -104,8 +75,8 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._sent: dict[int, tuple[int, int]] = {}  # number -> (descriptor, size) of the files at the other end
-        self._spare: dict[int, tuple[int, int]] = {}  # those it has given back
+        self._sent: dict[int, tuple[int, mmap.mmap]] = {}  # number -> (descriptor, memory) of the files at the other end
+        self._spare: dict[int, tuple[int, mmap.mmap]] = {}  # those it has given back
         self._numbers = 0
         self._mapped: dict[int, mmap.mmap] = {}
         self._done: list[int] = []  # received files that nobody reads any more
@@ -131,11 +102,13 @@ class Channel:
     def send(self, tree: Any) -> None:
         """Send any tree of records, tensors and plain values."""
         skeleton, tensors = flatten(tree, parcels=True)
-        places, pieces, size = _pieces(tensors)
+        places, size = _places(tensors)
         number, descriptors = -1, []
         if size:
-            number, fd = self._file(size)
-            _write(fd, pieces)
+            number = self._file(size)
+            fd, memory = self._sent[number]
+            with torch.no_grad():
+                torch._foreach_copy_(_views(places, memoryview(memory)), [tensor.detach() for tensor in tensors])
             descriptors.append(fd)
         news = [self._done[:], self._closed[:]]  # emptied in place: finalizers hold on to the list
         del self._done[: len(news[0])], self._closed[:]
@@ -158,23 +131,24 @@ class Channel:
             for fd in descriptors:
                 os.close(fd)
 
-    def _file(self, size: int) -> tuple[int, int]:
-        """A memory file for a message: the smallest spare one that holds it, or a new one."""
-        fitting = [(room, number) for number, (_, room) in self._spare.items() if room >= size]
+    def _file(self, size: int) -> int:
+        """The number of a memory file for a message: the smallest spare one that holds it, or a new one."""
+        fitting = [(len(memory), number) for number, (_, memory) in self._spare.items() if len(memory) >= size]
         if fitting:
             _, number = min(fitting)
             self._sent[number] = self._spare.pop(number)
         else:
             self._numbers += 1
-            number = self._numbers
-            self._sent[number] = (_memory_file(), size)
-        return number, self._sent[number][0]
+            number, fd = self._numbers, _memory_file()
+            os.posix_fallocate(fd, 0, size)  # an error now, not a fault when it is written to
+            self._sent[number] = (fd, mmap.mmap(fd, size))
+        return number
 
     def _take_back(self, numbers: list[int]) -> None:
         for number in numbers:
             self._spare[number] = self._sent.pop(number)
         while len(self._spare) > SPARE:
-            smallest = min(self._spare, key=lambda number: self._spare[number][1])
+            smallest = min(self._spare, key=lambda number: len(self._spare[number][1]))
             os.close(self._spare.pop(smallest)[0])
             self._closed.append(smallest)
 

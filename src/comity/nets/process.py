@@ -18,7 +18,7 @@ import torch
 
 from comity.core import crew
 from comity.core.algorithm import Algorithm
-from comity.core.allocator import keep_freed_memory
+from comity.core.allocator import give_back, keep_freed_memory
 from comity.core.key import Key
 from comity.core.lock import Lock
 from comity.core.net import Call, Edge, Net, Saved
@@ -70,6 +70,7 @@ class ProcessNet(Net):
         self._processes = []
         fork = multiprocessing.get_context("fork")
         workers = max(1, min(workers, len(everyone)))
+        give_back()  # what is free here would be a burden to every worker
         handover = Handover(workers)
         for w in range(workers):
             here, there = Channel.pair()
