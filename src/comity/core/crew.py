@@ -21,7 +21,7 @@ from comity.core.stacked import fit_together
 from comity.core.task import Network
 
 Answer = tuple[Any, int]
-BLOCK_BYTES = 8_000_000  # of weights trained together: they should stay in the cache from step to step
+BLOCK_BYTES = 6_000_000  # of weights trained together: they should stay in the cache from step to step
 BLOCK_PARTIES = 64
 
 
