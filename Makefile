@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo five test check test-browser screenshot bench bench-peers clean
+.PHONY: demo five test check test-browser screenshot bench bench-scale bench-peers clean
 
 # torch first and pinned: any other request for it pulls gigabytes of GPU packages.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -40,7 +40,12 @@ screenshot: $(VENV)/ready
 	$(BIN)/python tests/browser/screenshot.py demo/report.html docs/report.png
 
 bench: $(VENV)/ready
-	cd benchmarks && ../$(BIN)/python overhead.py && ../$(BIN)/python checkpoints.py
+	cd benchmarks && ../$(BIN)/python machine.py && ../$(BIN)/python overhead.py && ../$(BIN)/python methods.py
+	cd benchmarks && ../$(BIN)/python scale.py personal && ../$(BIN)/python checkpoints.py
+
+# Seconds and memory from ten parties to ten thousand, and the picture in docs/performance.md.
+bench-scale: $(VENV)/ready
+	cd benchmarks && ../$(BIN)/python scale.py parties --plot ../docs/scale.svg
 
 # Whole rounds beside other frameworks, which are installed in benchmarks/.venvs (4 GB): about half an hour.
 bench-peers: $(VENV)/ready

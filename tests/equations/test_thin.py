@@ -1,0 +1,128 @@
+"""Gradients of linear layers that are never written out: whatever a loss does with its weights, the steps are torch's."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+from toys import noise, samples, task_of
+
+from comity.core import Batch, Key, Params, Task, Training, fit
+from comity.core.batched import Tape, cross_entropy, over_rows
+
+training = importlib.import_module("comity.core.fit")  # in the package `fit` is the function
+SHAPE, CLASSES = (5,), 3
+TASK: Task = task_of("mlp2(width=4)", SHAPE, CLASSES)
+BATCHNORM: Task = task_of("mlp2(width=4,projection=4)", SHAPE, CLASSES)
+
+
+def plain(theta: Params, batch: Batch) -> Tensor:
+    return TASK.loss(theta, batch)
+
+
+def proximal(theta: Params, batch: Batch) -> Tensor:
+    """The weights occur by themselves, too."""
+    return TASK.loss(theta, batch) + sum((v.square().sum() for v in theta.values()), torch.zeros(()))
+
+
+def twice(theta: Params, batch: Batch) -> Tensor:
+    """Every layer is used for two inputs."""
+    return TASK.loss(theta, batch) + TASK.features(theta, 2 * batch.x, train=True).square().mean()
+
+
+def partly(theta: Params, batch: Batch) -> Tensor:
+    """The head has no part in it, and one of its answers is thrown away."""
+    TASK.head(theta, torch.ones(2, 4, dtype=batch.x.dtype))
+    return TASK.features(theta, batch.x, train=True).square().mean()
+
+
+def cut_off(theta: Params, batch: Batch) -> Tensor:
+    """A teacher without a gradient in between."""
+    with torch.no_grad():
+        teacher = TASK.logits(theta, batch.x)
+    return (TASK.logits(theta, batch.x + 1) - teacher).square().mean()
+
+
+def attacked(theta: Params, batch: Batch) -> Tensor:
+    """Inputs are moved along their gradient first: of first order in the weights."""
+    x = batch.x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(TASK.logits(theta, x).square().sum(), x)
+    return TASK.logits(theta, batch.x + 0.1 * slope.sign()).square().mean()
+
+
+def penalised(theta: Params, batch: Batch) -> Tensor:
+    """The input's gradient is itself part of the loss: of second order in the weights."""
+    x = batch.x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(TASK.logits(theta, x).square().sum(), x, create_graph=True)
+    return TASK.loss(theta, batch) + slope.square().mean()
+
+
+def penalised_later(theta: Params, batch: Batch) -> Tensor:
+    """Only from the third batch on, with running statistics that must not be updated twice."""
+    if batch.number < 2:
+        return BATCHNORM.loss(theta, batch)
+    x = batch.x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(BATCHNORM.features(theta, x, train=True).square().sum(), x, create_graph=True)
+    return BATCHNORM.loss(theta, batch) + slope.square().mean()
+
+
+LOSSES: list[Callable[[Params, Batch], Tensor]] = [
+    plain, proximal, twice, partly, cut_off, attacked, penalised, penalised_later,
+]  # fmt: skip
+HOW = {
+    "sgd": Training(lr=0.05),
+    "decay": Training(lr=0.05, decay=0.1),
+    "momentum": Training(lr=0.05, momentum=0.9, decay=0.01),
+    "adam": Training("adam", lr=0.01),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("how", HOW)
+def test_thin_and_whole_gradients_agree(loss: Any, how: str) -> None:
+    """In 64 bits after six steps, also with a shift of every gradient and with some weights held fixed."""
+    task = BATCHNORM if loss is penalised_later else TASK
+    theta = {k: v.double() for k, v in task.init(Key(1)).items()}
+    data = samples(18, SHAPE, CLASSES)
+    data = type(data)(data.x.double(), data.y)
+    for only, add in ((None, None), (frozenset({"fc1.weight", "fc2.bias", "fc2.weight"}), {"fc2.weight": theta["fc2.weight"]})):
+        settings = Training(**vars(HOW[how]) | {"batch": 6, "epochs": 2})
+        asked = training.Request(loss, theta, data, Key(2), settings, only, add)
+        whole = training._descend(asked, thin=False).theta
+        ours = fit(loss, theta, data, Key(2), settings, only=only, add=add).theta
+        torch.testing.assert_close(ours, whole, rtol=1e-9, atol=1e-11)
+
+
+def test_the_tape_is_really_used() -> None:
+    """A plain step of SGD asks autograd for no gradient of a weight matrix."""
+    tapes: list[list[int]] = []
+    add = Tape.add
+
+    def listening(self: Tape, *args: Any) -> None:
+        tapes.append(list(self.places))
+        add(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tape, "add", listening)
+        fit(plain, TASK.init(Key(1)), samples(4, SHAPE, CLASSES), Key(0), Training(batch=4))
+    assert tapes == [[0, 2, 4]]
+
+
+def test_over_rows_is_vmap() -> None:
+    theta = {"w": noise(3, 2, 4), "b": noise(3, 2)}
+    x = {"x": noise(3, 5, 4, seed=1), "y": torch.tensor([[0, 1, 1, 0, 1]] * 3)}
+
+    def one(theta: Params, seen: Params) -> Params:
+        logits = torch.nn.functional.linear(seen["x"], theta["w"], theta["b"])
+        return {"value": cross_entropy(logits, seen["y"]), "mean": logits.mean(0)}
+
+    def plain_one(theta: Params, seen: Params) -> Params:
+        logits = torch.nn.functional.linear(seen["x"], theta["w"], theta["b"])
+        return {"value": torch.nn.functional.cross_entropy(logits, seen["y"]), "mean": logits.mean(0)}
+
+    torch.testing.assert_close(over_rows(one, theta, x), vmap(plain_one)(theta, x))
