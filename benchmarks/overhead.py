@@ -1,9 +1,9 @@
-"""What the framework costs: FedAvg's rounds (training and aggregation) against the bare loop, interleaved.
+"""Below the bare loop or above it: FedAvg's rounds (training and aggregation) against the bare loop's, interleaved.
 
-    python benchmarks/overhead.py [--rounds 15] [--work cnn4 mlp2 linear]
+    python benchmarks/overhead.py [--rounds 15] [--work cnn4 mlp2 linear lenet5] [--engine loop process stacked] [--workers 1 2]
 
 Round by round the bare loop and Comity take turns, so that a busy moment of the machine hits both. Prints the median of the
-ratios of neighbouring rounds with its quartiles: `loop` against one process, `process` with two workers against two.
+ratios of neighbouring rounds with its quartiles; with n workers against n processes of the bare loop.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from comity import Federation, config
 from comity.core.allocator import keep_freed_memory
 from comity.job import Quiet, prepare
 
+CONVOLUTIONS = ("cnn4", "lenet5")
+
 
 def seconds(action: Callable[[], object]) -> float:
     begin = time.perf_counter()
@@ -28,14 +30,13 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def compare(work: str, data: Data, engine: str, rounds: int) -> tuple[list[float], list[float]]:
+def compare(work: str, data: Data, engine: str, workers: int, rounds: int) -> tuple[list[float], list[float]]:
     """Seconds of each round, bare and ours."""
     tiny = (torch.zeros(1, 1, 28, 28), torch.zeros(1, dtype=torch.long))
     federation = Federation.from_arrays({f"p{i}": (d, tiny) for i, d in enumerate(data)}, validation=0.0, classes=10)
-    settings = {"algorithm": "fedavg", "model": work, "batch": BATCH, "lr": LR, "engine": engine, "workers": 2}
+    settings = {"algorithm": "fedavg", "model": work, "batch": BATCH, "lr": LR, "engine": engine, "workers": workers}
     job = prepare(config.experiment(settings), federation)
-    processes = 1 if engine == "loop" else 2
-    bare, net = Bare(work, data, processes), job.net(Quiet())
+    bare, net = Bare(work, data, workers), job.net(Quiet())
     s = job.algorithm.server(job.root.fold("init"), job.info)
     floor, ours = [], []
     try:
@@ -59,15 +60,22 @@ def main() -> None:
     cli = argparse.ArgumentParser()
     cli.add_argument("--rounds", type=int, default=15)
     cli.add_argument("--work", nargs="+", choices=list(WORKS), default=list(WORKS))
+    cli.add_argument("--engine", nargs="+", choices=["loop", "process", "stacked"], default=["loop", "process", "stacked"])
+    cli.add_argument("--workers", nargs="+", type=int, default=[1, 2])
     args = cli.parse_args()
-    print(f"{'work':8}{'parties':>8}  {'engine':10}{'ratio':>8}   quartiles")
+    print(f"{'work':8}{'parties':>8}  {'engine':9}{'workers':>8}{'ratio':>8}   quartiles")
     for work in args.work:
         data = data_of(work)
-        for engine in ("loop", "process", "stacked"):
-            floor, ours = compare(work, data, engine, args.rounds)
+        for engine, workers in ((e, w) for e in args.engine for w in args.workers):
+            if (engine == "loop") != (workers == 1) and engine != "stacked":
+                continue
+            if engine == "stacked" and work in CONVOLUTIONS:  # run one by one
+                continue
+            floor, ours = compare(work, data, engine, workers, args.rounds)
             ratios = [b / a for a, b in zip(floor, ours, strict=True)]
             low, middle, high = statistics.quantiles(ratios, n=4)
-            print(f"{work:8}{len(data):>8}  {engine:10}{middle:8.2f}   {low:.2f} to {high:.2f}", flush=True)
+            spread = f"{low:.2f} to {high:.2f}"
+            print(f"{work:8}{len(data):>8}  {engine:9}{workers:>8}{middle:8.2f}   {spread}", flush=True)
 
 
 if __name__ == "__main__":
