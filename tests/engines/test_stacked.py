@@ -47,13 +47,13 @@ def job(text: str, engine: str, **settings: Any) -> Job:
 
 
 def after(made: Job) -> list[torch.Tensor]:
-    """Every tensor that the server and the parties have after the last round, and what they judge by it."""
+    """Every tensor that the server and the parties have after the last round, and how many steps it took."""
     net = made.net(Quiet())
     s = made.algorithm.start(made.algorithm.server(made.root.fold("init"), made.info), net)
     for t in range(1, made.experiment.rounds + 1):
         net.begin(t)
         s = made.algorithm.round(s, net, t)
-    states = [s, *(net.state(i) for i in made.info.parties)]
+    states = [s, *(net.state(i) for i in made.info.parties), torch.tensor(net.steps)]
     return [leaf.double() for leaf in leaves(states) if isinstance(leaf, torch.Tensor)]
 
 

@@ -49,7 +49,7 @@ class Batch:
     scratch: dict[str, Tensor]
 
 
-REMEMBERED = 16
+REMEMBERED = 4
 _FIRST: dict[tuple[int, int, torch.dtype], tuple[Network, Params]] = {}
 """Initial weights by network and key: a thousand parties start with one and the same; holds the networks, so that ids stay."""
 
