@@ -68,7 +68,7 @@ def work(
         yield from _judged(sites, mail)
         return
     side_by_side = [i for i in mail if stacked and call.depth >= 0 and _stacks(sites[i].party.task.network)]
-    for i in mail.keys() - set(side_by_side) if side_by_side else mail:
+    for i in sorted(mail.keys() - set(side_by_side)) if side_by_side else mail:
         yield i, sites[i].work(call, mail[i], boxes.get(i, {}))
     for block in _blocks(sites, side_by_side):
         yield from _together(block, sites, call, mail, boxes)
@@ -109,16 +109,19 @@ def _together(
     while scripts:
         asked: dict[int, Request] = {}
         for i, script in list(scripts.items()):
+            site = sites[i]
+            before = site.home
             script.begin()
             token = FITTER.set(script)
             try:
-                answer = sites[i].work(call, mail[i], boxes.get(i, {}))
+                answer = site.work(call, mail[i], boxes.get(i, {}))
             except Pause as pause:
                 asked[i] = pause.asked
                 continue
             finally:
                 FITTER.reset(token)
-            sites[i].home = _in_own_memory(sites[i].home)
+            if site.home is not before:
+                site.home = _in_own_memory(site.home)
             del scripts[i]
             yield i, answer
         for i, done in zip(asked, fit_together(list(asked.values())), strict=True):
