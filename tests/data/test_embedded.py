@@ -1,0 +1,28 @@
+"""The embedded digits are scikit-learn's, however they are read."""
+
+from __future__ import annotations
+
+from importlib.machinery import ModuleSpec
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from comity.data.sets import embedded
+
+
+def test_the_file_holds_what_scikit_learn_gives() -> None:
+    pixels, labels = load_digits(return_X_y=True)
+    ours, theirs = embedded._table()
+    assert ours.dtype == pixels.dtype
+    assert theirs.dtype == labels.dtype
+    assert np.array_equal(ours, pixels)
+    assert np.array_equal(theirs, labels)
+
+
+@pytest.mark.parametrize("spec", [None, ModuleSpec("sklearn", None, origin="/nowhere/sklearn/__init__.py")])
+def test_without_the_file_scikit_learn_is_asked(spec: ModuleSpec | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = embedded._table()
+    monkeypatch.setattr(embedded, "find_spec", lambda name: spec)
+    for a, b in zip(before, embedded._table(), strict=True):
+        assert np.array_equal(a, b)
