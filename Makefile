@@ -17,7 +17,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 demo: $(VENV)/ready
 	@sh examples/demo.sh $(BIN)/comity
 
-# The five methods beside SOLO and FedAvg, three seeds: about ten minutes.
+# The five methods beside SOLO and FedAvg, three seeds: about five minutes.
 five: $(VENV)/ready
 	@sh examples/five.sh $(BIN)/comity
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # The five methods beside SOLO and FedAvg on the embedded digits, three seeds: label skew, then feature skew.
-# About ten minutes on two cores. The same command again goes on where it was stopped.
+# About five minutes on two cores. The same command again goes on where it was stopped.
 set -eu
 COMITY=${1:-comity}
 OUT=${2:-runs/five}
