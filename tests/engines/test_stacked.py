@@ -185,6 +185,12 @@ def test_what_cannot_be_one_computation_runs_alone(text: str, alone: bool, doubl
     assert bool(count["alone"]) == alone
 
 
+def test_notes_are_not_lost_where_every_batch_has_a_size_of_its_own(double: None, count: dict[str, int]) -> None:
+    """With one batch a party nobody takes a step with another, and a loss that takes notes is still found out."""
+    same("adcol(rep_mode=last_epoch,hidden=8)", batch=100)
+    assert count["alone"]
+
+
 def test_a_loss_that_writes_runs_alone() -> None:
     """What it wrote would be lost with the copy of it that runs for all."""
     def losses(own: Any) -> list[Any]:

@@ -131,7 +131,6 @@ class Descent:
         torch._foreach_add_(scale, 1e-8)
         torch._foreach_addcdiv_(self.params, first, scale, value=-how.lr / (1 - beta1**count))
 
-
     def gather(self, into: list[Tensor], scale: float, thin: Sequence[Tensor | None], dense: Sequence[Tensor | None]) -> None:
         """Add `scale` times the whole gradient to `into`."""
         if self.training.decay:

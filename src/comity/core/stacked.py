@@ -173,13 +173,13 @@ class Together:
                     state[k][at] = v
 
     def _alone(self, leg: Leg) -> None:
-        """The same for one party: its own loss on its row."""
+        """The same for one party: its own loss on its row, made anew, so that one that writes around itself is noticed."""
         (i,) = leg.rows
-        asked = self.asked[i]
+        asked, loss = self.asked[i], self.make([h[i] for h in self.held])
         theta, first, second = ({k: v[i] for k, v in state.items()} for state in (self.theta, self.first, self.second))
         moments = Moments(first, second, self.before + leg.first) if first else None
         shift = [self.shift[k][i] for k in self.names] if self.shift else None
-        descent = Descent(asked.loss, self.how, theta, self.names, moments, shift)
+        descent = Descent(loss, self.how, theta, self.names, moments, shift)
         for batch in self._batches(leg, {}):
             descent.step(Batch(batch.x[0], batch.y[0], batch.indices[0], asked.key, batch.number, self.scratch[i]))
         self.last[i] = descent.done().loss
