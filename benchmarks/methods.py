@@ -22,11 +22,12 @@ from typing import Any
 import torch
 from bare import BATCH, LR
 
-from comity import Federation, config
+from comity import Federation
 from comity.algorithms.adcol import Adcol
 from comity.algorithms.relay import Relay
-from comity.core.allocator import keep_freed_memory
-from comity.job import Quiet, prepare
+from comity.engines.allocator import keep_freed_memory
+from comity.experiments import config
+from comity.experiments.build import Quiet, prepare
 from comity.parts import attack, overlap
 from comity.parts.divergence import kl_from_uniform
 

@@ -17,9 +17,10 @@ from collections.abc import Callable
 import torch
 from bare import BATCH, LR, WORKS, Bare, Data, data_of
 
-from comity import Federation, config
-from comity.core.allocator import keep_freed_memory
-from comity.job import Quiet, prepare
+from comity import Federation
+from comity.engines.allocator import keep_freed_memory
+from comity.experiments import config
+from comity.experiments.build import Quiet, prepare
 
 CONVOLUTIONS = ("cnn4", "lenet5")
 

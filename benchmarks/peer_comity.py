@@ -16,9 +16,10 @@ from bare import BATCH, LR
 from contest import Contest, Over
 
 import comity
-from comity import config, screen
+from comity.cli import screen
 from comity.core.net import Ledger
-from comity.job import Job, Quiet, prepare
+from comity.experiments import config
+from comity.experiments.build import Job, Quiet, prepare
 
 
 class Paced:

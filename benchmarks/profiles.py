@@ -15,9 +15,10 @@ import torch
 from bare import BATCH, LR, WORKS, Bare, data_of
 from torch.profiler import ProfilerActivity, profile
 
-from comity import Federation, config
-from comity.core.allocator import keep_freed_memory
-from comity.job import Quiet, prepare
+from comity import Federation
+from comity.engines.allocator import keep_freed_memory
+from comity.experiments import config
+from comity.experiments.build import Quiet, prepare
 
 
 def shown(title: str, action: Callable[[], object], rows: int) -> None:

@@ -60,9 +60,10 @@ def child(settings: dict[str, Any]) -> None:
     import torch
     from contest import tree
 
-    from comity import Federation, config
-    from comity.core.allocator import keep_freed_memory
-    from comity.job import Quiet, prepare
+    from comity import Federation
+    from comity.engines.allocator import keep_freed_memory
+    from comity.experiments import config
+    from comity.experiments.build import Quiet, prepare
 
     torch.set_num_threads(1)
     begin = time.perf_counter()

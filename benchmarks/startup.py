@@ -1,6 +1,6 @@
 """Seconds from the start of Python to the end of a first round on the embedded digits, in a process of its own each time.
 
-    python benchmarks/startup.py [--repeats 3]
+python benchmarks/startup.py [--repeats 3]
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import time
 
 FIRST = """
 import comity
-from comity import config
-from comity.job import Quiet, federation_of, prepare
+from comity.experiments import config
+from comity.experiments.build import Quiet, federation_of, prepare
 
 experiment = config.experiment({"algorithm": "fedavg", "parties": 10})
 job = prepare(experiment, federation_of(experiment))

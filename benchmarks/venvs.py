@@ -20,7 +20,7 @@ FLUKE = (
     "numpy pandas scikit-learn torchmetrics rich typer wandb datasets psutil tensorboard clearml matplotlib seaborn diskcache "
     "opacus cerberus hydra-core requests pyyaml omegaconf"
 )
-STAND_IN = '''
+STAND_IN = """
 import sys
 import types
 
@@ -36,7 +36,7 @@ class Absent(types.ModuleType):
 
 for part in ("", ".models", ".datasets", ".datasets.utils", ".transforms"):
     sys.modules["torchvision" + part] = Absent("torchvision" + part)
-'''
+"""
 
 PACKAGES = {
     "pfl": [["pfl==0.6.0"]],

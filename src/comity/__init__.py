@@ -2,7 +2,7 @@
 
 from comity.data import Federation, load
 from comity.errors import ComityError, Refusal
-from comity.leaving import Effect, leave_one_out
-from comity.run import Result, run
+from comity.experiments.loop import Result, run
+from comity.studies.leave_one_out import Effect, leave_one_out
 
 __all__ = ["ComityError", "Effect", "Federation", "Refusal", "Result", "leave_one_out", "load", "run"]

@@ -1,9 +1,9 @@
 """The small grammar in which partitions, models, test protocols and algorithms are named on a command line.
 
-    name                      iid
-    name(option=value, ...)   dirichlet(alpha=0.1,min=10)
-    name(value)               own(0.25)
-    name(option=a,b,c)        shift(kinds=rotate,invert,noise)      a list: bare words continue the option before them
+name                      iid
+name(option=value, ...)   dirichlet(alpha=0.1,min=10)
+name(value)               own(0.25)
+name(option=a,b,c)        shift(kinds=rotate,invert,noise)      a list: bare words continue the option before them
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def coerce(what: str, given: object, kind: Any) -> Any:
 def call(spec: Spec, function: Callable[..., T], *fixed: Any) -> T:
     """Call `function(*fixed, ...)` with the spec's values, checked against the function's own signature."""
     hints = typing.get_type_hints(function)
-    parameters = list(inspect.signature(function).parameters.values())[len(fixed):]
+    parameters = list(inspect.signature(function).parameters.values())[len(fixed) :]
     names = [p.name for p in parameters]
     if len(spec.args) > len(names):
         raise Refusal(f"{spec.name} takes at most {len(names)} values, but {len(spec.args)} were given.")

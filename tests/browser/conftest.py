@@ -43,10 +43,10 @@ def chromium() -> Iterator[Browser]:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One run; five methods under three seeds; a run that stopped half way; two groups."""
     from comity import run
-    from comity.compare import compare
-    from comity.config import experiment
-    from comity.job import Quiet
+    from comity.experiments.build import Quiet
+    from comity.experiments.config import experiment
     from comity.report import report
+    from comity.studies.compare import compare
 
     root = tmp_path_factory.mktemp("pages")
     run("fedavg", out=root / "one", **SMALL)

@@ -21,13 +21,16 @@ KINDS = ("one", "five", "half", "groups")
 SECTIONS = ["answer", "curves", "gains", "data", "space", "wire", "again"]
 METHODS = ["solo", "fedavg", "fedavg+dbe", "fed-sps", "adcol"]
 SEEN = '[...document.querySelectorAll(".chart")].filter(c => !c.closest("[hidden]"))'
-CUT = SEEN + """.filter(chart => {
+CUT = (
+    SEEN
+    + """.filter(chart => {
     const edge = chart.querySelector("svg").getBoundingClientRect();
     return [...chart.querySelectorAll("text")].filter(text => getComputedStyle(text).opacity !== "0").some(text => {
         const box = text.getBoundingClientRect();
         return box.right > edge.right + 1 || box.left < edge.left - 1 || box.top < edge.top - 2 || box.bottom > edge.bottom + 2;
     });
 }).map(chart => chart.id)"""
+)
 Open = Callable[..., AbstractContextManager[Opened]]
 
 

@@ -200,9 +200,7 @@ class Nursery:
 Seen = Callable[[Child, str], None]
 
 
-def on_terminal(
-    nursery: Nursery, *args: object, columns: int = 80, seen: Seen | None = None, **how: object
-) -> tuple[int, str]:
+def on_terminal(nursery: Nursery, *args: object, columns: int = 80, seen: Seen | None = None, **how: object) -> tuple[int, str]:
     """Run a command on a pseudo-terminal; its exit code and all it showed. `seen` may act on what is there so far."""
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))

@@ -17,10 +17,10 @@ import pytest
 from harness import SMALL, Nursery, comity, complaint, contents, one_sentence, process, works
 
 import comity as library
-from comity import checkpoint
-from comity.config import experiment
-from comity.job import Quiet, federation_of, prepare
-from comity.run import start
+from comity.experiments import checkpoint
+from comity.experiments.build import Quiet, federation_of, prepare
+from comity.experiments.config import experiment
+from comity.experiments.loop import start
 
 
 def refused(*args: object, out: bool = True) -> str:

@@ -15,7 +15,7 @@ import pytest
 from harness import SMALL, comity, contents, one_sentence, process, rows, summary, works
 
 import comity as library
-from comity import screen
+from comity.cli import screen
 from comity.spec import parse
 
 FILES = {

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from comity import curves
-from comity.curves import COLOURS, MARKS, draw, scale
+from comity.cli import text_plot
+from comity.cli.text_plot import COLOURS, MARKS, draw, scale
 
 
 def text(lines: dict[str, dict[int, float]], **how: object) -> list[str]:
@@ -44,7 +44,7 @@ def test_braille_by_hand() -> None:
     """Two signs of two by four dots each: a level line at the top, and one that falls from top to bottom."""
     low, high, _ = scale(0, 100)
     assert (low, high) == (0, 100)
-    canvas = curves.Canvas(2, 1, plain=False)
+    canvas = text_plot.Canvas(2, 1, plain=False)
     canvas.polyline([(0, 0), (1, 1)], 0)
     assert canvas.line(0).plain == "⠑⢄"
     canvas.polyline([(0, 0), (1, 0)], 1)
@@ -125,7 +125,7 @@ def test_plain_signs_where_there_is_nothing_else(
     screen: Console, term: str, braille: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", term)
-    drawn = "".join(row.plain for row in curves.on(screen, {"a": {0: 0.1, 5: 0.9}}))
+    drawn = "".join(row.plain for row in text_plot.on(screen, {"a": {0: 0.1, 5: 0.9}}))
     assert drawn
     assert any(ord(sign) >= 0x2800 for sign in drawn) == braille
     assert drawn.isascii() != braille
@@ -134,14 +134,14 @@ def test_plain_signs_where_there_is_nothing_else(
 def test_without_colours_signs_tell_several_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     lines = {"a": {0: 0.1, 5: 0.9}, "b": {0: 0.1, 5: 0.5}}
-    assert "".join(row.plain for row in curves.on(console(colours=False), lines)).isascii()
-    assert not "".join(row.plain for row in curves.on(console(), lines)).isascii()
+    assert "".join(row.plain for row in text_plot.on(console(colours=False), lines)).isascii()
+    assert not "".join(row.plain for row in text_plot.on(console(), lines)).isascii()
 
 
 def test_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     for width in (10, 29, 30, 50, 200):
-        drawn = curves.on(Console(width=width, file=io.StringIO()), {"a": {0: 0.1, 100: 0.9}})
+        drawn = text_plot.on(Console(width=width, file=io.StringIO()), {"a": {0: 0.1, 100: 0.9}})
         assert all(row.cell_len <= width for row in drawn)
         assert bool(drawn) == (width >= 30)
 

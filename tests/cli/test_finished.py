@@ -16,8 +16,8 @@ from comity.core.key import Key
 from comity.data import Dataset
 from comity.data.groups import Groups
 from comity.errors import ComityError, Refusal
-from comity.export import export, load
-from comity.run import Result, run
+from comity.experiments.loop import Result, run
+from comity.studies.export import export, load
 
 GAPS = """
 import numpy as np, torch

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 from harness import Child, Nursery, complaint, contents, one_sentence, works
 
-from comity.checkpoint import Checkpoints
 from comity.core.codec import flatten
+from comity.experiments.checkpoint import Checkpoints
 
 METHODS = ("fedavg+dbe", "scaffold", "adcol")
 ENGINES = {"loop": ("--engine", "loop"), "process": ("--engine", "process", "--workers", "2")}

@@ -16,9 +16,9 @@ import pytest
 from harness import SMALL, comity, contents, one_sentence, rows, summary, works
 
 import comity as library
-from comity import leaving
 from comity.errors import Refusal
-from comity.leaving import Effect, parts, party_folder
+from comity.studies import leave_one_out
+from comity.studies.leave_one_out import Effect, parts, party_folder
 
 COLUMNS = ["method", "seed", "left_out", "party", "accuracy_with", "accuracy_without", "effect", "low", "high"]
 METHODS = ("fedavg", "fedprox(mu=0.1)+dbe")
@@ -290,8 +290,8 @@ def test_the_same_call_goes_on(federation: library.Federation, tmp_path: Path, m
     (folder,) = (tmp_path / "leave-one-out" / "fedavg").glob("good-twin-*")
     (folder / "seed-0" / "summary.json").unlink()
     begun = []
-    once = leaving.run_once
-    monkeypatch.setattr(leaving, "run_once", lambda e, *more: begun.append(e.without) or once(e, *more))
+    once = leave_one_out.run_once
+    monkeypatch.setattr(leave_one_out, "run_once", lambda e, *more: begun.append(e.without) or once(e, *more))
     assert library.leave_one_out(["fedavg", "solo"], federation, **call) == first
     assert begun == [None, ("odd",), ("Good Twin",)]
     assert (folder / "seed-0" / "summary.json").exists()

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from harness import comity, one_sentence, works
 
-from comity import papers, reproduce
+from comity import papers
 from comity.errors import ComityError, Refusal
 from comity.papers import Column, Line
-from comity.reproduce import Cell, Verdict, implemented, lines, markdown, verdicts
+from comity.studies import reproduce
+from comity.studies.reproduce import Cell, Verdict, implemented, lines, markdown, verdicts
 
 COLUMN = Column(name="c", title="C", measure="mean")
 

@@ -15,11 +15,11 @@ import pytest
 from harness import SMALL, Child, Nursery, comity, contents, frames, on_terminal, one_sentence, rows, summary, works
 from rich.console import Console
 
-from comity import watch
-from comity.checkpoint import held, locked
+from comity.cli import watch
+from comity.cli.screen import size
+from comity.cli.tail import Followed, Runs, Tail
 from comity.errors import ComityError
-from comity.following import Followed, Runs, Tail
-from comity.screen import size
+from comity.experiments.checkpoint import held, locked
 
 LONG = ("--parties", "4", "--rounds", "2000", "--model", "linear", "--partition", "iid", "--engine", "loop")
 
@@ -68,9 +68,9 @@ def test_a_finished_run(run: Path) -> None:
 def test_all_figures_of_a_run(run: Path) -> None:
     found, got = followed(run), summary(run)
     test = [row for row in rows(run / "metrics.csv") if (row["split"], row["metric"]) == ("test", "accuracy")]
-    assert found.line == pytest.approx({
-        t: sum(float(row["value"]) for row in test if row["round"] == str(t)) / 3 for t in (0, 2, 4)
-    })
+    assert found.line == pytest.approx(
+        {t: sum(float(row["value"]) for row in test if row["round"] == str(t)) / 3 for t in (0, 2, 4)}
+    )
     assert found.parties == got["accuracy"]["per_party"]
     assert {kind: found.bytes[kind] for kind in ("up", "down", "peer", "setup", "eval")} == {
         kind: n for kind, n in got["bytes"].items() if kind != "total"
@@ -130,7 +130,7 @@ def table(tmp_path: Path) -> Table:
 def test_a_half_written_line_waits(table: Table) -> None:
     table.tail.look()
     assert table.rows == []
-    table.add("1,a\n2,\"b,c\"\n3,")
+    table.add('1,a\n2,"b,c"\n3,')
     table.tail.look()
     assert table.rows == [["1", "a"], ["2", "b,c"]]
     table.add("grün")
@@ -157,7 +157,7 @@ def test_what_was_read_is_not_read_again(table: Table, monkeypatch: pytest.Monke
 
 
 def test_blocks_are_put_together(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("comity.following.BLOCK", 7)
+    monkeypatch.setattr("comity.cli.tail.BLOCK", 7)
     text = "".join(f"{k},{'ü' * (k % 9)}\n" for k in range(50))
     table.add(text + "half")
     table.tail.look()

@@ -101,8 +101,16 @@ def sites(classes: int) -> comity.Federation:
     held = np.arange(240) >= 120
     y[(of == 2) & held] = classes - 1
     x = draw.normal(size=(240, 6)) + 0.7 * np.eye(6)[y]
-    data = Dataset("sites", x, y, classes, mean=(0.0,), std=(1.0,), official_test=torch.from_numpy(held),
-                   groups={"site": Groups(("ann", "bob", "cyd"), of)})  # type: ignore[arg-type]
+    data = Dataset(
+        "sites",
+        x,
+        y,
+        classes,
+        mean=(0.0,),
+        std=(1.0,),
+        official_test=torch.from_numpy(held),
+        groups={"site": Groups(("ann", "bob", "cyd"), of)},
+    )  # type: ignore[arg-type]
     return data.partition("natural", test="official", validation=0.2)
 
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from comity.core import Empty, Model, payload, record, seal
 from comity.core.codec import decode, encode, flatten, unflatten
-from comity.core.lock import Lock
 from comity.core.record import Cipher, Sealed, unseal
+from comity.engines.channel import Channel
+from comity.engines.sealing import Lock
 from comity.errors import ComityError
-from comity.nets.channel import Channel
 
 
 @record
@@ -34,10 +34,12 @@ tensors = st.builds(
 plain = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8)
 trees = st.recursive(
     plain | tensors | st.builds(Empty),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.tuples(inner, inner)
-    | st.dictionaries(st.text(max_size=4) | st.integers(0, 9), inner, max_size=3)
-    | st.builds(Bag, inner, inner),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=4) | st.integers(0, 9), inner, max_size=3)
+        | st.builds(Bag, inner, inner)
+    ),
     max_leaves=8,
 )
 

@@ -82,8 +82,10 @@ def mats(prefix: str) -> Callable[[Path], None]:
 def leaf(root: Path) -> None:
     for part in ("train", "test"):
         data = {who: {"x": [[k / 255] * 784], "y": [k]} for k, who in enumerate(("f0001_41", "f0002_11"))}
-        write(root / "femnist" / "data" / part / "all_data_0.json",
-              json.dumps({"users": list(data), "num_samples": [1, 1], "user_data": data}))
+        write(
+            root / "femnist" / "data" / part / "all_data_0.json",
+            json.dumps({"users": list(data), "num_samples": [1, 1], "user_data": data}),
+        )
 
 
 def tiny(root: Path) -> None:
@@ -147,8 +149,11 @@ def msmt(root: Path) -> None:
 
 
 def veri(root: Path) -> None:
-    for part, names in {"image_train": ["0001_c001_00016450_0", "0006_c020_00016460_0"], "image_query": ["0002_c002_00030600_0"],
-                        "image_test": ["0002_c003_00030640_0", "0005_c003_00000000_0"]}.items():
+    for part, names in {
+        "image_train": ["0001_c001_00016450_0", "0006_c020_00016460_0"],
+        "image_query": ["0002_c002_00030600_0"],
+        "image_test": ["0002_c003_00030640_0", "0005_c003_00000000_0"],
+    }.items():
         for name in names:
             photo(root / "VeRi" / part / f"{name}.jpg", (30, 30))
 

@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import comity
-from comity.core.batches import Training, batches
 from comity.core.key import Key
 from comity.core.samples import Samples
+from comity.core.training import Training, batches
 from comity.data import Dataset, Federation
 from comity.data.augment import Augment
 from comity.errors import Refusal
-from comity.job import Quiet
+from comity.experiments.build import Quiet
 
 KEY = Key.root(0)
 TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv")
@@ -180,12 +180,15 @@ def test_black_is_what_zero_became() -> None:
             assert (values - black).abs().lt(1e-6).float().mean() > 0.02
 
 
-@pytest.mark.parametrize(("mean", "std", "black"), [
-    ((0.5,), (0.5,), (-1.0,)),
-    ((0.2,), (0.1, 0.4), (-2.0, -0.5)),
-    ((0.2, 0.4), (0.1,), (-2.0, -4.0)),
-    ((0.0,), (1.0,), (0.0,)),
-])
+@pytest.mark.parametrize(
+    ("mean", "std", "black"),
+    [
+        ((0.5,), (0.5,), (-1.0,)),
+        ((0.2,), (0.1, 0.4), (-2.0, -0.5)),
+        ((0.2, 0.4), (0.1,), (-2.0, -4.0)),
+        ((0.0,), (1.0,), (0.0,)),
+    ],
+)
 def test_constants_of_one_or_two_channels(mean: tuple[float, ...], std: tuple[float, ...], black: tuple[float, ...]) -> None:
     data = Dataset("two", torch.zeros(40, 2, 4, 4), torch.arange(40) % 2, 2, mean=mean, std=std)
     fed = data.partition("iid", 2)
@@ -360,20 +363,23 @@ def test_newcomers_learn_from_changed_pictures_too(fed: Federation, tmp_path: Pa
 # --- refusals
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("flop", "There is no augmentation 'flop'. Did you mean 'flip'?"),
-    ("", "'' is not of the form name or name(option=value,...)."),
-    ("flip|", "'' is not of the form name or name(option=value,...)."),
-    ("flip(2)", "flip takes at most 0 values, but 1 were given."),
-    ("crop(pad=0)", "pad of crop must be at least 1, not 0."),
-    ("crop(pad=-2)", "pad of crop must be at least 1, not -2."),
-    ("crop(pad=1.5)", "pad of crop must be a whole number, not '1.5'."),
-    ("crop(by=2)", "There is no option of crop called 'by'."),
-    ("rotate(degrees=0)", "degrees of rotate must be more than 0 and at most 180, not 0.0."),
-    ("rotate(degrees=181)", "degrees of rotate must be more than 0 and at most 180, not 181.0."),
-    ("rotate(degrees=nan)", "degrees of rotate must be more than 0 and at most 180, not nan."),
-    ("rotate(degrees=some)", "degrees of rotate must be a number, not 'some'."),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("flop", "There is no augmentation 'flop'. Did you mean 'flip'?"),
+        ("", "'' is not of the form name or name(option=value,...)."),
+        ("flip|", "'' is not of the form name or name(option=value,...)."),
+        ("flip(2)", "flip takes at most 0 values, but 1 were given."),
+        ("crop(pad=0)", "pad of crop must be at least 1, not 0."),
+        ("crop(pad=-2)", "pad of crop must be at least 1, not -2."),
+        ("crop(pad=1.5)", "pad of crop must be a whole number, not '1.5'."),
+        ("crop(by=2)", "There is no option of crop called 'by'."),
+        ("rotate(degrees=0)", "degrees of rotate must be more than 0 and at most 180, not 0.0."),
+        ("rotate(degrees=181)", "degrees of rotate must be more than 0 and at most 180, not 181.0."),
+        ("rotate(degrees=nan)", "degrees of rotate must be more than 0 and at most 180, not nan."),
+        ("rotate(degrees=some)", "degrees of rotate must be a number, not 'some'."),
+    ],
+)
 def test_refusals(text: str, message: str) -> None:
     with pytest.raises(Refusal, match=re.escape(message)):
         Augment.read(text, (0.0,), (1, 4, 4))

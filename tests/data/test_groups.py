@@ -174,20 +174,23 @@ def test_by_chooses_the_grouping_and_the_first_is_meant_without() -> None:
     assert data.partition("natural(where)").names == ["south", "north"]
 
 
-@pytest.mark.parametrize(("spec", "message"), [
-    ("natural(by=were)", "There is no natural grouping 'were'. Did you mean 'where'?"),
-    ("natural(by=3)", "There is no natural grouping '3'. Known: where, who."),
-    ("natural(min=x)", "min of natural must be a whole number, not 'x'."),
-    ("natural(min=1.5)", "min of natural must be a whole number, not '1.5'."),
-    ("natural(max=3)", "There is no option of natural called 'max'."),
-    ("natural(parties=3)", "There is no option of natural called 'parties'."),
-    ("domain(parts=0)", "parts and take of domain must be at least 1."),
-    ("domain(parts=-1)", "parts and take of domain must be at least 1."),
-    ("domain(take=0)", "parts and take of domain must be at least 1."),
-    ("domain(take=x)", "take of domain cannot be 'x'."),
-    ("domain(parts=2,take=7)", "ann has 12 samples, too few for 2 parties of 7; use take=6 or less."),
-    ("naturl", "There is no partition 'naturl'. Did you mean 'natural'?"),
-])
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("natural(by=were)", "There is no natural grouping 'were'. Did you mean 'where'?"),
+        ("natural(by=3)", "There is no natural grouping '3'. Known: where, who."),
+        ("natural(min=x)", "min of natural must be a whole number, not 'x'."),
+        ("natural(min=1.5)", "min of natural must be a whole number, not '1.5'."),
+        ("natural(max=3)", "There is no option of natural called 'max'."),
+        ("natural(parties=3)", "There is no option of natural called 'parties'."),
+        ("domain(parts=0)", "parts and take of domain must be at least 1."),
+        ("domain(parts=-1)", "parts and take of domain must be at least 1."),
+        ("domain(take=0)", "parts and take of domain must be at least 1."),
+        ("domain(take=x)", "take of domain cannot be 'x'."),
+        ("domain(parts=2,take=7)", "ann has 12 samples, too few for 2 parties of 7; use take=6 or less."),
+        ("naturl", "There is no partition 'naturl'. Did you mean 'natural'?"),
+    ],
+)
 def test_refusals(spec: str, message: str) -> None:
     with pytest.raises(Refusal, match=re.escape(message)):
         two_ways().partition(spec)
@@ -242,14 +245,28 @@ def test_auto_of_data_without_a_home_is_dirichlet_with_ten_parties(digits: Datas
 
 
 @pytest.mark.parametrize("test", ["own(0.25)", "tail(0.25,gap=2)", "official", "official(size=5)", "matched(size=3)", "common"])
-@pytest.mark.parametrize("spec", ["natural", "domain(parts=2,take=8)|shift(kinds=noise,texture,thin)|concept(groups=3)",
-                                  "natural(min=5)|keep(fraction=0.5)|concept|shift(kinds=none,invert)"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "natural",
+        "domain(parts=2,take=8)|shift(kinds=noise,texture,thin)|concept(groups=3)",
+        "natural(min=5)|keep(fraction=0.5)|concept|shift(kinds=none,invert)",
+    ],
+)
 def test_a_saved_split_of_groups_builds_the_same(tmp_path: Path, spec: str, test: str) -> None:
     rng = np.random.default_rng(0)
     x, of = torch.from_numpy(rng.integers(0, 256, (160, 2, 5, 5), dtype=np.uint8)), rng.permutation(np.arange(160) % 4)
     groups = {"who": Groups(NAMES, of)}
-    data = Dataset("mine", x, torch.from_numpy(rng.integers(0, 3, 160)), 3, groups=groups, mean=(0.3, 0.4), std=(0.2, 0.9),
-                   official_test=torch.from_numpy(rng.random(160) < 0.4))
+    data = Dataset(
+        "mine",
+        x,
+        torch.from_numpy(rng.integers(0, 3, 160)),
+        3,
+        groups=groups,
+        mean=(0.3, 0.4),
+        std=(0.2, 0.9),
+        official_test=torch.from_numpy(rng.random(160) < 0.4),
+    )
     fed = data.partition(spec, seed=5, test=test, validation=0.2)
     (tmp_path / "split.json").write_text(fed.split.to_json())
     again = data.partition(str(tmp_path / "split.json"), seed=9)
@@ -461,8 +478,6 @@ def test_a_split_whose_file_begins_with_auto_is_written_as_it_was_given(file: Pa
 def test_compare_says_a_note_of_the_data_once(command: Command, file: Path) -> None:
     _, out, _ = command("compare", "fedavg", "--data", file, *QUICK, "--out", "all")
     assert out.count("mine: bonn is small.") == 1
-
-
 
 
 def test_the_split_of_a_run_whose_folder_has_its_methods_options(file: Path, tmp_path: Path, command: Command) -> None:

@@ -74,8 +74,13 @@ def test_pictures_with_writers(hub: dict[str, Any]) -> None:
     features = {"image": Image(), "writer_id": Value("string"), "hsf_id": Value("int64"), "character": ClassLabel("a", "b", "c")}
 
     def rows(n: int) -> Rows:
-        return Rows(features, image=photos(n), writer_id=[f"f{k % 2}" for k in range(n)], hsf_id=[0] * n,
-                    character=[k % 3 for k in range(n)])
+        return Rows(
+            features,
+            image=photos(n),
+            writer_id=[f"f{k % 2}" for k in range(n)],
+            hsf_id=[0] * n,
+            character=[k % 3 for k in range(n)],
+        )
 
     train, test = rows(12), rows(6)
     hub["flwrlabs/femnist"] = {"train": train, "test": test}
@@ -86,8 +91,9 @@ def test_pictures_with_writers(hub: dict[str, Any]) -> None:
     assert data.official_test is not None
     assert data.official_test.sum() == 6
     assert (data.home, data.groups["writer"].names) == ("natural(by=writer)", ("f0", "f1"))
-    assert data.notes == ("flwrlabs/femnist: the inputs are the pictures of image, the classes those of character; left out: "
-                          "hsf_id.",)
+    assert data.notes == (
+        "flwrlabs/femnist: the inputs are the pictures of image, the classes those of character; left out: hsf_id.",
+    )
     assert [len(p.test) for p in data.partition("auto", test="official").parties.values()] == [3, 3]
 
 
@@ -148,17 +154,20 @@ WAYS = ("put its files into a folder and name it with COMITY_DATA", "'comity dat
 NUMBERS = {"a": Value("float32"), "label": ClassLabel("x", "y")}
 
 
-@pytest.mark.parametrize(("held", "words"), [
-    (ConnectionError("Couldn't reach 'o/n' on the Hub (LocalEntryNotFoundError)"), ("cannot be reached for o/n", *WAYS)),
-    (FileNotFoundError("Dataset 'o/n' doesn't exist on the Hub.\nMore."), ("(FileNotFoundError): check the name", *WAYS)),
-    (ValueError("Config name is missing."), ("could not be loaded from the Hugging Face hub (ValueError)", *WAYS)),
-    ([1], ("has no splits that Comity can use",)),
-    ({}, ("holds no samples",)),
-    ({"train": Rows({"a": Value("float32")}, a=[1.0])}, ("no column of classes that Comity knows; it has a",)),
-    ({"train": Rows({"label": ClassLabel("x")}, label=[0])}, ("has no pictures, text or numbers",)),
-    ({"train": Rows(NUMBERS, a=[1.0], label=[None])}, ("The column 'label' of o/n has samples without a class",)),
-    ({"train": Rows(NUMBERS, a=[1.0, 2.0], label=[0, -1])}, ("has the label -1 in row 2",)),
-])
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        (ConnectionError("Couldn't reach 'o/n' on the Hub (LocalEntryNotFoundError)"), ("cannot be reached for o/n", *WAYS)),
+        (FileNotFoundError("Dataset 'o/n' doesn't exist on the Hub.\nMore."), ("(FileNotFoundError): check the name", *WAYS)),
+        (ValueError("Config name is missing."), ("could not be loaded from the Hugging Face hub (ValueError)", *WAYS)),
+        ([1], ("has no splits that Comity can use",)),
+        ({}, ("holds no samples",)),
+        ({"train": Rows({"a": Value("float32")}, a=[1.0])}, ("no column of classes that Comity knows; it has a",)),
+        ({"train": Rows({"label": ClassLabel("x")}, label=[0])}, ("has no pictures, text or numbers",)),
+        ({"train": Rows(NUMBERS, a=[1.0], label=[None])}, ("The column 'label' of o/n has samples without a class",)),
+        ({"train": Rows(NUMBERS, a=[1.0, 2.0], label=[0, -1])}, ("has the label -1 in row 2",)),
+    ],
+)
 def test_what_cannot_be_had(held: Any, words: tuple[str, ...], hub: dict[str, Any]) -> None:
     hub["o/n"] = held
     with pytest.raises(Refusal) as told:
@@ -175,4 +184,5 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
         load("hub:ylecun/mnist")
     assert str(told.value) == (
         "ylecun/mnist is on the Hugging Face hub, which takes the package datasets: pip install 'comity[data]', or put its files "
-        "into a folder and name it with COMITY_DATA, or bring them with 'comity data import'.")
+        "into a folder and name it with COMITY_DATA, or bring them with 'comity data import'."
+    )

@@ -72,14 +72,17 @@ def test_a_test_part(source: Path, out: Path) -> None:
     assert (fed.parties["south"].test.x == 0).all()
 
 
-@pytest.mark.parametrize(("x", "shape"), [
-    (RNG.integers(0, 256, (8, 6, 5), np.uint8), (1, 6, 5)),
-    (RNG.integers(0, 256, (8, 6, 5, 3), np.uint8), (3, 6, 5)),
-    (RNG.integers(0, 256, (8, 3, 6, 5), np.uint8), (3, 6, 5)),
-    (RNG.random((8, 6, 5, 3)), (3, 6, 5)),
-    (RNG.normal(size=(8, 9, 12)), (9, 12)),
-    (RNG.integers(0, 256, (8, 7), np.uint8), (7,)),
-])
+@pytest.mark.parametrize(
+    ("x", "shape"),
+    [
+        (RNG.integers(0, 256, (8, 6, 5), np.uint8), (1, 6, 5)),
+        (RNG.integers(0, 256, (8, 6, 5, 3), np.uint8), (3, 6, 5)),
+        (RNG.integers(0, 256, (8, 3, 6, 5), np.uint8), (3, 6, 5)),
+        (RNG.random((8, 6, 5, 3)), (3, 6, 5)),
+        (RNG.normal(size=(8, 9, 12)), (9, 12)),
+        (RNG.integers(0, 256, (8, 7), np.uint8), (7,)),
+    ],
+)
 def test_arrays_of_pictures_and_signals(x: Any, shape: tuple[int, ...], source: Path, out: Path) -> None:
     np.savez(source / "a.npz", x=x, y=np.arange(8) % 2)
     data = import_federation(source, out)
@@ -214,32 +217,53 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
     "no samples": (lambda s: arrays(s / "a.npz", 0), {}, "a.npz holds no samples."),
     "another test": (lambda s: arrays(s / "a.npz", x_test=np.zeros((2, 5)), y_test=[0, 1]), {}, "test samples of shape (5,)"),
     "shapes": (two(arrays, lambda p: arrays(p, shape=(4,))), {}, "The samples of party 'south' have shape (4,) but"),
-    "types": (two(lambda p: arrays(p, x=np.zeros((8, 1, 4, 4), np.uint8)), lambda p: arrays(p, x=np.zeros((8, 1, 4, 4)))), {},
-              "The samples of party 'south' are of type float32 but those of party 'north' of type uint8"),
-    "one test": (two(arrays, lambda p: arrays(p, x_test=np.zeros((1, 3)), y_test=[0])), {},
-                 "Party 'south' has a test part but party 'north' has none"),
+    "types": (
+        two(lambda p: arrays(p, x=np.zeros((8, 1, 4, 4), np.uint8)), lambda p: arrays(p, x=np.zeros((8, 1, 4, 4)))),
+        {},
+        "The samples of party 'south' are of type float32 but those of party 'north' of type uint8",
+    ),
+    "one test": (
+        two(arrays, lambda p: arrays(p, x_test=np.zeros((1, 3)), y_test=[0])),
+        {},
+        "Party 'south' has a test part but party 'north' has none",
+    ),
     "infinite": (two(arrays, lambda p: arrays(p, x=np.full((8, 3), np.inf))), {}, "Party 'south' has infinite values"),
-    "missing": (two(lambda p: arrays(p, shape=(3, 4)), lambda p: arrays(p, x=np.full((8, 3, 4), np.nan))), {},
-                "Party 'south' has values that are missing"),
+    "missing": (
+        two(lambda p: arrays(p, shape=(3, 4)), lambda p: arrays(p, x=np.full((8, 3, 4), np.nan))),
+        {},
+        "Party 'south' has values that are missing",
+    ),
     "bright": (lambda s: arrays(s / "a.npz", x=np.full((8, 3, 4, 4), 200.0)), {}, "bring them to between 0 and 1"),
     "half labels": (lambda s: arrays(s / "a.npz", y=np.full(8, 0.5)), {}, "has the label 0.5 in row 1"),
     "negative": (lambda s: arrays(s / "a.npz", y=np.full(8, -1)), {}, "has the label -1 in row 1"),
     "few classes": (lambda s: arrays(s / "a.npz", classes=4), {"classes": 3}, "has the label 3 in row 4"),
     "years": (lambda s: arrays(s / "a.npz", y=np.arange(8) + 1990), {}, "The labels run up to 1997, but there are only 8"),
     "one class": (lambda s: arrays(s / "a.npz", classes=1), {}, "All samples have the same label"),
-    "mixed labels": (two(arrays, lambda p: arrays(p, y=np.array(["a", "b"] * 4))), {},
-                     "The labels of party 'north' are numbers but those of party 'south' words"),
+    "mixed labels": (
+        two(arrays, lambda p: arrays(p, y=np.array(["a", "b"] * 4))),
+        {},
+        "The labels of party 'north' are numbers but those of party 'south' words",
+    ),
     "no label": (lambda s: table(s / "a.csv", ["1,red,yes", "1,red,"]), {}, "a.csv has no label in row 2."),
     "no number": (lambda s: table(s / "a.csv", ["1,red,1", "1,red,"]), {}, "has the label nan in row 2"),
     "word classes": (lambda s: table(s / "a.csv", ["1,red,yes", "1,red,no"]), {"classes": 3}, "are 2 words, not 3"),
     "label column": (lambda s: table(s / "a.csv", ONE), {"label": "class"}, "'a' has no column called 'class'; it has age"),
     "only labels": (lambda s: table(s / "a.csv", ["1", "0"], header="label"), {}, "no column but 'label'"),
-    "lost column": (two(lambda p: table(p, ONE), lambda p: table(p, ["1,0"], header="age,label"), "csv"), {},
-                    "The table of party 'south' has no column called 'colour'"),
-    "extra column": (two(lambda p: table(p, ["1,0"], header="age,label"), lambda p: table(p, ONE), "csv"), {},
-                     "The table of party 'south' has a column 'colour', which that of party 'north' has not."),
-    "a typing error": (two(lambda p: table(p, ONE), lambda p: table(p, ["12o,red,0", "5,red,1"]), "csv"), {},
-                       "The column 'age' of party 'south' has '12o', but that of party 'north' only numbers."),
+    "lost column": (
+        two(lambda p: table(p, ONE), lambda p: table(p, ["1,0"], header="age,label"), "csv"),
+        {},
+        "The table of party 'south' has no column called 'colour'",
+    ),
+    "extra column": (
+        two(lambda p: table(p, ["1,0"], header="age,label"), lambda p: table(p, ONE), "csv"),
+        {},
+        "The table of party 'south' has a column 'colour', which that of party 'north' has not.",
+    ),
+    "a typing error": (
+        two(lambda p: table(p, ONE), lambda p: table(p, ["12o,red,0", "5,red,1"]), "csv"),
+        {},
+        "The column 'age' of party 'south' has '12o', but that of party 'north' only numbers.",
+    ),
     "names": (lambda s: table(s / "a.csv", [f"1,name{k},{k % 2}" for k in range(300)]), {}, "has 300 different words"),
     "a cut table": (lambda s: (s / "a.csv").write_text("age,label\n1,0\n2\n"), {}, "a.csv has 1 cells in line 3, but 2 columns"),
     "damaged": (lambda s: (s / "a.npz").write_bytes(b"PK\3\4junk"), {}, "a.npz is damaged or cut short"),

@@ -267,12 +267,15 @@ def test_a_run_learns_from_what_is_marked(engine: str, tmp_path: Path) -> None:
 # --- refusals
 
 
-@pytest.mark.parametrize(("x", "missing", "message"), [
-    (holes(), "refuse", "The x of dataset 'mine' holds values that are not finite (first in sample 0); remove or fill them."),
-    (torch.full((90, 2), float("inf")), "impute", "holds values that are not finite (first in sample 0)"),
-    (torch.full((90, 2), float("-inf")), "impute", "holds values that are not finite"),
-    (np.full((90, 2), 1e300), "impute", "holds values that are not finite"),
-])
+@pytest.mark.parametrize(
+    ("x", "missing", "message"),
+    [
+        (holes(), "refuse", "The x of dataset 'mine' holds values that are not finite (first in sample 0); remove or fill them."),
+        (torch.full((90, 2), float("inf")), "impute", "holds values that are not finite (first in sample 0)"),
+        (torch.full((90, 2), float("-inf")), "impute", "holds values that are not finite"),
+        (np.full((90, 2), 1e300), "impute", "holds values that are not finite"),
+    ],
+)
 def test_refusals(x: Any, missing: str, message: str) -> None:
     with pytest.raises(Refusal, match=re.escape(message)):
         dataset(x, missing=missing)

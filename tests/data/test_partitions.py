@@ -74,11 +74,8 @@ def test_iid_sizes_differ_by_one_at_most(parties: int, seed: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-@given(parties=st.integers(2, 12), alpha=st.floats(0.3, 100), least=st.integers(1, 10), seed=seeds,
-       balanced=st.booleans())
-def test_dirichlet_gives_everything_and_at_least_min(
-    parties: int, alpha: float, least: int, seed: int, balanced: bool
-) -> None:
+@given(parties=st.integers(2, 12), alpha=st.floats(0.3, 100), least=st.integers(1, 10), seed=seeds, balanced=st.booleans())
+def test_dirichlet_gives_everything_and_at_least_min(parties: int, alpha: float, least: int, seed: int, balanced: bool) -> None:
     y = labels(seed=seed)
     found = parts(f"dirichlet(alpha={alpha},min={least},balanced={balanced})", y, parties, seed)
     assert len(assert_disjoint(found, y, parties)) == len(y)
@@ -104,8 +101,7 @@ def test_dirichlet_balanced_is_more_balanced() -> None:
     y = labels(2000)
     for seed in range(5):
         plain, balanced = (
-            np.std([len(p) for p in parts(f"dirichlet(alpha=0.3,min=1,balanced={b})", y, 10, seed)])
-            for b in ("false", "true")
+            np.std([len(p) for p in parts(f"dirichlet(alpha=0.3,min=1,balanced={b})", y, 10, seed)]) for b in ("false", "true")
         )
         assert balanced < plain
 
@@ -176,8 +172,9 @@ def test_shards_by_class_hold_one_class_each(classes: int, each: int, per_party:
     assert ((counts > 0).sum(axis=1) <= per_party).all()
     low, high = sizes // each, -(-sizes // each)  # the shards of a class are equal but for one sample
     if (low > per_party).all():  # then the number of shards can be told from the number of samples
-        held = np.array([[k for c, n in enumerate(row) for k in range(per_party + 1) if k * low[c] <= n <= k * high[c]]
-                         for row in counts])
+        held = np.array(
+            [[k for c, n in enumerate(row) for k in range(per_party + 1) if k * low[c] <= n <= k * high[c]] for row in counts]
+        )
         assert (held.sum(axis=1) == per_party).all()
         assert (held.sum(axis=0) == each).all()
 
@@ -234,39 +231,46 @@ def test_sizes_follow_their_option() -> None:
     assert len(parts("lognormal(sigma=100)", labels(), 10)) == 10
 
 
-@pytest.mark.parametrize(("spec", "parties", "message"), [
-    ("dirichelt(alpha=1)", 5, "There is no partition 'dirichelt'. Did you mean 'dirichlet'?"),
-    ("dirichlet", 5, "dirichlet needs alpha, as in dirichlet(alpha=...)."),
-    ("dirichlet(alpha=0)", 5, "alpha of dirichlet must be more than 0 and at most 1e+06, not 0.0."),
-    ("dirichlet(alpha=-1)", 5, "alpha of dirichlet must be more than 0"),
-    ("dirichlet(alpha=nan)", 5, "alpha of dirichlet must be more than 0"),
-    ("dirichlet(alpha=inf)", 5, "alpha of dirichlet must be more than 0"),
-    ("dirichlet(alpha=much)", 5, "alpha of dirichlet must be a number, not 'much'."),
-    ("dirichlet(alpha=1,min=0)", 5, "min of dirichlet must be at least 1, not 0."),
-    ("dirichlet(alpha=1,mim=3)", 5, "no option of dirichlet called 'mim'. Did you mean 'min'?"),
-    ("dirichlet(alpha=1,min=100)", 7, "needs 700 samples for 7 parties, but there are 600; use a smaller min or fewer"),
-    ("dirichlet(alpha=0.01)", 50, "use a smaller min, a larger alpha or fewer parties."),
-    ("pathological(classes=11)", 5, "classes of pathological must be from 1 to 10, as the data have, not 11."),
-    ("pathological(classes=0)", 5, "classes of pathological must be from 1 to 10"),
-    ("pathological(classes=2)", 500, "parties would share the"),
-    ("shard(per_party=0)", 5, "per_party of shard must be from 1 to 120 for 5 parties and 600 samples, not 0."),
-    ("shard(per_party=3)", 300, "per_party of shard must be from 1 to 2"),
-    ("shard(per_party=3,by_class=true)", 5, "15 shards cannot be 10 classes cut in equally many of at least one sample; use "
-     "other parties or per_party, or by_class=false."),
-    ("shard(per_party=1,by_class=true)", 600, "600 shards cannot be 10 classes cut in equally many of at least one sample"),
-    ("shard(per_party=2,by_class=perhaps)", 5, "by_class of shard must be true or false, not 'perhaps'."),
-    ("shard(per_party=2,by_class=1)", 5, "by_class of shard must be true or false, not '1'."),
-    ("pathological(equal=0)", 5, "equal of pathological must be true or false, not '0'."),
-    ("pathological(even=true)", 5, "There is no option of pathological called 'even'."),
-    ("quantity(beta=0)", 5, "beta of quantity must be more than 0"),
-    ("quantity(min=61)", 10, "quantity with min=61 needs 610 samples"),
-    ("lognormal(sigma=0)", 5, "sigma of lognormal must be more than 0"),
-    ("lognormal(sigma=101)", 5, "sigma of lognormal must be more than 0 and at most 100, not 101.0."),
-    ("lognormal(min=61)", 10, "lognormal with min=61 needs 610 samples"),
-    ("iid(3)", 5, "iid takes at most 0 values"),
-    ("iid", 0, "There must be at least one party, not 0."),
-    ("iid", 601, "There are 600 samples to share, too few for 601 parties; use fewer parties."),
-])
+@pytest.mark.parametrize(
+    ("spec", "parties", "message"),
+    [
+        ("dirichelt(alpha=1)", 5, "There is no partition 'dirichelt'. Did you mean 'dirichlet'?"),
+        ("dirichlet", 5, "dirichlet needs alpha, as in dirichlet(alpha=...)."),
+        ("dirichlet(alpha=0)", 5, "alpha of dirichlet must be more than 0 and at most 1e+06, not 0.0."),
+        ("dirichlet(alpha=-1)", 5, "alpha of dirichlet must be more than 0"),
+        ("dirichlet(alpha=nan)", 5, "alpha of dirichlet must be more than 0"),
+        ("dirichlet(alpha=inf)", 5, "alpha of dirichlet must be more than 0"),
+        ("dirichlet(alpha=much)", 5, "alpha of dirichlet must be a number, not 'much'."),
+        ("dirichlet(alpha=1,min=0)", 5, "min of dirichlet must be at least 1, not 0."),
+        ("dirichlet(alpha=1,mim=3)", 5, "no option of dirichlet called 'mim'. Did you mean 'min'?"),
+        ("dirichlet(alpha=1,min=100)", 7, "needs 700 samples for 7 parties, but there are 600; use a smaller min or fewer"),
+        ("dirichlet(alpha=0.01)", 50, "use a smaller min, a larger alpha or fewer parties."),
+        ("pathological(classes=11)", 5, "classes of pathological must be from 1 to 10, as the data have, not 11."),
+        ("pathological(classes=0)", 5, "classes of pathological must be from 1 to 10"),
+        ("pathological(classes=2)", 500, "parties would share the"),
+        ("shard(per_party=0)", 5, "per_party of shard must be from 1 to 120 for 5 parties and 600 samples, not 0."),
+        ("shard(per_party=3)", 300, "per_party of shard must be from 1 to 2"),
+        (
+            "shard(per_party=3,by_class=true)",
+            5,
+            "15 shards cannot be 10 classes cut in equally many of at least one sample; use "
+            "other parties or per_party, or by_class=false.",
+        ),
+        ("shard(per_party=1,by_class=true)", 600, "600 shards cannot be 10 classes cut in equally many of at least one sample"),
+        ("shard(per_party=2,by_class=perhaps)", 5, "by_class of shard must be true or false, not 'perhaps'."),
+        ("shard(per_party=2,by_class=1)", 5, "by_class of shard must be true or false, not '1'."),
+        ("pathological(equal=0)", 5, "equal of pathological must be true or false, not '0'."),
+        ("pathological(even=true)", 5, "There is no option of pathological called 'even'."),
+        ("quantity(beta=0)", 5, "beta of quantity must be more than 0"),
+        ("quantity(min=61)", 10, "quantity with min=61 needs 610 samples"),
+        ("lognormal(sigma=0)", 5, "sigma of lognormal must be more than 0"),
+        ("lognormal(sigma=101)", 5, "sigma of lognormal must be more than 0 and at most 100, not 101.0."),
+        ("lognormal(min=61)", 10, "lognormal with min=61 needs 610 samples"),
+        ("iid(3)", 5, "iid takes at most 0 values"),
+        ("iid", 0, "There must be at least one party, not 0."),
+        ("iid", 601, "There are 600 samples to share, too few for 601 parties; use fewer parties."),
+    ],
+)
 def test_refusals(spec: str, parties: int, message: str) -> None:
     with pytest.raises(Refusal, match=re.escape(message)):
         parts(spec, labels(), parties)

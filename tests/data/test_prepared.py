@@ -23,7 +23,7 @@ from comity.data import Dataset, files, load, prepared
 from comity.data.files import Missing, Way, cache_folder, locate, obtain
 from comity.data.groups import Groups
 from comity.errors import Refusal
-from comity.run import reopen
+from comity.experiments.loop import reopen
 
 
 def pictures() -> Dataset:
@@ -78,14 +78,17 @@ def test_round_trip(kind: str, tmp_path: Path) -> None:
     assert after.fingerprint() == before.fingerprint()
 
 
-@pytest.mark.parametrize(("kind", "spec", "test"), [
-    ("pictures", "natural", "official"),
-    ("pictures", "auto", "common"),
-    ("pictures", "domain(parts=2)|shift|concept", "own(0.25)"),
-    ("pictures", "natural", "tail(0.25)"),
-    ("table", "dirichlet(alpha=1,min=5)", "common"),
-    ("plain", "iid|shift(kinds=texture,noise)", "matched"),
-])
+@pytest.mark.parametrize(
+    ("kind", "spec", "test"),
+    [
+        ("pictures", "natural", "official"),
+        ("pictures", "auto", "common"),
+        ("pictures", "domain(parts=2)|shift|concept", "own(0.25)"),
+        ("pictures", "natural", "tail(0.25)"),
+        ("table", "dirichlet(alpha=1,min=5)", "common"),
+        ("plain", "iid|shift(kinds=texture,noise)", "matched"),
+    ],
+)
 def test_a_federation_is_the_same_and_takes_the_same_split(kind: str, spec: str, test: str, tmp_path: Path) -> None:
     before, after = KINDS[kind](), prepared.read(written(tmp_path, kind))
     fed = before.partition(spec, 3 if "iid" in spec or "dirichlet" in spec else None, seed=4, test=test)
@@ -448,8 +451,9 @@ def test_what_is_not_here_is_said_with_all_ways(place: Path, monkeypatch: pytest
     ways = (Reader().way("a", "b"), Reader().way("c", says="the archive c"))
     with pytest.raises(Missing) as caught:
         obtain("d", ways)
-    assert str(caught.value) == (f"The files of d are not here: put a, b or the archive c into the folder named by COMITY_DATA "
-                                 f"({place}).")
+    assert str(caught.value) == (
+        f"The files of d are not here: put a, b or the archive c into the folder named by COMITY_DATA ({place})."
+    )
     monkeypatch.delenv("COMITY_DATA")
     assert str(Missing("d", ways, "owner/d")) == (
         "The files of d are not here: put a, b or the archive c into a folder and name it with COMITY_DATA; "
@@ -494,8 +498,6 @@ def test_a_run_on_an_imported_folder_is_resumed_from_anywhere(tmp_path: Path, mo
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert reopen(tmp_path / "run").federation.fingerprint() == result.job.federation.fingerprint()
-
-
 
 
 @pytest.mark.filterwarnings("error")

@@ -68,11 +68,10 @@ def test_stratified_keeps_single_samples_unless_there_is_nothing_else() -> None:
     assert stratified(alone, 0.99, np.random.default_rng(0), at_least=1).sum() == 3  # one is left to train on
 
 
-@given(parties=st.integers(1, 30), fraction=st.floats(0.05, 0.9), validation=st.sampled_from([0, 0.1, 0.3]),
-       seed=st.integers(0, 99))
-def test_own_uses_every_sample_once(
-    digits: Dataset, parties: int, fraction: float, validation: float, seed: int
-) -> None:
+@given(
+    parties=st.integers(1, 30), fraction=st.floats(0.05, 0.9), validation=st.sampled_from([0, 0.1, 0.3]), seed=st.integers(0, 99)
+)
+def test_own_uses_every_sample_once(digits: Dataset, parties: int, fraction: float, validation: float, seed: int) -> None:
     fed = digits.partition("dirichlet(alpha=1)", parties, seed, f"own({fraction})", validation)
     assert sorted(indices(fed, "train", "validation", "test")) == list(range(len(digits)))
     assert min(fed.sizes) >= 1
@@ -182,22 +181,25 @@ def test_shifts_and_validation_do_not_change_the_test_part(digits: Dataset) -> N
     assert [s.test for s in one.split.parties.values()] == [s.test for s in two.split.parties.values()]
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"test": "onw"}, "There is no test protocol 'onw'. Did you mean 'own'?"),
-    ({"test": "own(0)"}, "fraction of own must be more than 0 and less than 1, not 0.0."),
-    ({"test": "own(1)"}, "fraction of own must be more than 0 and less than 1, not 1.0."),
-    ({"test": "own(nan)"}, "fraction of own must be more than 0 and less than 1, not nan."),
-    ({"test": "own(half)"}, "fraction of own must be a number, not 'half'."),
-    ({"test": "common(2)"}, "fraction of common must be more than 0 and less than 1, not 2.0."),
-    ({"test": "matched(size=0)"}, "size of matched must be at least 1, not 0."),
-    ({"test": "matched(size=1000)"}, "use size="),
-    ({"test": "matched(fraction=1.5)"}, "fraction of matched must be more than 0"),
-    ({"validation": 1}, "validation must be at least 0 and less than 1, not 1.0."),
-    ({"validation": -0.1}, "validation must be at least 0 and less than 1, not -0.1."),
-    ({"validation": float("nan")}, "validation must be at least 0 and less than 1, not nan."),
-    ({"validation": "some"}, "validation must be a number, not 'some'."),
-    ({"parties": 1797}, "Party 'p0' has 1 sample, but one to train on and one to test on are needed"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"test": "onw"}, "There is no test protocol 'onw'. Did you mean 'own'?"),
+        ({"test": "own(0)"}, "fraction of own must be more than 0 and less than 1, not 0.0."),
+        ({"test": "own(1)"}, "fraction of own must be more than 0 and less than 1, not 1.0."),
+        ({"test": "own(nan)"}, "fraction of own must be more than 0 and less than 1, not nan."),
+        ({"test": "own(half)"}, "fraction of own must be a number, not 'half'."),
+        ({"test": "common(2)"}, "fraction of common must be more than 0 and less than 1, not 2.0."),
+        ({"test": "matched(size=0)"}, "size of matched must be at least 1, not 0."),
+        ({"test": "matched(size=1000)"}, "use size="),
+        ({"test": "matched(fraction=1.5)"}, "fraction of matched must be more than 0"),
+        ({"validation": 1}, "validation must be at least 0 and less than 1, not 1.0."),
+        ({"validation": -0.1}, "validation must be at least 0 and less than 1, not -0.1."),
+        ({"validation": float("nan")}, "validation must be at least 0 and less than 1, not nan."),
+        ({"validation": "some"}, "validation must be a number, not 'some'."),
+        ({"parties": 1797}, "Party 'p0' has 1 sample, but one to train on and one to test on are needed"),
+    ],
+)
 def test_refusals(digits: Dataset, options: dict[str, Any], message: str) -> None:
     with pytest.raises(Refusal, match=re.escape(message)):
         digits.partition("iid", **{"parties": 5, **options})
@@ -209,8 +211,11 @@ def test_a_fraction_of_an_official_test_part_is_refused(official: Dataset) -> No
 
 
 def test_matched_says_how_many_there_are(digits: Dataset) -> None:
-    with pytest.raises(Refusal, match=r"has (3[0-9]) samples in the class proportions of party 'p0', not 50; "
-                                      r"use size=\1 or less, or a larger fraction"):
+    with pytest.raises(
+        Refusal,
+        match=r"has (3[0-9]) samples in the class proportions of party 'p0', not 50; "
+        r"use size=\1 or less, or a larger fraction",
+    ):
         digits.partition("pathological(classes=1)", 10, test="matched(size=50)")
 
 
@@ -228,18 +233,21 @@ def tail(y: list[int], text: str = "tail(0.25)") -> tuple[list[int], list[int]]:
     return learn.tolist(), test.tolist()
 
 
-@pytest.mark.parametrize(("y", "text", "learn", "test"), [
-    ([0] * 8, "tail(0.25)", [0, 1, 2, 3, 4], [6, 7]),
-    ([0] * 8, "tail(0.25,gap=0)", [0, 1, 2, 3, 4, 5], [6, 7]),
-    ([0] * 8, "tail(0.25,gap=3)", [0, 1, 2], [6, 7]),
-    ([0] * 8, "tail(0.5,2)", [0, 1], [4, 5, 6, 7]),
-    ([0, 1] * 4, "tail(0.25)", [0, 1, 2, 3, 4], [6, 7]),  # of each class the last, and their neighbour left out
-    ([0, 0, 0, 0, 1, 1, 1, 1], "tail(0.25)", [0, 1, 5], [3, 7]),  # a neighbour of another class, too
-    ([1, 1, 0, 0, 1, 1, 0, 0], "tail(0.25)", [0, 1, 2, 3], [5, 7]),
-    ([0] * 8 + [1], "tail(0.25)", [0, 1, 2, 3, 4], [6, 7]),  # too few to be tested on
-    ([2] * 12 + [0] * 4, "tail(0.25)", [*range(8), 13], [9, 10, 11, 15]),
-    ([0] * 10 + [1], "tail(0.6,gap=0)", [0, 1, 2, 3, 10], [4, 5, 6, 7, 8, 9]),  # one of each class stays to learn from
-])
+@pytest.mark.parametrize(
+    ("y", "text", "learn", "test"),
+    [
+        ([0] * 8, "tail(0.25)", [0, 1, 2, 3, 4], [6, 7]),
+        ([0] * 8, "tail(0.25,gap=0)", [0, 1, 2, 3, 4, 5], [6, 7]),
+        ([0] * 8, "tail(0.25,gap=3)", [0, 1, 2], [6, 7]),
+        ([0] * 8, "tail(0.5,2)", [0, 1], [4, 5, 6, 7]),
+        ([0, 1] * 4, "tail(0.25)", [0, 1, 2, 3, 4], [6, 7]),  # of each class the last, and their neighbour left out
+        ([0, 0, 0, 0, 1, 1, 1, 1], "tail(0.25)", [0, 1, 5], [3, 7]),  # a neighbour of another class, too
+        ([1, 1, 0, 0, 1, 1, 0, 0], "tail(0.25)", [0, 1, 2, 3], [5, 7]),
+        ([0] * 8 + [1], "tail(0.25)", [0, 1, 2, 3, 4], [6, 7]),  # too few to be tested on
+        ([2] * 12 + [0] * 4, "tail(0.25)", [*range(8), 13], [9, 10, 11, 15]),
+        ([0] * 10 + [1], "tail(0.6,gap=0)", [0, 1, 2, 3, 10], [4, 5, 6, 7, 8, 9]),  # one of each class stays to learn from
+    ],
+)
 def test_tail_by_hand(y: list[int], text: str, learn: list[int], test: list[int]) -> None:
     assert tail(y, text) == (learn, test)
 
@@ -263,8 +271,13 @@ def test_tail_tests_on_what_comes_last_and_keeps_its_distance(y: list[int], frac
 def test_tail_in_a_partition_keeps_the_datas_order_and_no_chance() -> None:
     """Each party's own last quarter: another seed changes the validation part, nothing else."""
     n = 240
-    data = Dataset("steps", torch.arange(float(n))[:, None], torch.arange(n) // 10 % 2, 2,
-                   groups={"who": Groups(("ann", "bob"), np.arange(n) // 120)})
+    data = Dataset(
+        "steps",
+        torch.arange(float(n))[:, None],
+        torch.arange(n) // 10 % 2,
+        2,
+        groups={"who": Groups(("ann", "bob"), np.arange(n) // 120)},
+    )
     feds = [data.partition("natural", seed=s, test="tail(0.25,gap=2)", validation=0.2) for s in (0, 1)]
     for fed in feds:
         for k, share in enumerate(fed.split.parties.values()):
@@ -300,11 +313,14 @@ def test_tail_of_ones_own_arrays() -> None:
         Federation.from_arrays({"north": (x, y)}, test="official")
 
 
-@pytest.mark.parametrize(("y", "text"), [
-    ([0, 1, 2, 3], "tail(0.25)"),  # a quarter of one sample is none
-    ([0, 0, 0, 0], "tail(0.25,gap=3)"),  # nothing is left to learn from
-    ([0, 0], "tail(0.9)"),
-])
+@pytest.mark.parametrize(
+    ("y", "text"),
+    [
+        ([0, 1, 2, 3], "tail(0.25)"),  # a quarter of one sample is none
+        ([0, 0, 0, 0], "tail(0.25,gap=3)"),  # nothing is left to learn from
+        ([0, 0], "tail(0.9)"),
+    ],
+)
 def test_tail_without_enough_samples_is_refused(y: list[int], text: str) -> None:
     with pytest.raises(Refusal, match=r"^Party 'p' has too few samples to set the last [0-9.]+ of each class apart; use own"):
         tail(y, text)
@@ -318,8 +334,16 @@ def sources(n: int = 120, **more: Any) -> Dataset:
     of = np.arange(n) % 3
     held = np.where(of < 2, np.arange(n) // 3 % 4 == 0, np.arange(n) // 3 % 5 == 0)
     more.setdefault("groups", {"source": Groups(("ann", "bob", "cyd"), of)})
-    return Dataset("sources", torch.arange(float(n))[:, None], torch.arange(n) // 3 % 2, 2, mean=(0.0,), std=(1.0,),
-                   official_test=torch.from_numpy(held), **more)
+    return Dataset(
+        "sources",
+        torch.arange(float(n))[:, None],
+        torch.arange(n) // 3 % 2,
+        2,
+        mean=(0.0,),
+        std=(1.0,),
+        official_test=torch.from_numpy(held),
+        **more,
+    )
 
 
 def official_of(data: Dataset, source: int) -> list[int]:
@@ -378,8 +402,14 @@ def test_official_size_beyond_what_there_is_means_all() -> None:
 
 def test_official_test_samples_have_the_partys_shift() -> None:
     x = torch.rand(120, 1, 4, 4)
-    data = Dataset("d", x, torch.arange(120) % 2, 2, official_test=torch.arange(120) % 4 == 0,
-                   groups={"who": Groups(("ann", "bob"), np.arange(120) // 60)})
+    data = Dataset(
+        "d",
+        x,
+        torch.arange(120) % 2,
+        2,
+        official_test=torch.arange(120) % 4 == 0,
+        groups={"who": Groups(("ann", "bob"), np.arange(120) // 60)},
+    )
     fed = data.partition("domain(parts=2)|shift(kinds=none,invert)", test="official")
     plain, inverted = fed.parties["ann-0"].test.x, fed.parties["ann-1"].test.x
     assert torch.equal(plain, (x[:60:4] - 0.5) / 0.5)
@@ -436,8 +466,6 @@ def test_official_size_is_exact_whatever_the_classes() -> None:
     groups = {"who": Groups(("ann",), np.zeros(40, dtype=np.int64))}
     data = Dataset("d", torch.rand(40, 2), y, 10, official_test=torch.arange(40) >= 20, groups=groups)
     assert len(data.partition("natural", test="official(size=15)").parties["ann"].test) == 15
-
-
 
 
 def test_a_gap_beyond_all_samples_is_refused_at_once() -> None:

@@ -67,10 +67,14 @@ BUILD: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
     "femnist": (leaf, {"samples": 4, "y": [0, 1, 0, 1], "groups": {"writer": ("f0001_41", "f0002_11")}}),
     "tiny-imagenet": (tiny, {"samples": 3, "y": [0, 1, 1], "held": [False, False, True]}),
     "cub200": (cub, {"samples": 3, "y": [0, 1, 199], "held": [False, True, False]}),
-    "pacs": (sources("PACS/kfold", ("photo", "art_painting", "cartoon", "sketch"), PACS),
-             {"samples": 140, "groups": {"domain": ("photo", "art_painting", "cartoon", "sketch")}}),
-    "office-caltech": (sources("office_caltech_10", ("amazon", "dslr"), OFFICE),
-                       {"samples": 100, "groups": {"domain": ("amazon", "dslr")}}),
+    "pacs": (
+        sources("PACS/kfold", ("photo", "art_painting", "cartoon", "sketch"), PACS),
+        {"samples": 140, "groups": {"domain": ("photo", "art_painting", "cartoon", "sketch")}},
+    ),
+    "office-caltech": (
+        sources("office_caltech_10", ("amazon", "dslr"), OFFICE),
+        {"samples": 100, "groups": {"domain": ("amazon", "dslr")}},
+    ),
     "domainnet": (domainnet, {"samples": 40, "y": list(range(10)) * 4, "groups": {"domain": ("clipart", "sketch")}}),
     "domainnet-345": (domainnet, {"samples": 44, "y": list(range(11)) * 4, "groups": {"domain": ("clipart", "sketch")}}),
     "market1501": (market, {"samples": 3, "y": [0, 0, 1], "classes": 2, "groups": {"camera": ("camera 1", "camera 2")}}),
@@ -79,8 +83,10 @@ BUILD: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
     "eicu": (eicu, {"samples": 6, "y": [0, 1, 0] * 2, "groups": {"hospital": ("north", "south")}}),
     "har": (har, {"samples": 4, "y": [0, 5, 0, 5], "groups": {"subject": ("person 1", "person 2")}}),
     "adult": (adult, {"samples": 3, "y": [0, 1, 0], "groups": {"doctorate": ("non-phd", "phd")}}),
-    "heart": (heart, {"samples": 8, "y": [0, 1] * 4,
-                      "groups": {"site": ("cleveland", "hungarian", "switzerland", "va_long_beach")}}),
+    "heart": (
+        heart,
+        {"samples": 8, "y": [0, 1] * 4, "groups": {"site": ("cleveland", "hungarian", "switzerland", "va_long_beach")}},
+    ),
     "agnews": (agnews, {"samples": 4, "y": [2, 0, 2, 0]}),
 }
 
@@ -150,34 +156,66 @@ def remove(path: str) -> Callable[[Path], None]:
 TINY, CUB = "tiny-imagenet-200/val/val_annotations.txt", "CUB_200_2011/"
 
 
-@pytest.mark.parametrize(("name", "change", "file", "words"), [
-    ("mnist", lambda root: idx(root / "MNIST" / "raw", "train", "t10k", [0, 12]), "train-labels", ["has the label 12 in row 2"]),
-    ("emnist-letters", lambda root: idx(root, "emnist-letters-train", "emnist-letters-test", [0, 1]), "labels", ["the label 0"]),
-    ("usps", lambda root: usps(root, labels=(0, 10)), "usps.bz2", ["has the label 0 in row 1", "from 1 to 10"]),
-    ("usps", lambda root: usps(root, value=7), "usps.bz2", ["not between -1 and 1"]),
-    ("mnist-m", relabel("mnist_m/mnist_m_train_labels.txt", "png 3", "png 11"), "train_labels.txt", ["label 11 in line 1"]),
-    ("mnist-m", relabel("mnist_m/mnist_m_test_labels.txt", "00000000", "../secret"), "mnist_m_test_labels.txt", ["leads out"]),
-    ("femnist", relabel("femnist/data/test/all_data_0.json", '"y": [1]', '"y": [62]'), "all_data_0.json", ["the label 62"]),
-    ("tiny-imagenet", relabel(TINY, "n01629819", "n99999999"), "val_annotations.txt", ["'n99999999'", "has no folder"]),
-    ("tiny-imagenet", relabel(TINY, "\t44\t62", ""), "val_annotations.txt", ["in line 1, but each line is: a file"]),
-    ("tiny-imagenet", relabel(TINY, "val_0", "../val_0"), "val_annotations.txt", ["leads out of the folder"]),
-    ("tiny-imagenet", remove("tiny-imagenet-200/val/images/val_0.JPEG"), "val_0.JPEG", ["There is no file"]),
-    ("cub200", relabel(f"{CUB}image_class_labels.txt", "3 200", "3 201"), "image_class_labels.txt", ["from 1 to 200"]),
-    ("cub200", relabel(f"{CUB}image_class_labels.txt", "3 200\n", ""), "image_class_labels.txt", ["says nothing of image 3"]),
-    ("cub200", relabel(f"{CUB}train_test_split.txt", "1 1", "1 yes"), "train_test_split.txt", ["'yes' for image '1'"]),
-    ("pacs", lambda root: (root / "PACS/kfold/photo/dog").rename(root / "PACS/kfold/photo/hound"), "photo", ["the class 'dog'"]),
-    ("office-caltech", lambda root: write(root / "office_caltech_10/dslr/mug/notes.txt", "x"), "notes.txt", ["is not a png"]),
-    ("domainnet", relabel("domainnet/sketch_test.txt", "sketch_test.jpg 2", "sketch_test.jpg 5"), "sketch_test.txt",
-     ["has the label '5'", "headphones is 2 elsewhere"]),
-    ("market1501", lambda root: photo(root / MARKET / "bounding_box_train" / "person.jpg"), "person.jpg", ["must begin with"]),
-    ("msmt17", relabel("MSMT17_V1/list_val.txt", "_000_", "-"), "list_val.txt", ["lines are as"]),
-    ("eicu", lambda root: eicu(root, (3, 48, 442)), "north.npz", ["(3, 48, 442)", "(stays, 200, 442)"]),
-    ("eicu", lambda root: eicu(root, y=(0, 1)), "north.npz", ["2 for stays in y but 3 in x"]),
-    ("eicu", lambda root: eicu(root, y=(0, 1, 2)), "north.npz", ["the label 2 in row 3"]),
-    ("adult", relabel("adult.data", "Bachelors", "School"), "adult.data", ["'School' in row 1, which is not a known value"]),
-    ("heart", relabel("processed.va.data", "6,0", "6,7"), "processed.va.data", ["has the num 7 in row 1"]),
-    ("agnews", relabel("ag_news_csv/test.csv", '"1"', '"5"'), "test.csv", ["has the label 5 in row 2"]),
-])
+@pytest.mark.parametrize(
+    ("name", "change", "file", "words"),
+    [
+        (
+            "mnist",
+            lambda root: idx(root / "MNIST" / "raw", "train", "t10k", [0, 12]),
+            "train-labels",
+            ["has the label 12 in row 2"],
+        ),
+        (
+            "emnist-letters",
+            lambda root: idx(root, "emnist-letters-train", "emnist-letters-test", [0, 1]),
+            "labels",
+            ["the label 0"],
+        ),
+        ("usps", lambda root: usps(root, labels=(0, 10)), "usps.bz2", ["has the label 0 in row 1", "from 1 to 10"]),
+        ("usps", lambda root: usps(root, value=7), "usps.bz2", ["not between -1 and 1"]),
+        ("mnist-m", relabel("mnist_m/mnist_m_train_labels.txt", "png 3", "png 11"), "train_labels.txt", ["label 11 in line 1"]),
+        (
+            "mnist-m",
+            relabel("mnist_m/mnist_m_test_labels.txt", "00000000", "../secret"),
+            "mnist_m_test_labels.txt",
+            ["leads out"],
+        ),
+        ("femnist", relabel("femnist/data/test/all_data_0.json", '"y": [1]', '"y": [62]'), "all_data_0.json", ["the label 62"]),
+        ("tiny-imagenet", relabel(TINY, "n01629819", "n99999999"), "val_annotations.txt", ["'n99999999'", "has no folder"]),
+        ("tiny-imagenet", relabel(TINY, "\t44\t62", ""), "val_annotations.txt", ["in line 1, but each line is: a file"]),
+        ("tiny-imagenet", relabel(TINY, "val_0", "../val_0"), "val_annotations.txt", ["leads out of the folder"]),
+        ("tiny-imagenet", remove("tiny-imagenet-200/val/images/val_0.JPEG"), "val_0.JPEG", ["There is no file"]),
+        ("cub200", relabel(f"{CUB}image_class_labels.txt", "3 200", "3 201"), "image_class_labels.txt", ["from 1 to 200"]),
+        ("cub200", relabel(f"{CUB}image_class_labels.txt", "3 200\n", ""), "image_class_labels.txt", ["says nothing of image 3"]),
+        ("cub200", relabel(f"{CUB}train_test_split.txt", "1 1", "1 yes"), "train_test_split.txt", ["'yes' for image '1'"]),
+        (
+            "pacs",
+            lambda root: (root / "PACS/kfold/photo/dog").rename(root / "PACS/kfold/photo/hound"),
+            "photo",
+            ["the class 'dog'"],
+        ),
+        ("office-caltech", lambda root: write(root / "office_caltech_10/dslr/mug/notes.txt", "x"), "notes.txt", ["is not a png"]),
+        (
+            "domainnet",
+            relabel("domainnet/sketch_test.txt", "sketch_test.jpg 2", "sketch_test.jpg 5"),
+            "sketch_test.txt",
+            ["has the label '5'", "headphones is 2 elsewhere"],
+        ),
+        (
+            "market1501",
+            lambda root: photo(root / MARKET / "bounding_box_train" / "person.jpg"),
+            "person.jpg",
+            ["must begin with"],
+        ),
+        ("msmt17", relabel("MSMT17_V1/list_val.txt", "_000_", "-"), "list_val.txt", ["lines are as"]),
+        ("eicu", lambda root: eicu(root, (3, 48, 442)), "north.npz", ["(3, 48, 442)", "(stays, 200, 442)"]),
+        ("eicu", lambda root: eicu(root, y=(0, 1)), "north.npz", ["2 for stays in y but 3 in x"]),
+        ("eicu", lambda root: eicu(root, y=(0, 1, 2)), "north.npz", ["the label 2 in row 3"]),
+        ("adult", relabel("adult.data", "Bachelors", "School"), "adult.data", ["'School' in row 1, which is not a known value"]),
+        ("heart", relabel("processed.va.data", "6,0", "6,7"), "processed.va.data", ["has the num 7 in row 1"]),
+        ("agnews", relabel("ag_news_csv/test.csv", '"1"', '"5"'), "test.csv", ["has the label 5 in row 2"]),
+    ],
+)
 def test_what_is_wrong_is_said(
     name: str, change: Callable[[Path], Any], file: str, words: list[str], here: Path, refuses: Any
 ) -> None:
@@ -201,12 +239,15 @@ def test_a_test_part_of_a_fifth_is_always_the_same(here: Path) -> None:
     kinds = set(zip(data.groups["domain"].of[held].tolist(), data.y.numpy()[held].tolist(), strict=True))
     assert len(kinds) == 20  # one of each class and source
     assert [note.split(":")[1] for note in data.notes] == [
-        " 100 of its 2,533 samples are here.", " caltech, dslr not here, so there are 2 of its sources.",
+        " 100 of its 2,533 samples are here.",
+        " caltech, dslr not here, so there are 2 of its sources.",
         " nothing here says what is for testing, so it is a fifth of each class and source, always the same.",
     ]
     fed = data.partition("auto", test="official")
     assert {name: (len(p.train) + len(p.validation), len(p.test)) for name, p in fed.parties.items()} == {
-        "amazon": (40, 10), "webcam": (40, 10)}
+        "amazon": (40, 10),
+        "webcam": (40, 10),
+    }
 
 
 def test_both_sources_of_heart_name_the_sites_alike(here: Path) -> None:
@@ -221,9 +262,14 @@ def test_both_sources_of_heart_name_the_sites_alike(here: Path) -> None:
     assert original.shape == (22 + 3,)  # trestbps, chol and thalach are missing somewhere
 
 
-@pytest.mark.parametrize(("name", "make", "queries", "gallery", "found"), [
-    ("market1501", market, [1, 3], [0, 1, 1, 3], 2), ("msmt17", msmt, [0], [0], 1), ("veri776", veri, [2], [2, 5], 1),
-])
+@pytest.mark.parametrize(
+    ("name", "make", "queries", "gallery", "found"),
+    [
+        ("market1501", market, [1, 3], [0, 1, 1, 3], 2),
+        ("msmt17", msmt, [0], [0], 1),
+        ("veri776", veri, [2], [2, 5], 1),
+    ],
+)
 def test_query_and_gallery(
     name: str, make: Callable[[Path], None], queries: list[int], gallery: list[int], found: int, here: Path
 ) -> None:
@@ -285,11 +331,20 @@ def test_pickles_need_a_yes_once_and_again_when_the_cache_is_damaged(here: Path,
 # What lies in the folder that COMITY_DATA names where these tests run.
 
 REAL = [
-    ("mnist", 70000, 10000, {}), ("fashion-mnist", 40000, 10000, {}), ("usps", 9298, 2007, {}), ("mnist-m", 9438, 2000, {}),
-    ("svhn", 1083, 340, {}), ("cifar10", 12000, 2000, {}), ("cifar100", 12000, 2000, {}),
+    ("mnist", 70000, 10000, {}),
+    ("fashion-mnist", 40000, 10000, {}),
+    ("usps", 9298, 2007, {}),
+    ("mnist-m", 9438, 2000, {}),
+    ("svhn", 1083, 340, {}),
+    ("cifar10", 12000, 2000, {}),
+    ("cifar100", 12000, 2000, {}),
     ("femnist", 31278, 3243, {"writer": 207}),
-    ("pacs", 2915, 695, {"domain": 4}), ("office-caltech", 611, 156, {"domain": 2}), ("har", 10299, 2947, {"subject": 30}),
-    ("adult", 48842, 16281, {"doctorate": 2}), ("heart", 920, 0, {"site": 4}), ("agnews", 21652, 7600, {}),
+    ("pacs", 2915, 695, {"domain": 4}),
+    ("office-caltech", 611, 156, {"domain": 2}),
+    ("har", 10299, 2947, {"subject": 30}),
+    ("adult", 48842, 16281, {"doctorate": 2}),
+    ("heart", 920, 0, {"site": 4}),
+    ("agnews", 21652, 7600, {}),
 ]
 
 

@@ -142,7 +142,13 @@ def test_parties_take_turns(digits: Dataset) -> None:
 def test_all_kinds_by_default_and_steps_chain(digits: Dataset) -> None:
     fed = digits.partition("iid|shift|shift(kinds=none,invert)", 7)
     assert [s.shift for s in fed.split.parties.values()] == [
-        "none|none", "invert|invert", "rotate|none", "noise|invert", "contrast|none", "blur|invert", "none|none",
+        "none|none",
+        "invert|invert",
+        "rotate|none",
+        "noise|invert",
+        "contrast|none",
+        "blur|invert",
+        "none|none",
     ]
     assert fed.split.partition == "iid|shift|shift(kinds=none,invert)"
 
@@ -189,19 +195,26 @@ def test_matched_test_samples_are_shifted(digits: Dataset) -> None:
 
 @pytest.mark.parametrize("kind", ["rotate", "blur", "texture", "thick", "thin"])
 def test_kinds_for_images_are_refused_for_tables(kind: str) -> None:
-    with pytest.raises(Refusal, match=re.escape(f"The shift {kind} is for images, but a sample here has shape (4,); "
-                                                "use kinds=none,invert,noise,contrast.")):
+    with pytest.raises(
+        Refusal,
+        match=re.escape(
+            f"The shift {kind} is for images, but a sample here has shape (4,); use kinds=none,invert,noise,contrast."
+        ),
+    ):
         table().partition(f"iid|shift(kinds={kind})", 4)
 
 
-@pytest.mark.parametrize(("spec", "message"), [
-    ("iid|shift(kinds=turn)", "There is no kind of shift 'turn'."),
-    ("iid|shift(kinds=rotat,noise)", "There is no kind of shift 'rotat'. Did you mean 'rotate'?"),
-    ("iid|shfit", "There is no step after a partition called 'shfit'. Did you mean 'shift'?"),
-    ("iid|", "is not of the form name"),
-    ("iid|shift(kind=noise)", "There is no option of shift called 'kind'. Did you mean 'kinds'?"),
-    ("iid|shift(kinds=noise", "do not match"),
-])
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("iid|shift(kinds=turn)", "There is no kind of shift 'turn'."),
+        ("iid|shift(kinds=rotat,noise)", "There is no kind of shift 'rotat'. Did you mean 'rotate'?"),
+        ("iid|shfit", "There is no step after a partition called 'shfit'. Did you mean 'shift'?"),
+        ("iid|", "is not of the form name"),
+        ("iid|shift(kind=noise)", "There is no option of shift called 'kind'. Did you mean 'kinds'?"),
+        ("iid|shift(kinds=noise", "do not match"),
+    ],
+)
 def test_refusals(digits: Dataset, spec: str, message: str) -> None:
     with pytest.raises(Refusal, match=re.escape(message)):
         digits.partition(spec, 4)
@@ -214,8 +227,12 @@ def table(low: float = 0, high: float = 1) -> Dataset:
 def test_tables_take_the_shifts_that_need_no_picture() -> None:
     fed = table().partition("iid|shift(kinds=none,invert,noise,contrast)", 4)
     assert fed.shape == (4,)
-    with pytest.raises(Refusal, match=re.escape("The shift rotate is for images, but a sample here has shape (4,); "
-                                                "use kinds=none,invert,noise,contrast.")):
+    with pytest.raises(
+        Refusal,
+        match=re.escape(
+            "The shift rotate is for images, but a sample here has shape (4,); use kinds=none,invert,noise,contrast."
+        ),
+    ):
         table().partition("iid|shift", 4)
 
 

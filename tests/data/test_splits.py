@@ -45,9 +45,7 @@ def test_what_the_file_says(digits: Dataset) -> None:
     assert saved["partition"] == "dirichlet(alpha=0.5)|shift(kinds=none,invert)"
     assert (saved["dataset"], saved["seed"], saved["test"], saved["validation"]) == ("digits", 4, "own(0.25)", 0.1)
     assert [p["shift"] for p in saved["parties"].values()] == ["none", "invert"]
-    assert sorted(i for p in saved["parties"].values() for k in ("train", "validation", "test") for i in p[k]) == [
-        *range(1797)
-    ]
+    assert sorted(i for p in saved["parties"].values() for k in ("train", "validation", "test") for i in p[k]) == [*range(1797)]
 
 
 def test_split_of_own_arrays_round_trips() -> None:
@@ -86,25 +84,26 @@ def change(saved: dict[str, Any], path: str, value: object) -> None:
     saved[last] = value
 
 
-@pytest.mark.parametrize(("path", "value", "message"), [
-    ("fingerprint", "0", "The split was made for other data (dataset 'digits'), not for 'digits' as it is here"),
-    ("seed", "zero", "is not a split that Comity wrote (seed: Input should be a valid integer); use the split.json"),
-    ("seed", True, "is not a split that Comity wrote (seed: "),
-    ("parties", {}, "The split names no parties"),
-    ("parties", [], "is not a split that Comity wrote (parties: "),
-    ("parties.p1.train", [1797], "The split gives party 'p1' sample 1797, but the dataset has samples 0 to 1796."),
-    ("parties.p1.test", [-1], "The split gives party 'p1' sample -1"),
-    ("parties.p1.test", [0.5], "is not a split that Comity wrote (parties.p1.test.0: "),
-    ("parties.p1.test", [], "The split leaves party 'p1' without training or without test samples."),
-    ("parties.p1.train", [], "The split leaves party 'p1' without training or without test samples."),
-    ("parties.p1.shift", "turn", "There is no kind of shift 'turn'"),
-    ("parties.p1.shift", 3, "is not a split that Comity wrote (parties.p1.shift: "),
-    ("test", "mine", "There is no test protocol 'mine'"),
-    ("parties.a/b", {"train": [0], "validation": [], "test": [1]}, "A party cannot be called 'a/b'"),
-])
-def test_damaged_splits_are_refused(
-    digits: Dataset, saved: dict[str, Any], path: str, value: object, message: str
-) -> None:
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("fingerprint", "0", "The split was made for other data (dataset 'digits'), not for 'digits' as it is here"),
+        ("seed", "zero", "is not a split that Comity wrote (seed: Input should be a valid integer); use the split.json"),
+        ("seed", True, "is not a split that Comity wrote (seed: "),
+        ("parties", {}, "The split names no parties"),
+        ("parties", [], "is not a split that Comity wrote (parties: "),
+        ("parties.p1.train", [1797], "The split gives party 'p1' sample 1797, but the dataset has samples 0 to 1796."),
+        ("parties.p1.test", [-1], "The split gives party 'p1' sample -1"),
+        ("parties.p1.test", [0.5], "is not a split that Comity wrote (parties.p1.test.0: "),
+        ("parties.p1.test", [], "The split leaves party 'p1' without training or without test samples."),
+        ("parties.p1.train", [], "The split leaves party 'p1' without training or without test samples."),
+        ("parties.p1.shift", "turn", "There is no kind of shift 'turn'"),
+        ("parties.p1.shift", 3, "is not a split that Comity wrote (parties.p1.shift: "),
+        ("test", "mine", "There is no test protocol 'mine'"),
+        ("parties.a/b", {"train": [0], "validation": [], "test": [1]}, "A party cannot be called 'a/b'"),
+    ],
+)
+def test_damaged_splits_are_refused(digits: Dataset, saved: dict[str, Any], path: str, value: object, message: str) -> None:
     change(saved, path, value)
     with pytest.raises(Refusal, match=re.escape(message)):
         digits.split(Split.from_json(json.dumps(saved)))

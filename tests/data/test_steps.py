@@ -53,16 +53,19 @@ def data(n: int = 240, classes: int = 4, **more: Any) -> Dataset:
 # --- keep
 
 
-@pytest.mark.parametrize(("how", "sizes", "expected"), [
-    ({"samples": 20}, [40, 20, 20], [10, 5, 5]),
-    ({"fraction": 0.25}, [40, 20, 20], [10, 5, 5]),
-    ({"fraction": 0.5}, [8, 4, 2], [4, 2, 1]),
-    ({"samples": 1}, [9], [1]),
-    ({"samples": 9}, [9], [9]),
-    ({"fraction": 1}, [3, 1, 1], [3, 1, 1]),
-    ({"samples": 5}, [3, 1, 1], [3, 1, 1]),
-    ({"fraction": 0.001}, [30], [1]),  # never nothing
-])
+@pytest.mark.parametrize(
+    ("how", "sizes", "expected"),
+    [
+        ({"samples": 20}, [40, 20, 20], [10, 5, 5]),
+        ({"fraction": 0.25}, [40, 20, 20], [10, 5, 5]),
+        ({"fraction": 0.5}, [8, 4, 2], [4, 2, 1]),
+        ({"samples": 1}, [9], [1]),
+        ({"samples": 9}, [9], [9]),
+        ({"fraction": 1}, [3, 1, 1], [3, 1, 1]),
+        ({"samples": 5}, [3, 1, 1], [3, 1, 1]),
+        ({"fraction": 0.001}, [30], [1]),  # never nothing
+    ],
+)
 def test_keep_in_proportion_by_hand(how: dict[str, Any], sizes: list[int], expected: list[int]) -> None:
     for seed in range(5):
         assert kept(sizes, seed, **how).tolist() == expected
@@ -217,23 +220,26 @@ def test_the_order_of_different_steps_does_not_matter() -> None:
     assert all(torch.equal(one.parties[n].train.x, two.parties[n].train.x) for n in one.names)
 
 
-@pytest.mark.parametrize(("spec", "message"), [
-    ("iid|keep", "keep takes either samples or fraction, as in keep(samples=200) or keep(fraction=0.2)."),
-    ("iid|keep(samples=3,fraction=0.5)", "keep takes either samples or fraction"),
-    ("iid|keep(samples=0)", "samples of keep must be at least 1, not 0."),
-    ("iid|keep(samples=-3)", "samples of keep must be at least 1, not -3."),
-    ("iid|keep(samples=1.5)", "samples of keep cannot be '1.5'."),
-    ("iid|keep(fraction=0)", "fraction of keep must be more than 0 and at most 1, not 0.0."),
-    ("iid|keep(fraction=1.1)", "fraction of keep must be more than 0 and at most 1, not 1.1."),
-    ("iid|keep(fraction=nan)", "fraction of keep must be more than 0 and at most 1, not nan."),
-    ("iid|keep(part=0.5)", "There is no option of keep called 'part'."),
-    ("iid|concept(groups=1)", "groups of concept must be at least 2, not 1."),
-    ("iid|concept(groups=x)", "groups of concept must be a whole number, not 'x'."),
-    ("iid|concept|concept(groups=3)", "A partition can have one concept step."),
-    ("iid|kep(samples=3)", "There is no step after a partition called 'kep'. Did you mean 'keep'?"),
-    ("iid|iid", "There is no step after a partition called 'iid'."),
-    ("kep(samples=3)", "There is no partition 'kep'."),
-])
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("iid|keep", "keep takes either samples or fraction, as in keep(samples=200) or keep(fraction=0.2)."),
+        ("iid|keep(samples=3,fraction=0.5)", "keep takes either samples or fraction"),
+        ("iid|keep(samples=0)", "samples of keep must be at least 1, not 0."),
+        ("iid|keep(samples=-3)", "samples of keep must be at least 1, not -3."),
+        ("iid|keep(samples=1.5)", "samples of keep cannot be '1.5'."),
+        ("iid|keep(fraction=0)", "fraction of keep must be more than 0 and at most 1, not 0.0."),
+        ("iid|keep(fraction=1.1)", "fraction of keep must be more than 0 and at most 1, not 1.1."),
+        ("iid|keep(fraction=nan)", "fraction of keep must be more than 0 and at most 1, not nan."),
+        ("iid|keep(part=0.5)", "There is no option of keep called 'part'."),
+        ("iid|concept(groups=1)", "groups of concept must be at least 2, not 1."),
+        ("iid|concept(groups=x)", "groups of concept must be a whole number, not 'x'."),
+        ("iid|concept|concept(groups=3)", "A partition can have one concept step."),
+        ("iid|kep(samples=3)", "There is no step after a partition called 'kep'. Did you mean 'keep'?"),
+        ("iid|iid", "There is no step after a partition called 'iid'."),
+        ("kep(samples=3)", "There is no partition 'kep'."),
+    ],
+)
 def test_refusals(spec: str, message: str) -> None:
     with pytest.raises(Refusal, match=re.escape(message)):
         data().partition(spec, 4)
@@ -260,8 +266,10 @@ def test_keeping_nearly_all_keeps_rare_classes_as_often_as_others() -> None:
 @pytest.mark.parametrize(("classes", "groups"), [(2, 2), (3, 3)])
 def test_every_group_has_a_concept_of_its_own(classes: int, groups: int) -> None:
     for seed in range(20):
-        found = [names or tuple(range(classes)) for names in
-                 labels(data(classes=classes).partition(f"iid|concept(groups={groups})", groups, seed=seed))]
+        found = [
+            names or tuple(range(classes))
+            for names in labels(data(classes=classes).partition(f"iid|concept(groups={groups})", groups, seed=seed))
+        ]
         assert len(set(found)) == groups
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import comity
-from comity.plan import traffic
+from comity.studies.plan import traffic
 
 TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 

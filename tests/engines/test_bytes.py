@@ -13,14 +13,14 @@ from matrix import GOSSIP, ragged, run
 from torch import Tensor, nn
 
 import comity
-from comity import plan
 from comity.algorithms.dbe import OFFSET
 from comity.core import Sealed, payload, seal
 from comity.core.algorithm import chain
 from comity.core.net import Call
 from comity.core.record import unseal
+from comity.engines.loop import LoopNet
 from comity.measure.summary import KINDS
-from comity.nets.loop import LoopNet
+from comity.studies import plan
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},

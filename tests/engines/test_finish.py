@@ -13,8 +13,10 @@ import torch
 from matrix import ragged, run, tables
 from plain import Trainer, assert_close, assert_equal, stream
 
-from comity import checkpoint, cli, plan
-from comity.job import Quiet
+from comity import cli
+from comity.experiments import checkpoint
+from comity.experiments.build import Quiet
+from comity.studies import plan
 
 TUNED = str(Path(__file__).with_name("tuned.py"))
 PLAIN: dict[str, Any] = {"model": "mlp2(width=12)", "rounds": 3, "lr": 0.1, "engine": "loop"}

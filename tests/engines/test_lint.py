@@ -158,7 +158,7 @@ def engines(tree: ast.Module) -> Iterator[tuple[int, str]]:
             modules = [node.module or "", *(f"{node.module}.{a.name}" for a in node.names)]
             if node.level:
                 yield node.lineno, "relative import"
-        if any(m == "comity.nets" or m.startswith("comity.nets.") for m in modules):
+        if any(m == "comity.engines" or m.startswith("comity.engines.") for m in modules):
             yield node.lineno, "imports an engine"
 
 
@@ -249,7 +249,12 @@ BAD = {
         "record.unseal(parcel)",
     ],
     reaching: ["net.state(3)", "self.net._sites[0]", "net.deliver(call, mail, {})"],
-    engines: ["import comity.nets.loop", "from comity.nets import loop", "from comity import nets", "from .. import nets"],
+    engines: [
+        "import comity.engines.loop",
+        "from comity.engines import loop",
+        "from comity import engines",
+        "from .. import engines",
+    ],
 }
 GOOD = {
     draws: [

@@ -20,16 +20,18 @@ from plain import Trainer, assert_close, assert_equal, cross_entropy, features, 
 from torch import Tensor
 
 import comity
-from comity import checkpoint, cli, plan
+from comity import cli
 from comity.algorithms.dbe import OFFSET
-from comity.checkpoint import Checkpoints
 from comity.core import Algorithm, Batch, Key, Params, trainable
 from comity.core.algorithm import chain
 from comity.core.codec import flatten
 from comity.core.record import is_record
-from comity.core.site import Site
-from comity.job import Quiet
-from comity.nets.loop import LoopNet
+from comity.engines.loop import LoopNet
+from comity.engines.site import Site
+from comity.experiments import checkpoint
+from comity.experiments.build import Quiet
+from comity.experiments.checkpoint import Checkpoints
+from comity.studies import plan
 
 T = 2
 THERE, LATE = ("north", "east"), ("south", "west")

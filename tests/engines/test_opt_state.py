@@ -11,11 +11,11 @@ from matrix import GOSSIP, ragged, run, short, tables, weights
 from plain import Optimizer, Trainer, assert_close, assert_equal, first, stream
 
 import comity
-from comity import checkpoint
-from comity.checkpoint import Checkpoints
 from comity.core.record import leaves
-from comity.core.site import Home
-from comity.job import Quiet
+from comity.engines.site import Home
+from comity.experiments import checkpoint
+from comity.experiments.build import Quiet
+from comity.experiments.checkpoint import Checkpoints
 
 MODEL = {"model": "mlp2(width=12)", "rounds": 3}
 OPTIMIZERS: dict[str, tuple[dict[str, Any], Optimizer]] = {

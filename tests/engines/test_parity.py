@@ -119,7 +119,7 @@ def test_another_seed_is_another_run(text: str, tmp_path: Path) -> None:
 
 def test_the_order_of_replies_does_not_matter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Parties that answer in reverse give the same bits: replies are reduced in party order."""
-    from comity.nets.loop import LoopNet
+    from comity.engines.loop import LoopNet
 
     deliver = LoopNet.deliver
 

@@ -21,10 +21,11 @@ from matrix import tables, weights
 from test_resume import Interrupt, Kill, Watch
 
 import comity
-from comity import checkpoint, cli
+from comity import cli
 from comity.core import Params
-from comity.job import Quiet
-from comity.run import Course
+from comity.experiments import checkpoint
+from comity.experiments.build import Quiet
+from comity.experiments.loop import Course
 
 TUNED = str(Path(__file__).with_name("tuned.py"))
 MANY = 25
@@ -95,17 +96,20 @@ def ends(accuracies: list[float], patience: int | None, rounds: int) -> int:
     return t
 
 
-@pytest.mark.parametrize(("accuracies", "patience", "last"), [
-    ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], 1, 6),  # always better: all rounds
-    ([0.5, 0.5, 0.9, 0.9, 0.9, 0.9, 0.9], 1, 2),  # equal is no better; one round more, whatever it brings
-    ([0.5, 0.4, 0.6, 0.5, 0.6, 0.9, 0.9], 2, 5),  # best in round 2, not in 3 and 4, so 5 is the last
-    ([0.5, 0.4, 0.6, 0.5, 0.7, 0.6, 0.6], 2, 6),
-    ([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], 3, 4),  # nothing right at all counts like any other
-    ([0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], 5, 6),
-    ([0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], 6, 6),
-    ([0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], 100, 6),
-    ([0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], None, 6),
-])
+@pytest.mark.parametrize(
+    ("accuracies", "patience", "last"),
+    [
+        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], 1, 6),  # always better: all rounds
+        ([0.5, 0.5, 0.9, 0.9, 0.9, 0.9, 0.9], 1, 2),  # equal is no better; one round more, whatever it brings
+        ([0.5, 0.4, 0.6, 0.5, 0.6, 0.9, 0.9], 2, 5),  # best in round 2, not in 3 and 4, so 5 is the last
+        ([0.5, 0.4, 0.6, 0.5, 0.7, 0.6, 0.6], 2, 6),
+        ([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], 3, 4),  # nothing right at all counts like any other
+        ([0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], 5, 6),
+        ([0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], 6, 6),
+        ([0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], 100, 6),
+        ([0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], None, 6),
+    ],
+)
 def test_the_rule_by_hand(accuracies: list[float], patience: int | None, last: int) -> None:
     assert ends(accuracies, patience, 6) == last
 

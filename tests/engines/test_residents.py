@@ -8,13 +8,13 @@ import pytest
 import torch
 from matrix import GOSSIP, ragged, run, tables, weights
 
-from comity import config
 from comity.core.key import Key
 from comity.core.record import leaves
-from comity.core.residents import ROOM_VARIABLE, Residents, Shelf
+from comity.engines.process import deal
+from comity.engines.site_store import ROOM_VARIABLE, Residents, Shelf
 from comity.errors import Refusal
-from comity.job import Quiet, prepare
-from comity.nets.process import deal
+from comity.experiments import config
+from comity.experiments.build import Quiet, prepare
 
 PERSONAL = ["fedper", "ditto", "fedavg+dbe", "adcol", "fed-sps", "scaffold", GOSSIP]
 SMALL = {"model": "mlp2(width=6)", "rounds": 3, "participation": 0.5}

@@ -18,10 +18,10 @@ from matrix import GOSSIP, VARIANTS, run, short, tables, weights
 from torch import nn
 
 import comity
-from comity import checkpoint
 from comity.core import Params
-from comity.job import Quiet
-from comity.tables import read_ledger, read_metrics
+from comity.experiments import checkpoint
+from comity.experiments.build import Quiet
+from comity.experiments.folder import read_ledger, read_metrics
 
 ROUNDS = 4
 Outcome = tuple[dict[str, bytes], dict[str, Params], dict[str, Any]]
@@ -220,9 +220,7 @@ class Kill(Watch):
 @pytest.mark.parametrize("settings", [{}, {"engine": "process", "workers": 2}], ids=["loop", "process"])
 def test_killed(settings: dict[str, Any], tmp_path: Path) -> None:
     fork = multiprocessing.get_context("fork")
-    victim = fork.Process(
-        target=run, args=("scaffold+dbe", tmp_path), kwargs={"rounds": ROUNDS, "progress": Kill(), **settings}
-    )
+    victim = fork.Process(target=run, args=("scaffold+dbe", tmp_path), kwargs={"rounds": ROUNDS, "progress": Kill(), **settings})
     victim.start()
     victim.join(60)
     assert victim.exitcode == -signal.SIGKILL

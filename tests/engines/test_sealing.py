@@ -23,14 +23,14 @@ from torch import Tensor
 import comity
 from comity.core import Model, seal
 from comity.core.codec import decode, encode
-from comity.core.lock import SECRET, Lock
 from comity.core.record import Cipher, leaves, unseal
-from comity.job import Quiet
-from comity.nets import handover
-from comity.nets.channel import Channel
-from comity.nets.handover import Handover
-from comity.nets.loop import LoopNet
-from comity.nets.process import ProcessNet
+from comity.engines import handover
+from comity.engines.channel import Channel
+from comity.engines.handover import Handover
+from comity.engines.loop import LoopNet
+from comity.engines.process import ProcessNet
+from comity.engines.sealing import SECRET, Lock
+from comity.experiments.build import Quiet
 
 WINDOW = 16
 SMALL: dict[str, Any] = {"model": "linear", "rounds": 2}

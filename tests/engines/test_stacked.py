@@ -12,14 +12,16 @@ import torch
 from matrix import GOSSIP, STEEP, methods, ragged, run, weights
 from torch import nn
 
-from comity import algorithms, config
-from comity.core import Samples, crew, stacked
+from comity import algorithms
+from comity.core import Samples
 from comity.core.algorithm import chain
 from comity.core.alike import Unlike, join
 from comity.core.fit import Fit, Request
 from comity.core.record import leaves
 from comity.core.samples import PartyData
-from comity.job import Job, Quiet, prepare
+from comity.engines.stacked import scheduler, together
+from comity.experiments import config
+from comity.experiments.build import Job, Quiet, prepare
 
 APART = {"apfl", "feduad", "fedufo", "fed-sps", "fedgen(gen_steps=5)"}
 """Methods whose losses draw from their batches' keys or train other models: they say that they do not stack."""
@@ -61,10 +63,10 @@ def after(made: Job) -> list[torch.Tensor]:
 def count(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How many trainings ran together and how many did not."""
     seen = {"together": 0, "alone": 0}
-    together, alone = stacked._together, crew.alone
+    all_at_once, alone = together._together, scheduler.alone
 
     def counted(asked: list[Request]) -> list[Fit] | None:
-        done = together(asked)
+        done = all_at_once(asked)
         seen["together"] += len(asked) if done else 0
         return done
 
@@ -72,8 +74,8 @@ def count(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         seen["alone"] += 1
         return alone(asked)
 
-    monkeypatch.setattr(stacked, "_together", counted)
-    monkeypatch.setattr(crew, "alone", single)
+    monkeypatch.setattr(together, "_together", counted)
+    monkeypatch.setattr(scheduler, "alone", single)
     return seen
 
 
@@ -193,6 +195,7 @@ def test_notes_are_not_lost_where_every_batch_has_a_size_of_its_own(double: None
 
 def test_a_loss_that_writes_runs_alone() -> None:
     """What it wrote would be lost with the copy of it that runs for all."""
+
     def losses(own: Any) -> list[Any]:
         def made(k: int) -> Any:
             mine = own(k)
@@ -213,5 +216,5 @@ def test_a_loss_that_writes_runs_alone() -> None:
 
 def test_blocks_follow_the_cache(monkeypatch: pytest.MonkeyPatch, double: None) -> None:
     """However few parties fit at once, the numbers are the same."""
-    monkeypatch.setattr(crew, "BLOCK_PARTIES", 2)
+    monkeypatch.setattr(scheduler, "BLOCK_PARTIES", 2)
     same("fedavg+dbe")

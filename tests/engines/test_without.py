@@ -13,13 +13,14 @@ import torch
 from matrix import GOSSIP, ragged, run, tables
 
 import comity
-from comity import config, plan
 from comity.core import Key, Net
 from comity.core.codec import flatten
+from comity.engines.loop import LoopNet
 from comity.errors import Refusal
-from comity.job import prepare
-from comity.nets.loop import LoopNet
+from comity.experiments import config
+from comity.experiments.build import prepare
 from comity.parts.bank import Bank, Upload
+from comity.studies import plan
 
 OTHERS = ("north", "south", "west")  # east, the second, is left out: the numbers of those after it change, their streams must not
 ALONE = [  # methods in which nobody has anything from anybody
@@ -189,9 +190,7 @@ def test_the_names_are_a_set() -> None:
 
 def test_the_relays_draw_belongs_to_the_party() -> None:
     """Observations for the second of two are drawn as for the third of three, if the second of three was left out."""
-    uploads = {
-        u: Upload(torch.full((1, 4), u), torch.ones(1), torch.randn(5, 1, 4), torch.ones(1).bool(), {}) for u in (0, 1)
-    }
+    uploads = {u: Upload(torch.full((1, 4), u), torch.ones(1), torch.randn(5, 1, 4), torch.ones(1).bool(), {}) for u in (0, 1)}
 
     def bank(places: list[int]) -> Bank:
         return Bank(1, 4, uploads, dict.fromkeys(uploads, 1), 1, Key.root(0).bits, [], {}, places)

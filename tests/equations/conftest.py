@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from comity.nets.loop import LoopNet
+from comity.engines.loop import LoopNet
 
 torch.set_num_threads(1)
 

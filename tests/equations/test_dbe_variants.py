@@ -298,9 +298,7 @@ class Block(nn.Module):
 
 def resnet18() -> list[nn.Module]:
     """CONV, B1, B2, B3, B4, POOL, with the 7x7 stem."""
-    stem = nn.Sequential(
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
-    )
+    stem = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
     widths = ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2))
     stages = [nn.Sequential(Block(into, out, stride), Block(out, out, 1)) for into, out, stride in widths]
     return [stem, *stages, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())]

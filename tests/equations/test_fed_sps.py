@@ -20,16 +20,17 @@ from torch import Tensor, nn
 from toys import federation, net_of, noise, party_of, rounds, samples, task_of
 
 import comity
-from comity import checkpoint, plan
 from comity.algorithms.fed_sps import FedSps, Group, Own
 from comity.algorithms.solo import Solo
 from comity.core import Empty, Key, Model, Net, Params, PartyData, Samples, Sealed, Task, Training
 from comity.core.record import unseal
-from comity.job import Quiet
-from comity.nets.loop import LoopNet
+from comity.engines.loop import LoopNet
+from comity.experiments import checkpoint
+from comity.experiments.build import Quiet
 from comity.parts.attack import Attack, next_lambda
 from comity.parts.choice import peer_chances, remembered
 from comity.parts.overlap import Help
+from comity.studies import plan
 
 SHAPE, CLASSES = (6,), 3
 SMALL = "mlp2(width=5)"

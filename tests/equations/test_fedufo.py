@@ -24,17 +24,18 @@ from torch import Tensor
 from toys import assert_near, batch_of, distance, federation, net_of, noise, party_of, rounds, same, samples, task_of
 
 import comity
-from comity import checkpoint, plan
 from comity.algorithms import find, options
 from comity.algorithms.feduad import Both, FedUad, Own, Prior
 from comity.algorithms.fedufo import FedUfo
 from comity.core import Batch, Key, Net, Params, Party, Samples, Task, Training, batches
-from comity.job import Quiet
+from comity.experiments import checkpoint
+from comity.experiments.build import Quiet
 from comity.parts.choice import with_the_worst
 from comity.parts.consensus import agreed, class_shares
 from comity.parts.discriminator import discriminator, tell_apart
 from comity.parts.divergence import kl, uniform_cross_entropy
 from comity.parts.server import momentum_step
+from comity.studies import plan
 
 SHAPE, CLASSES, WIDTH = (6,), 4, 5
 MODEL = f"mlp2(width={WIDTH})"

@@ -20,21 +20,23 @@ from torch import Tensor
 from toys import assert_near, batch_of, federation, net_of, noise, party_of, rounds, same, samples, task_of
 
 import comity
-from comity import checkpoint, cli, plan
+from comity import cli
 from comity.algorithms import find, options
 from comity.algorithms.fedavg import FedAvg
 from comity.algorithms.relay import Relay, V
 from comity.algorithms.relay_p2p import Own, RelayP2p
-from comity.config import read
 from comity.core import Batch, Empty, Info, Key, Params, Samples, Sealed, Task, Training
 from comity.core.record import unseal
 from comity.core.task import batchnorm_private
-from comity.job import Quiet
+from comity.engines.loop import LoopNet
+from comity.experiments import checkpoint
+from comity.experiments.build import Quiet
+from comity.experiments.config import read
 from comity.models import build
-from comity.nets.loop import LoopNet
 from comity.parts.bank import Teacher
 from comity.parts.classwise import contrast, one_class, one_class_external, tellable
 from comity.parts.peer import Group
+from comity.studies import plan
 
 SHAPE, C, D = (6,), 3, 5
 MODEL = f"mlp2(width={D})"

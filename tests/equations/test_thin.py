@@ -13,7 +13,7 @@ from torch.func import vmap
 from toys import noise, samples, task_of
 
 from comity.core import Batch, Key, Params, Task, Training, fit
-from comity.core.batched import Tape, cross_entropy, over_rows
+from comity.core.kernels import Tape, cross_entropy, over_rows
 
 training = importlib.import_module("comity.core.fit")  # in the package `fit` is the function
 SHAPE, CLASSES = (5,), 3

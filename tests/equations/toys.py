@@ -12,8 +12,8 @@ from torch import Tensor
 
 import comity
 from comity.core import Algorithm, Batch, Info, Key, Net, Params, Party, PartyData, Samples, Task, Training
+from comity.engines.loop import LoopNet
 from comity.models import build
-from comity.nets.loop import LoopNet
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,7 @@ def net_of(
 ) -> tuple[Net, Any]:
     """A loop net over these parties, all with one task, and the server's state before round 1."""
     parties = [party_of(task, samples, training, i, len(data)) for i, samples in enumerate(data)]
-    info = Info(
-        tuple(p.name for p in parties), tuple(map(len, data)), (task,) * len(data), training, tuple(data[0].x.shape[1:])
-    )
+    info = Info(tuple(p.name for p in parties), tuple(map(len, data)), (task,) * len(data), training, tuple(data[0].x.shape[1:]))
     algorithm.check(info)
     root = Key.root(seed)
     net = LoopNet(algorithm, info, root, participation, parties, lambda count: None)

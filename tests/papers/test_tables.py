@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from comity import algorithms, papers
-from comity.config import experiment
 from comity.data.library import _library
+from comity.experiments.config import experiment
 from comity.papers import Claim, Table
-from comity.reproduce import CONVENTIONS, FIGURES, implemented
 from comity.spec import parse, split
+from comity.studies.reproduce import CONVENTIONS, FIGURES, implemented
 
 NAMES = papers.names()
 LATER = {

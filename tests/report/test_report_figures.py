@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from written import Written, compared, loaded, rows
 
-from comity.compare import Row
+from comity.cli.screen import size
 from comity.core.net import Charge
+from comity.experiments.folder import read_ledger
+from comity.experiments.loop import reopen
 from comity.measure import gains
 from comity.measure.fairness import fairness
 from comity.measure.targets import reached
 from comity.report import report
-from comity.run import reopen
-from comity.screen import size
-from comity.tables import read_ledger
+from comity.studies.compare import Row
 
 METHODS = ("solo", "fedavg", "fed-sps", "adcol")
 SEEDS = (0, 1)

@@ -13,14 +13,14 @@ import pytest
 from written import SMALL, Written, compared, loaded
 
 from comity import Federation, run
-from comity.compare import tune
-from comity.config import experiment
+from comity.cli.screen import size
 from comity.core.net import Ledger
 from comity.errors import Refusal
-from comity.job import Job, Quiet
+from comity.experiments.build import Job, Quiet
+from comity.experiments.config import experiment
+from comity.experiments.loop import Result
 from comity.report import report
-from comity.run import Result
-from comity.screen import size
+from comity.studies.compare import tune
 
 SECTIONS = ["answer", "curves", "gains", "data", "space", "wire", "again"]
 

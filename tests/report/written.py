@@ -10,9 +10,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from comity.compare import Row, compare
-from comity.config import experiment
-from comity.job import Quiet
+from comity.experiments.build import Quiet
+from comity.experiments.config import experiment
+from comity.studies.compare import Row, compare
 
 VOID = {"meta", "link", "img", "input"}
 SMALL: dict[str, Any] = {

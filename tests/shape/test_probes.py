@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import comity
-from comity import checkpoint
 from comity.core import Net, Sealed, seal
 from comity.core.record import leaves, payload, unseal
-from comity.job import Quiet
-from comity.plan import traffic
+from comity.experiments import checkpoint
+from comity.experiments.build import Quiet
+from comity.studies.plan import traffic
 
 METHODS = sorted((Path(__file__).parent / "methods").glob("*.py"))
 TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv")

@@ -8,15 +8,15 @@ from typing import Annotated, Literal
 import typer
 
 from comity.cli.options import Settings, data_app, with_experiment
-from comity.config import experiment
+from comity.experiments.config import experiment
 
 
 @data_app.command("inspect")
 @with_experiment
 def inspect_data(settings: Settings) -> None:
     """Who has what: training samples by party and class."""
-    from comity import screen
-    from comity.job import federation_of
+    from comity.cli import screen
+    from comity.experiments.build import federation_of
 
     asked = experiment(settings)
     federation = federation_of(asked).without(asked.without or ())
@@ -39,14 +39,17 @@ def prepare(
     trust: Annotated[bool, typer.Option("--trust-pickle", help="read files that hold pickles, which can run anything")] = False,
 ) -> None:
     """Read a dataset's files once, so that runs take it from the cache."""
-    from comity import screen
+    from comity.cli import screen
     from comity.data import load
 
     made = load(name, trust)
     parties = ", ".join(f"{len(g.names)} by {by}" for by, g in made.groups.items())
     shape = "x".join(map(str, made.shape))
-    screen.out.print(f"{made.name}: {len(made)} samples of shape {shape}, {made.classes} classes"
-                     + (f", natural parties: {parties}" if parties else ""), soft_wrap=True)
+    screen.out.print(
+        f"{made.name}: {len(made)} samples of shape {shape}, {made.classes} classes"
+        + (f", natural parties: {parties}" if parties else ""),
+        soft_wrap=True,
+    )
     for note in made.notes:
         screen.out.print(note, soft_wrap=True, markup=False)
 
@@ -62,14 +65,15 @@ def import_(
     standardise: Annotated[bool, typer.Option("--standardise", help="each party's columns, by its own figures")] = False,
 ) -> None:
     """Bring one's own federation."""
-    from comity import screen
+    from comity.cli import screen
     from comity.data.importing import import_federation
 
     scale: Literal["none", "own"] = "own" if standardise else "none"
     made = import_federation(source, out, name=name, label=label, size=size, classes=classes, scale=scale)
     (names,) = (g.names for g in made.groups.values())
-    screen.out.print(f"{len(made)} samples of {len(names)} parties ({', '.join(names)}), {made.classes} classes, in {out}",
-                     soft_wrap=True)
+    screen.out.print(
+        f"{len(made)} samples of {len(names)} parties ({', '.join(names)}), {made.classes} classes, in {out}", soft_wrap=True
+    )
     for note in made.notes:
         screen.out.print(note, soft_wrap=True, markup=False)
     screen.out.print(f"Use them with --data {out}", soft_wrap=True)

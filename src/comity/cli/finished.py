@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from comity.checkpoint import write_atomically
 from comity.cli.options import Out, app
+from comity.experiments.checkpoint import write_atomically
 
 Some = Annotated[str | None, typer.Option(help="only these, as in a,b")]
 
@@ -23,9 +23,9 @@ def measure(
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """A finished run's representations (description length, distances, drift), and its accuracy in every paper's convention."""
-    from comity import screen
+    from comity.cli import screen
+    from comity.experiments.loop import check_run
     from comity.measure import conventions, mdl, study
-    from comity.run import check_run
 
     check_run(run_dir)
     chosen = None if layers is None else [part.strip() for part in layers.split(",")]
@@ -65,7 +65,7 @@ def report(
     out: Annotated[Path | None, typer.Option("--out", help="the page's file; DIR/report.html unless told")] = None,
 ) -> None:
     """Write DIR/report.html, one page that shows a run, or a folder of runs."""
-    from comity import screen
+    from comity.cli import screen
     from comity.report import report as write
     from comity.report.static import ranking
 
@@ -80,7 +80,7 @@ def report(
 
 
 def _told(what: str) -> None:
-    from comity import screen
+    from comity.cli import screen
 
     if screen.err.is_terminal:
         screen.err.print(what, style="dim")
@@ -91,8 +91,14 @@ def _figures(entry: dict[str, Any]) -> list[str]:
         return "" if value is None else f"{value:.{digits}f}"
 
     mdl, probe, drift = entry["mdl"] or {}, entry["separability"] or {}, entry["drift"] or {}
-    return [number(mdl.get("nats"), 0), number(mdl.get("bits"), 0), number(entry["frechet"]["mean"]),
-            number(probe.get("accuracy"), 3), number(probe.get("chance"), 3), number(drift.get("relative"), 2)]
+    return [
+        number(mdl.get("nats"), 0),
+        number(mdl.get("bits"), 0),
+        number(entry["frechet"]["mean"]),
+        number(probe.get("accuracy"), 3),
+        number(probe.get("chance"), 3),
+        number(drift.get("relative"), 2),
+    ]
 
 
 @app.command()
@@ -102,11 +108,11 @@ def export(
     out: Out = None,
 ) -> None:
     """A party's model to take along: weights, preprocessing, a script that predicts, a card."""
-    from comity import screen
-    from comity.compare import finished
+    from comity.cli import screen
     from comity.errors import ComityError
-    from comity.export import export as write
-    from comity.run import Result, reopen
+    from comity.experiments.loop import Result, reopen
+    from comity.studies.compare import finished
+    from comity.studies.export import export as write
 
     job = reopen(run_dir)
     if (summary := finished(run_dir)) is None:

@@ -35,7 +35,8 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """What there is."""
-    from comity import algorithms, data, models, papers, screen
+    from comity import algorithms, data, models, papers
+    from comity.cli import screen
 
     makers: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "algorithms": algorithms.catalogue,
@@ -64,7 +65,8 @@ def _meaning(option: Option) -> str:
 @app.command()
 def show(algo: Algo) -> None:
     """A method's card: idea, equations, defaults, options, deviations, bytes in closed form."""
-    from comity import algorithms, screen
+    from comity import algorithms
+    from comity.cli import screen
 
     for part in algo.split("+"):
         card = algorithms.card(part)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from comity.config import Experiment, experiment, read
 from comity.errors import ComityError, Refusal, describe
+from comity.experiments.config import Experiment, experiment, read
 from comity.spec import value
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def resumable(how: str) -> Iterator[None]:
 
 def write_report(folder: Path) -> None:
     """The page at the end of a command; what it cannot show must not fail what was computed."""
-    from comity import screen
+    from comity.cli import screen
     from comity.report import report
 
     try:
@@ -175,6 +175,6 @@ def trackers(names: list[str] | None, home: Path) -> Trackers:
 
 def caution(text: str) -> None:
     """On stdout: stderr is for the one sentence of a run that fails."""
-    from comity import screen
+    from comity.cli import screen
 
     screen.out.print(f"Caution: {text}", markup=False, soft_wrap=True)

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from comity.checkpoint import write_atomically
 from comity.cli.options import Out, Report, Seeds, Track, app, chosen_seeds, resumable, trackers, write_report
 from comity.errors import Refusal, unknown
+from comity.experiments.checkpoint import write_atomically
 
 ScaleOption = Annotated[str, typer.Option("--scale", help="smoke (a minute), reduced (half an hour) or full (the paper's)")]
 Some = Annotated[str | None, typer.Option(help="only these, as in a,b")]
@@ -41,7 +41,9 @@ def reproduce(
     report: Report = True,
 ) -> None:
     """A paper's table again: printed beside measured. The same command goes on where it was stopped."""
-    from comity import papers, reproduce, screen
+    from comity import papers
+    from comity.cli import screen
+    from comity.studies import reproduce
 
     if scale not in papers.SCALES:
         raise Refusal(f"--scale must be one of {', '.join(papers.SCALES)}, not {scale!r}.")
@@ -81,10 +83,26 @@ def reproduce(
     cost = f"{screen.duration(spent.seconds)} of computing, at most {screen.size(spent.memory)} of memory"
     screen.out.print(f"{cost}. The table and the runs are in {folder}", soft_wrap=True)
     asked = {"--columns": columns, "--rows": rows, "--seeds": seeds, "--rounds": rounds}
-    command = shlex.join(["comity", "reproduce", name, "--scale", scale,
-                          *(str(word) for flag, given in asked.items() if given is not None for word in (flag, given))])
-    head = [f"# {name}: {table.title}", "", f"{table.source}. Scale {scale}, seeds {', '.join(map(str, every))}; {cost}.", "",
-            f"`{command}`, run at {reproduce.code_of(done)}.", "", table.notes, ""]
+    command = shlex.join(
+        [
+            "comity",
+            "reproduce",
+            name,
+            "--scale",
+            scale,
+            *(str(word) for flag, given in asked.items() if given is not None for word in (flag, given)),
+        ]
+    )
+    head = [
+        f"# {name}: {table.title}",
+        "",
+        f"{table.source}. Scale {scale}, seeds {', '.join(map(str, every))}; {cost}.",
+        "",
+        f"`{command}`, run at {reproduce.code_of(done)}.",
+        "",
+        table.notes,
+        "",
+    ]
     settings, said = ([f"- {text}" for text in texts] for texts in (reproduce.settings_of(runs), told))
     page = [*head, "Settings of each run:", "", *settings, "", reproduce.markdown(cells), *said, ""]
     write_atomically(folder / "table.md", "\n".join(page))
@@ -96,8 +114,9 @@ def reproduce(
 
 def _costs(runs: list[Any], seeds: int) -> None:
     """What all runs will take here, from one round of each tried with one party."""
-    from comity import reproduce, screen
-    from comity.plan import plan
+    from comity.cli import screen
+    from comity.studies import reproduce
+    from comity.studies.plan import plan
 
     rows, total = [], 0.0
     for run, job in reproduce.jobs(runs):
@@ -107,5 +126,7 @@ def _costs(runs: list[Any], seeds: int) -> None:
         memory = made.data_bytes + made.state_bytes + made.message_bytes
         rows.append([run.name, run.row.title, str(job.experiment.rounds), screen.duration(seconds), screen.size(memory)])
     screen.table(["data", "method", "rounds", "time", "memory"], rows, f"What it will cost here, {seeds} seeds", words=2)
-    screen.out.print(f"together about {screen.duration(total)}, scaled from one round of each tried with one party; "
-                     "memory is beside torch itself")
+    screen.out.print(
+        f"together about {screen.duration(total)}, scaled from one round of each tried with one party; "
+        "memory is beside torch itself"
+    )

@@ -25,21 +25,21 @@ from comity.cli.options import (
     with_experiment,
     write_report,
 )
-from comity.config import Experiment, experiment, read
 from comity.errors import Refusal
+from comity.experiments.config import Experiment, experiment, read
 
 if TYPE_CHECKING:
-    from comity.job import Progress
+    from comity.experiments.build import Progress
 
 
 @app.command()
 @with_experiment
 def run(algo: Algo, settings: Settings, out: Out = None, track: Track = None) -> None:
     """Run one method, or an experiment's file."""
-    from comity import screen
-    from comity.compare import folder_name
-    from comity.job import federation_of, prepare
-    from comity.run import start
+    from comity.cli import screen
+    from comity.experiments.build import federation_of, prepare
+    from comity.experiments.loop import start
+    from comity.studies.compare import folder_name
 
     chosen = chosen_experiment(algo, settings)
     job = prepare(chosen, federation_of(chosen))
@@ -54,9 +54,9 @@ def run(algo: Algo, settings: Settings, out: Out = None, track: Track = None) ->
 @app.command()
 def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], track: Track = None) -> None:
     """Continue a run that was stopped or killed; the result is what it would have been."""
-    from comity import screen
-    from comity.compare import finished
-    from comity.run import check_run, reopen, resume_in
+    from comity.cli import screen
+    from comity.experiments.loop import check_run, reopen, resume_in
+    from comity.studies.compare import finished
 
     check_run(run_dir)
     others = trackers(track, run_dir.resolve().parent)
@@ -69,7 +69,7 @@ def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], track: T
 
 def _finish(folder: Path, summary: dict[str, Any]) -> None:
     """The end of a run on the screen."""
-    from comity import screen
+    from comity.cli import screen
 
     got, sent, took = summary["accuracy"], summary["bytes"], summary["seconds"]
     screen.out.print(
@@ -109,10 +109,11 @@ def compare(
     report: Report = True,
 ) -> None:
     """Run several methods, and SOLO, on one split; end with a table."""
-    from comity import leaving, screen
-    from comity.cli.leaving import announce, show
-    from comity.compare import compare as compare_runs
-    from comity.compare import folder_name
+    from comity.cli import screen
+    from comity.cli.leave_one_out import announce, show
+    from comity.studies import leave_one_out as left_out
+    from comity.studies.compare import compare as compare_runs
+    from comity.studies.compare import folder_name
 
     base = experiment(settings)
     every = chosen_seeds(seeds, base.seed)
@@ -131,20 +132,22 @@ def compare(
         if leave_one_out:
             announce(base, algos, every, only)
         rows = compare_runs(base, algos, every, folder, watched, caution, others)
-        effects = leaving.effects(base, algos, every, folder, watched, only) if leave_one_out else []
+        effects = left_out.effects(base, algos, every, folder, watched, only) if leave_one_out else []
     shown = []
     for row in rows:
         mean, worst = sum(row.accuracy) / len(row.accuracy), sum(row.worst) / len(row.worst)
-        shown.append([
-            row.algorithm,
-            f"{mean:.1%}" + (f" ± {100 * row.spread():.1f}" if several else ""),
-            f"{worst:.1%}",
-            f"{row.gained}/{row.judged}" if row.judged else "",
-            f"{row.hurt}/{row.judged}" if row.judged else "",
-            *([f"{row.joined:.1%} ({100 * (row.joined_gain or 0):+.1f})"] if row.joined is not None else []),
-            *(screen.size(row.bytes[kind]) if row.bytes[kind] else "0" for kind in ("up", "down", "peer")),
-            screen.duration(row.seconds),
-        ])
+        shown.append(
+            [
+                row.algorithm,
+                f"{mean:.1%}" + (f" ± {100 * row.spread():.1f}" if several else ""),
+                f"{worst:.1%}",
+                f"{row.gained}/{row.judged}" if row.judged else "",
+                f"{row.hurt}/{row.judged}" if row.judged else "",
+                *([f"{row.joined:.1%} ({100 * (row.joined_gain or 0):+.1f})"] if row.joined is not None else []),
+                *(screen.size(row.bytes[kind]) if row.bytes[kind] else "0" for kind in ("up", "down", "peer")),
+                screen.duration(row.seconds),
+            ]
+        )
     made = read(folder / "solo" / f"seed-{every[0]}" / "config.toml")  # where `auto` is settled
     title = f"{made.data}, {made.partition}, {made.rounds} rounds" + (f", {len(every)} seeds" if several else "")
     late = ["newcomers"] if base.newcomers else []
@@ -174,9 +177,9 @@ def tune(
     track: Track = None,
 ) -> None:
     """Try a grid of values with equal budgets; choose on validation data."""
-    from comity import screen
-    from comity.compare import folder_name, parse_grid
-    from comity.compare import tune as tune_runs
+    from comity.cli import screen
+    from comity.studies.compare import folder_name, parse_grid
+    from comity.studies.compare import tune as tune_runs
 
     base = chosen_experiment(algo, settings)
     folder = out or free_folder(f"tune-{folder_name(base.algorithm)}")
@@ -194,9 +197,9 @@ def tune(
 @with_experiment
 def plan(algo: Algo, settings: Settings) -> None:
     """Bytes, memory and time before a run."""
-    from comity import screen
-    from comity.job import federation_of, prepare
-    from comity.plan import plan as make
+    from comity.cli import screen
+    from comity.experiments.build import federation_of, prepare
+    from comity.studies.plan import plan as make
 
     chosen = chosen_experiment(algo, settings)
     job = prepare(chosen, federation_of(chosen))

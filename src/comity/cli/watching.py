@@ -18,7 +18,7 @@ def watch(
 ) -> None:
     """Look on while runs go on, or at what they came to; Ctrl-C ends the watching, never the run."""
     with contextlib.suppress(KeyboardInterrupt):
-        from comity import screen, watch
+        from comity.cli import screen, watch
 
         if once or not screen.out.is_terminal:
             watch.once(folder)

@@ -11,9 +11,8 @@ from comity.core.algorithm import (
     mixin,
     option,
 )
-from comity.core.batched import cross_entropy
-from comity.core.batches import Training, batches
 from comity.core.fit import Fit, Loss, Stepper, fit, gradient, run
+from comity.core.kernels import cross_entropy
 from comity.core.key import Key
 from comity.core.moments import Moments
 from comity.core.net import Net
@@ -34,6 +33,7 @@ from comity.core.record import (
 )
 from comity.core.samples import PartyData, Samples
 from comity.core.task import Batch, Task, in_chunks
+from comity.core.training import Training, batches
 from comity.errors import Refusal
 
 __all__ = [

@@ -26,9 +26,7 @@ Work = Callable[[Any, Any, "Party", Key], tuple[Any, Any]]
 """(party state, letter, party, key) -> (new party state, reply): all that ever happens at a party."""
 
 
-def option(
-    default: T, doc: str, minimum: float | None = None, maximum: float | None = None, above: float | None = None
-) -> T:
+def option(default: T, doc: str, minimum: float | None = None, maximum: float | None = None, above: float | None = None) -> T:
     """A method's own constant: its paper's default and what it means, as `comity show` prints them, and its range."""
     bounds = {"at least": minimum, "at most": maximum, "greater than": above}
     return field(default=default, metadata={"doc": doc, "bounds": {k: v for k, v in bounds.items() if v is not None}})

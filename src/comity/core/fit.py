@@ -10,13 +10,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from comity.core.batched import TAPE, SecondOrder, Tape
-from comity.core.batches import Training, batches
+from comity.core.kernels import TAPE, SecondOrder, Tape
 from comity.core.key import Key
 from comity.core.moments import MEMORY, Moments
 from comity.core.record import Params, is_buffer, tree_map
 from comity.core.samples import Samples
 from comity.core.task import Batch
+from comity.core.training import Training, batches
 
 S = TypeVar("S")
 Loss = Callable[[Params, Batch], Tensor]

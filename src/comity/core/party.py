@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from comity.core.batches import Training
 from comity.core.samples import PartyData
 from comity.core.task import Task
+from comity.core.training import Training
 from comity.errors import Refusal
 
 

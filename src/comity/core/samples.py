@@ -32,24 +32,25 @@ class Samples:
         if labels.ndim != 1:
             raise Refusal(f"The y of {whose} must hold one label a sample, but its shape is {labels.shape}.")
         if inputs.ndim == 0 or len(inputs) != len(labels):
-            raise Refusal(f"The x and y of {whose} must be of one length, but their shapes are "
-                          f"{inputs.shape} and {labels.shape}.")
+            raise Refusal(
+                f"The x and y of {whose} must be of one length, but their shapes are {inputs.shape} and {labels.shape}."
+            )
         if len(labels) == 0:
             raise Refusal(f"There are no samples in {whose}; leave it out or give it some.")
         if inputs.ndim == 1 or inputs.size == 0:
-            raise Refusal(f"The x of {whose} must hold a row of numbers for each sample, but its shape is "
-                          f"{inputs.shape}; reshape it to (samples, features) or (samples, channels, height, width).")
+            raise Refusal(
+                f"The x of {whose} must hold a row of numbers for each sample, but its shape is "
+                f"{inputs.shape}; reshape it to (samples, features) or (samples, channels, height, width)."
+            )
         with np.errstate(over="ignore"):  # what overflows becomes infinite and is refused below
             inputs = np.array(inputs, dtype=np.float32, order="C")
         bad = np.flatnonzero(~np.isfinite(inputs.reshape(len(inputs), -1)).all(axis=1))
         if len(bad):
-            raise Refusal(f"The x of {whose} holds values that are not finite (first in sample {bad[0]}); "
-                          "remove or fill them.")
+            raise Refusal(f"The x of {whose} holds values that are not finite (first in sample {bad[0]}); remove or fill them.")
         if not np.isfinite(labels).all() or (labels != np.floor(labels)).any():
             raise Refusal(f"The labels of {whose} must be whole numbers; number the classes 0, 1, 2, ...")
         if labels.min() < 0 or labels.max() >= 2**31:
-            raise Refusal(f"The labels of {whose} run from {labels.min()} to {labels.max()}; "
-                          "number the classes 0, 1, 2, ...")
+            raise Refusal(f"The labels of {whose} run from {labels.min()} to {labels.max()}; number the classes 0, 1, 2, ...")
         return Samples(torch.from_numpy(inputs), torch.from_numpy(np.array(labels, dtype=np.int64)))
 
     def __len__(self) -> int:

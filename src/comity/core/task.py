@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from comity.core.batched import cross_entropy
+from comity.core.kernels import cross_entropy
 from comity.core.key import Key
 from comity.core.record import Params, is_buffer
 from comity.errors import Refusal
@@ -66,9 +66,7 @@ class Task:
 
     def __post_init__(self) -> None:
         if self.cut not in self.network.stages[:-1]:
-            raise Refusal(
-                f"{self.network.name} cannot be cut after {self.cut!r}; it has {', '.join(self.network.stages[:-1])}."
-            )
+            raise Refusal(f"{self.network.name} cannot be cut after {self.cut!r}; it has {', '.join(self.network.stages[:-1])}.")
 
     @cached_property
     def _at(self) -> int:

@@ -78,19 +78,18 @@ class Dataset:
                 raise Refusal(f"The grouping {by!r} of {whose} must be comity.data.Groups(names, of).")
             group.check(by, len(self.y))
         if self.y.max() >= coerce("classes", self.classes, int):
-            raise Refusal(f"A label of {whose} is {int(self.y.max())}, but labels must be less than "
-                          f"classes={self.classes}.")
+            raise Refusal(f"A label of {whose} is {int(self.y.max())}, but labels must be less than classes={self.classes}.")
         if self.x.dim() == 4 and not self._bytes and not 0 <= self.x.min() <= self.x.max() <= 1:
-            raise Refusal(f"The images of {whose} have values from {self.x.min():g} to {self.x.max():g}; "
-                          "bring them to between 0 and 1.")
+            raise Refusal(
+                f"The images of {whose} have values from {self.x.min():g} to {self.x.max():g}; bring them to between 0 and 1."
+            )
         for constant in ("mean", "std"):
             object.__setattr__(self, constant, coerce(constant, getattr(self, constant), tuple[float, ...]))
         if any(len(c) not in (1, self.x.shape[1]) for c in (self.mean, self.std)) or not all(s > 0 for s in self.std):
             raise Refusal(f"mean and std of {whose} must be one number or one a channel, and std more than 0.")
         mask = self.official_test
         if mask is not None and not (
-            isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == self.y.shape
-            and mask.any() and not mask.all()
+            isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == self.y.shape and mask.any() and not mask.all()
         ):
             raise Refusal(f"official_test of {whose} must be a mask with true for some samples and false for others.")
 
@@ -175,9 +174,7 @@ class Dataset:
                 source = common[self.groups[piece.by].of[common] == piece.group]
             learn, held = rule.divide(name, y, mine, common, source, key.fold("test", name).numpy())
             learn, labels = steps.keep(name, y, learn, key), steps.labels(i, self.classes, key)
-            shares[name] = share(
-                name, y, learn, held, validation=validation, key=key, shift=steps.shift(i), labels=labels
-            )
+            shares[name] = share(name, y, learn, held, validation=validation, key=key, shift=steps.shift(i), labels=labels)
         text = "|".join(map(str, [first, *chained]))
         return self._build(Split(self.name, self.fingerprint(), text, test, validation, seed, shares))
 
@@ -185,8 +182,10 @@ class Dataset:
         """The federation of a saved split, exactly as it was."""
         split = source if isinstance(source, Split) else Split.read(source)
         if split.fingerprint != self.fingerprint():
-            raise Refusal(f"The split was made for other data (dataset {split.dataset!r}), not for {self.name!r} as "
-                          "it is here; use the dataset it was made for.")
+            raise Refusal(
+                f"The split was made for other data (dataset {split.dataset!r}), not for {self.name!r} as "
+                "it is here; use the dataset it was made for."
+            )
         split.check(len(self), self.classes)
         return self._build(split)
 

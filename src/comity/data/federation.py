@@ -121,8 +121,10 @@ class Federation:
         """
         rule, validation, seed = read(test), check_validation(validation), coerce("seed", seed, int)
         if not isinstance(rule, Own):
-            raise Refusal(f"Parties that bring their own arrays have no common test set for {test!r}; "
-                          "use own(...) or tail(...), or give each party a test pair.")
+            raise Refusal(
+                f"Parties that bring their own arrays have no common test set for {test!r}; "
+                "use own(...) or tail(...), or give each party a test pair."
+            )
         if not isinstance(parties, Mapping) or not parties:
             raise Refusal("A federation needs a dict with at least one party, as in {'north': (x, y)}.")
         key = Key.root(seed).fold("data")
@@ -182,8 +184,7 @@ def _one_shape(samples: dict[str, Samples]) -> tuple[int, ...]:
     (first, expected), *others = [(owner, s.shape) for owner, s in samples.items()]
     for owner, shape in others:
         if shape != expected:
-            raise Refusal(f"A sample of {owner} has shape {shape}, but one of {first} has {expected}; "
-                          "bring all to one shape.")
+            raise Refusal(f"A sample of {owner} has shape {shape}, but one of {first} has {expected}; bring all to one shape.")
     return expected
 
 
@@ -192,12 +193,13 @@ def _count_classes(samples: dict[str, Samples], classes: int | None) -> int:
     if classes is None:
         inferred = 1 + max(int(s.y.max()) for s in samples.values())
         if inferred > sum(map(len, samples.values())):
-            raise Refusal(f"The labels reach {inferred - 1}, but there are fewer samples than that; "
-                          "number the classes from 0, or say how many there are with classes.")
+            raise Refusal(
+                f"The labels reach {inferred - 1}, but there are fewer samples than that; "
+                "number the classes from 0, or say how many there are with classes."
+            )
         return inferred
     wanted: int = coerce("classes", classes, int)
     for name, part in samples.items():
         if part.y.max() >= wanted:
-            raise Refusal(f"Party {name!r} has the label {int(part.y.max())}, but labels must be less than "
-                          f"classes={wanted}.")
+            raise Refusal(f"Party {name!r} has the label {int(part.y.max())}, but labels must be less than classes={wanted}.")
     return wanted

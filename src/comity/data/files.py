@@ -87,8 +87,10 @@ def obtain(name: str, ways: tuple[Way, ...], trust: bool = False) -> Dataset:
         return keep(replace(made, notes=(*made.notes, *told)) if told else made, kept)
     if refused is not None:
         file = next(iter(refused.values()))
-        raise Refusal(f"{file} holds pickles, which can run anything: get the binary version of {name}, or read it once with "
-                      f"'comity data prepare {name} --trust-pickle'.")
+        raise Refusal(
+            f"{file} holds pickles, which can run anything: get the binary version of {name}, or read it once with "
+            f"'comity data prepare {name} --trust-pickle'."
+        )
     raise Missing(name, ways)
 
 

@@ -24,8 +24,10 @@ class Groups:
         of = self.of
         numbers = isinstance(of, np.ndarray) and of.dtype.kind in "iu" and of.shape == (samples,)
         if not numbers or (samples and not 0 <= of.min() <= of.max() < len(self.names)):
-            raise Refusal(f"The grouping {by!r} must say for each of the {samples} samples which of its {len(self.names)} groups "
-                          "it is of, as a number from 0.")
+            raise Refusal(
+                f"The grouping {by!r} must say for each of the {samples} samples which of its {len(self.names)} groups "
+                "it is of, as a number from 0."
+            )
         if len(set(self.names)) < len(self.names):
             raise Refusal(f"Two groups of the grouping {by!r} have one name.")
         for name in self.names:
@@ -76,8 +78,10 @@ def natural(
     sizes = np.bincount(mine.of, minlength=len(mine.names))
     kept = [g for g in range(len(mine.names)) if sizes[g] >= min][:parties]
     if len(kept) < (parties or 1):
-        raise Refusal(f"Only {len(kept)} of the data's {len(mine.names)} {name} groups have {min} samples or more; "
-                      f"use {f'--parties {len(kept)}' if kept else 'a smaller min'}.")
+        raise Refusal(
+            f"Only {len(kept)} of the data's {len(mine.names)} {name} groups have {min} samples or more; "
+            f"use {f'--parties {len(kept)}' if kept else 'a smaller min'}."
+        )
     return {mine.names[g]: Piece(np.flatnonzero(mine.of == g), name, g) for g in kept}
 
 
@@ -99,8 +103,10 @@ def domain(
     for g in np.unique(mine.of).tolist():
         order = rng.permutation(np.flatnonzero(mine.of == g))
         if len(order) < parts * (take or 1):
-            raise Refusal(f"{mine.names[g]} has {len(order)} samples, too few for {parts} parties of {take or 1}; use "
-                          + (f"take={len(order) // parts} or less." if len(order) >= parts else "fewer parts."))
+            raise Refusal(
+                f"{mine.names[g]} has {len(order)} samples, too few for {parts} parties of {take or 1}; use "
+                + (f"take={len(order) // parts} or less." if len(order) >= parts else "fewer parts.")
+            )
         pieces = order[: parts * take].reshape(parts, take) if take else np.array_split(order, parts)
         for k, piece in enumerate(pieces):
             party = mine.names[g] if parts == 1 else f"{mine.names[g]}-{k}"

@@ -29,8 +29,16 @@ SIZE = 64  # pixels a side, for pictures of many sizes
 TEST = ("test", "validation", "valid", "val")  # which split is the official test part: the first of these that is there
 LABEL = ("label", "labels", "fine_label", "target", "class", "y")
 TEXT = ("text", "sentence", "content", "review")
-PARTIES = {"writer_id": "writer", "domain": "domain", "subject": "subject", "site": "site", "hospital": "hospital",
-           "user": "user", "user_id": "user", "client_id": "client"}  # columns that say whose a sample is
+PARTIES = {
+    "writer_id": "writer",
+    "domain": "domain",
+    "subject": "subject",
+    "site": "site",
+    "hospital": "hospital",
+    "user": "user",
+    "user_id": "user",
+    "client_id": "client",
+}  # columns that say whose a sample is
 NUMBERS = ("int", "uint", "float", "bool", "double")
 OTHERS = "put its files into a folder and name it with COMITY_DATA, or bring them with 'comity data import'"
 Rows = Any  # a split: of the package's own types, which are not there without it
@@ -49,8 +57,10 @@ class Columns:
     def notes(self, every: Iterable[str]) -> tuple[str, ...]:
         """What was chosen."""
         rest = [c for c in every if c not in (self.label, *self.inputs, *self.parties)]
-        return (f"the inputs are the {self.kind} of {', '.join(self.inputs)}, the classes those of {self.label}"
-                f"{'; left out: ' + ', '.join(rest) if rest else ''}.",)
+        return (
+            f"the inputs are the {self.kind} of {', '.join(self.inputs)}, the classes those of {self.label}"
+            f"{'; left out: ' + ', '.join(rest) if rest else ''}.",
+        )
 
 
 def from_hub(name: str) -> Dataset:
@@ -74,17 +84,20 @@ def _load(name: str) -> Mapping[str, Rows]:
     try:
         load = import_module("datasets").load_dataset
     except ImportError as why:
-        raise Refusal(f"{name} is on the Hugging Face hub, which takes the package datasets: pip install 'comity[data]', or "
-                      f"{OTHERS}.") from why
+        raise Refusal(
+            f"{name} is on the Hugging Face hub, which takes the package datasets: pip install 'comity[data]', or {OTHERS}."
+        ) from why
     path, _, configuration = name.partition(":")
     try:
         found = load(path, configuration or None)
     except ConnectionError as why:
-        raise Refusal(f"The Hugging Face hub cannot be reached for {name}: try again where there is a network, or "
-                      f"{OTHERS}.") from why
+        raise Refusal(
+            f"The Hugging Face hub cannot be reached for {name}: try again where there is a network, or {OTHERS}."
+        ) from why
     except Exception as why:  # whatever it says of a name, a configuration or a file that is not there
-        raise Refusal(f"{name} could not be loaded from the Hugging Face hub ({type(why).__name__}): check the name, or "
-                      f"{OTHERS}.") from why
+        raise Refusal(
+            f"{name} could not be loaded from the Hugging Face hub ({type(why).__name__}): check the name, or {OTHERS}."
+        ) from why
     if not isinstance(found, Mapping):
         raise Refusal(f"{name} of the Hugging Face hub has no splits that Comity can use.")
     return found
@@ -144,8 +157,9 @@ def _columns(name: str, features: Mapping[str, Any]) -> Columns:
         return Columns(label, "text", (text,), parties, classes)
     if numeric:
         return Columns(label, "numbers", numeric, parties, classes)
-    raise Refusal(f"{name} of the Hugging Face hub has no pictures, text or numbers that Comity can use; it has "
-                  f"{', '.join(features)}.")
+    raise Refusal(
+        f"{name} of the Hugging Face hub has no pictures, text or numbers that Comity can use; it has {', '.join(features)}."
+    )
 
 
 def _classes(name: str, chosen: Columns, values: list[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:

@@ -167,8 +167,10 @@ def _pictures(found: dict[str, Path], size: int | None) -> dict[str, Party]:
         files[name] = [picture for kind in inner for picture in picture_files(kind)]
     wanted = (size, size) if size is not None else _common_size(files)
     kinds = {name: np.array([picture.parent.name for picture in mine]) for name, mine in files.items()}
-    return {name: Party(found[name], read_images(mine, wanted), kinds[name], np.zeros(len(mine), np.bool_))
-            for name, mine in files.items()}
+    return {
+        name: Party(found[name], read_images(mine, wanted), kinds[name], np.zeros(len(mine), np.bool_))
+        for name, mine in files.items()
+    }
 
 
 def _common_size(files: Mapping[str, list[Path]]) -> tuple[int, int]:
@@ -224,8 +226,10 @@ def _words(parts: Mapping[str, Array], column: str) -> tuple[str, ...]:
         raise Refusal(f"The column {column!r} of party {other!r} has {shown(word)}, but that of party {plain!r} only numbers.")
     found = sorted({str(v) for values in parts.values() for v in values} - {""})
     if len(found) > WORDS:
-        raise Refusal(f"The column {column!r} has {len(found)} different words, more than {WORDS}, so it names no kinds: remove "
-                      "it, or make numbers of it.")
+        raise Refusal(
+            f"The column {column!r} has {len(found)} different words, more than {WORDS}, so it names no kinds: remove "
+            "it, or make numbers of it."
+        )
     return tuple(found)
 
 
@@ -263,8 +267,10 @@ def _scaled(brought: Brought) -> Brought:
         flags = np.isin(learn, (0, 1)).all(over, keepdims=True)
         mean, std = np.where(flags, 0, mean), np.where(flags | (std == 0), 1, std)
         made[name] = party._replace(x=((party.x - mean) / std).astype(np.float32))
-    told = ("columns were standardised at import with the mean and spread of each party's own file (of its training part where "
-            "it has a test part).")
+    told = (
+        "columns were standardised at import with the mean and spread of each party's own file (of its training part where "
+        "it has a test part)."
+    )
     return replace(brought, parties=made, notes=(*brought.notes, told))
 
 
@@ -297,11 +303,15 @@ def _check(parties: dict[str, Party]) -> None:
     first, model = next(iter(parties.items()))
     for name, party in parties.items():
         if party.x.shape[1:] != model.x.shape[1:]:
-            raise Refusal(f"The samples of party {name!r} have shape {party.x.shape[1:]} but those of party {first!r} "
-                          f"{model.x.shape[1:]}: they must agree.")
+            raise Refusal(
+                f"The samples of party {name!r} have shape {party.x.shape[1:]} but those of party {first!r} "
+                f"{model.x.shape[1:]}: they must agree."
+            )
         if party.x.dtype != model.x.dtype:
-            raise Refusal(f"The samples of party {name!r} are of type {party.x.dtype} but those of party {first!r} of type "
-                          f"{model.x.dtype}: they must agree.")
+            raise Refusal(
+                f"The samples of party {name!r} are of type {party.x.dtype} but those of party {first!r} of type "
+                f"{model.x.dtype}: they must agree."
+            )
         if party.test.any() != model.test.any():
             has, lacks = (name, first) if party.test.any() else (first, name)
             raise Refusal(f"Party {has!r} has a test part but party {lacks!r} has none: give all of them one, or none.")
@@ -335,8 +345,10 @@ def _told(
     """What a user should know: what is missing, unused or small."""
     notes = []
     if empty.any():
-        notes.append(f"{empty.mean():.1%} of all values are missing: filled with the mean of the party's own training samples, "
-                     "and a column each says what was filled.")
+        notes.append(
+            f"{empty.mean():.1%} of all values are missing: filled with the mean of the party's own training samples, "
+            "and a column each says what was filled."
+        )
     unused = sorted(set(range(classes)) - set(y.tolist()))
     if unused:
         notes.append(f"no sample has the label {', '.join(map(str, unused[:10]))}{' and others' if len(unused) > 10 else ''}.")

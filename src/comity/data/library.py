@@ -64,8 +64,10 @@ class Entry:
                 continue
         absent = tuple(name for name in self.parts if name not in found)
         if not found:
-            raise Refusal(f"None of the sources of {self.card.name} is here ({', '.join(absent)}): put the files of some of them "
-                          "into a folder and name it with COMITY_DATA.")
+            raise Refusal(
+                f"None of the sources of {self.card.name} is here ({', '.join(absent)}): put the files of some of them "
+                "into a folder and name it with COMITY_DATA."
+            )
         assert self.join
         mark = "-".join(part.fingerprint()[:6] for part in found.values())
         kept = cache_folder() / f"{self.card.name}-{prepared.VERSION}-{mark}"

@@ -35,11 +35,13 @@ def partition_catalogue() -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for name, function in (PARTITIONS | GROUPED).items():
         options = list(inspect.signature(function).parameters.values())[3:]
-        rows.append({
-            "name": name,
-            "description": (inspect.getdoc(function) or "").splitlines()[0],
-            "options": {p.name: None if p.default is p.empty else p.default for p in options},
-        })
+        rows.append(
+            {
+                "name": name,
+                "description": (inspect.getdoc(function) or "").splitlines()[0],
+                "options": {p.name: None if p.default is p.empty else p.default for p in options},
+            }
+        )
     return rows
 
 
@@ -81,14 +83,14 @@ def dirichlet(
         table = _dirichlet_table(sizes, parties, rng, alpha, balanced)
         if table.sum(axis=0).min() >= min:
             return _deal(_by_class(label, rng), table)
-    raise Refusal(f"{TRIES} draws of dirichlet with alpha={alpha} each left one of {parties} parties with fewer than "
-                  f"{min} samples; use a smaller min, a larger alpha or fewer parties.")
+    raise Refusal(
+        f"{TRIES} draws of dirichlet with alpha={alpha} each left one of {parties} parties with fewer than "
+        f"{min} samples; use a smaller min, a larger alpha or fewer parties."
+    )
 
 
 @partition
-def pathological(
-    y: Ints, parties: int, rng: np.random.Generator, *, classes: int = 2, equal: bool = False
-) -> list[Ints]:
+def pathological(y: Ints, parties: int, rng: np.random.Generator, *, classes: int = 2, equal: bool = False) -> list[Ints]:
     """Each party gets samples of exactly so many classes, in unequal amounts.
 
     Classes are dealt like cards, so that all are used as evenly as can be. A class's parties share all of its samples
@@ -103,8 +105,10 @@ def pathological(
     for c, size in enumerate(sizes):
         takers = np.flatnonzero((hands == c).any(axis=1))
         if len(takers) > size:
-            raise Refusal(f"{len(takers)} parties would share the {size} samples of class {present[c]}; "
-                          "use fewer parties or fewer classes a party.")
+            raise Refusal(
+                f"{len(takers)} parties would share the {size} samples of class {present[c]}; "
+                "use fewer parties or fewer classes a party."
+            )
         if len(takers):
             weights = np.ones(len(takers)) if equal else rng.uniform(0.1, 1, len(takers))
             table[c, takers] = 1 + _cut(size - len(takers), weights / weights.sum())
@@ -114,24 +118,26 @@ def pathological(
 
 
 @partition
-def shard(
-    y: Ints, parties: int, rng: np.random.Generator, *, per_party: int = 2, by_class: bool = False
-) -> list[Ints]:
+def shard(y: Ints, parties: int, rng: np.random.Generator, *, per_party: int = 2, by_class: bool = False) -> list[Ints]:
     """Samples sorted by label are cut in equal shards, and each party is dealt so many (McMahan et al. 2017).
 
     `by_class`: each class is cut in equally many shards, so that none holds two classes (FedUFO, section 4.1).
     """
     shards = parties * per_party
     if not 1 <= per_party <= len(y) // parties:
-        raise Refusal(f"per_party of shard must be from 1 to {len(y) // parties} for {parties} parties and {len(y)} "
-                      f"samples, not {per_party}.")
+        raise Refusal(
+            f"per_party of shard must be from 1 to {len(y) // parties} for {parties} parties and {len(y)} "
+            f"samples, not {per_party}."
+        )
     order = _by_class(y, rng)
     if by_class:
         sizes = np.unique(y, return_counts=True)[1]
         each, rest = divmod(shards, len(sizes))
         if rest or each > sizes.min():
-            raise Refusal(f"{shards} shards cannot be {len(sizes)} classes cut in equally many of at least one sample; "
-                          "use other parties or per_party, or by_class=false.")
+            raise Refusal(
+                f"{shards} shards cannot be {len(sizes)} classes cut in equally many of at least one sample; "
+                "use other parties or per_party, or by_class=false."
+            )
         pieces = [piece for one in np.split(order, np.cumsum(sizes)[:-1]) for piece in np.array_split(one, each)]
     else:
         pieces = np.array_split(order, shards)
@@ -204,7 +210,7 @@ def _hands(classes: int, parties: int, rng: np.random.Generator, each: int) -> I
         if len(hand) < each:
             fresh = rng.permutation(classes).tolist()
             fresh = [c for c in fresh if c not in hand] + [c for c in fresh if c in hand]
-            hand, deck = hand + fresh[: each - len(hand)], fresh[each - len(hand):]
+            hand, deck = hand + fresh[: each - len(hand)], fresh[each - len(hand) :]
         hands.append(hand)
     return np.array(hands)
 
@@ -218,5 +224,7 @@ def _check_min(name: str, least: int, parties: int, samples: int) -> None:
     if least < 1:
         raise Refusal(f"min of {name} must be at least 1, not {least}.")
     if parties * least > samples:
-        raise Refusal(f"{name} with min={least} needs {parties * least} samples for {parties} parties, but there are "
-                      f"{samples}; use a smaller min or fewer parties.")
+        raise Refusal(
+            f"{name} with min={least} needs {parties * least} samples for {parties} parties, but there are "
+            f"{samples}; use a smaller min or fewer parties."
+        )

@@ -89,8 +89,9 @@ class Tail(Own):
             dropped[:-step] |= taken[step:]
         learn, test = mine[~taken & ~dropped], mine[taken]
         if not len(learn) or not len(test):
-            raise Refusal(f"Party {party!r} has too few samples to set the last {self.fraction:g} of each class apart; "
-                          "use own(0.25).")
+            raise Refusal(
+                f"Party {party!r} has too few samples to set the last {self.fraction:g} of each class apart; use own(0.25)."
+            )
         return learn, test
 
 
@@ -114,8 +115,10 @@ class Official:
         self, party: str, y: Ints, mine: Ints, common: Ints, source: Ints | None, rng: np.random.Generator
     ) -> tuple[Ints, Ints]:
         if source is None:
-            raise Refusal("official tests each party on its own source's test samples, but this partition follows no "
-                          "sources; use natural or domain, or test on matched or common.")
+            raise Refusal(
+                "official tests each party on its own source's test samples, but this partition follows no "
+                "sources; use natural or domain, or test on matched or common."
+            )
         if not len(source):
             raise Refusal(f"The official test part has no samples of party {party!r}; use own(0.25).")
         if self.size is None or self.size >= len(source):
@@ -153,8 +156,10 @@ class Matched:
         most = int((room[classes] * total // counts[classes]).min())
         size = self.size or most
         if size > most:
-            raise Refusal(f"The common test set has {most} samples in the class proportions of party {party!r}, "
-                          f"not {size}; use size={most} or less, or a larger fraction.")
+            raise Refusal(
+                f"The common test set has {most} samples in the class proportions of party {party!r}, "
+                f"not {size}; use size={most} or less, or a larger fraction."
+            )
         return mine, common[_draw(y[common], _apportion(size * counts / total, size, room, rng), rng)]
 
 
@@ -234,9 +239,7 @@ def _draw(y: Ints, counts: Ints, rng: np.random.Generator) -> Mask:
     return taken
 
 
-def _common_test_set(
-    rule: str, fraction: float | None, y: Ints, official: Mask | None, rng: np.random.Generator
-) -> Mask:
+def _common_test_set(rule: str, fraction: float | None, y: Ints, official: Mask | None, rng: np.random.Generator) -> Mask:
     """The official test samples, or a stratified part of all."""
     if official is None:
         return stratified(y, HELD_OUT if fraction is None else fraction, rng, at_least=1)
@@ -247,8 +250,10 @@ def _common_test_set(
 
 def _check_two(party: str, mine: Ints) -> None:
     if len(mine) < 2:
-        raise Refusal(f"Party {party!r} has {len(mine)} sample, but one to train on and one to test on are needed; "
-                      "give it more samples or use fewer parties.")
+        raise Refusal(
+            f"Party {party!r} has {len(mine)} sample, but one to train on and one to test on are needed; "
+            "give it more samples or use fewer parties."
+        )
 
 
 def _check_fraction(rule: str, fraction: float | None) -> None:

@@ -79,11 +79,14 @@ def apply(shift: str, x: Tensor, key: Key) -> Tensor:
         if kind not in KINDS:
             raise unknown("kind of shift", kind, KINDS)
         if kind in FOR_IMAGES and x.dim() != 4:
-            raise Refusal(f"The shift {kind} is for images, but a sample here has shape {tuple(x.shape[1:])}; "
-                          f"use kinds={','.join(k for k in KINDS if k not in FOR_IMAGES)}.")
+            raise Refusal(
+                f"The shift {kind} is for images, but a sample here has shape {tuple(x.shape[1:])}; "
+                f"use kinds={','.join(k for k in KINDS if k not in FOR_IMAGES)}."
+            )
         if len(x) and not 0 <= x.min() <= x.max() <= 1:
-            raise Refusal(f"The shift {kind} needs values from 0 to 1, but the data run from {x.min():g} to "
-                          f"{x.max():g}; rescale the data.")
+            raise Refusal(
+                f"The shift {kind} needs values from 0 to 1, but the data run from {x.min():g} to {x.max():g}; rescale the data."
+            )
         x = KINDS[kind](x, key.fold(step).numpy())
     return x
 

@@ -50,8 +50,10 @@ class Split:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise Refusal(f"{source} is not a split that Comity wrote ({where or 'as a whole'}: "
-                          f"{first['msg']}); use the split.json of a run.") from error
+            raise Refusal(
+                f"{source} is not a split that Comity wrote ({where or 'as a whole'}: "
+                f"{first['msg']}); use the split.json of a run."
+            ) from error
 
     @staticmethod
     def read(path: str | Path) -> Split:
@@ -74,8 +76,9 @@ class Split:
                 raise Refusal(f"The split leaves party {name!r} without training or without test samples.")
             for index in chain(share.train, share.validation, share.test):
                 if not 0 <= index < samples:
-                    raise Refusal(f"The split gives party {name!r} sample {index}, "
-                                  f"but the dataset has samples 0 to {samples - 1}.")
+                    raise Refusal(
+                        f"The split gives party {name!r} sample {index}, but the dataset has samples 0 to {samples - 1}."
+                    )
         uses = np.zeros(samples, dtype=np.int64)
         for share in self.parties.values():
             np.add.at(uses, list(share.train + share.validation), 1)
@@ -89,8 +92,9 @@ class Split:
 def check_name(name: object) -> None:
     """Refuse a party name that could not stand in a csv file, a file name or a command."""
     if not isinstance(name, str) or not re.fullmatch(r"\w([\w .-]{0,62}\w)?", name):
-        raise Refusal(f"A party cannot be called {name!r}; use up to 64 letters, digits, and inside also "
-                      "spaces, dots and hyphens.")
+        raise Refusal(
+            f"A party cannot be called {name!r}; use up to 64 letters, digits, and inside also spaces, dots and hyphens."
+        )
     if name.lower() == "server":
         raise Refusal(f"A party cannot be called {name!r}, which stands for the server; choose another name.")
 

@@ -14,9 +14,9 @@ from statistics import fmean
 
 from comity.core.net import SERVER, Note
 from comity.errors import ComityError
+from comity.experiments.folder import read_metrics
 from comity.measure.fairness import fairness
 from comity.measure.gain import outcomes
-from comity.tables import read_metrics
 
 WHOM = ("mean", "weighted", "global")
 PAPERS = {

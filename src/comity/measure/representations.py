@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from comity import models
-from comity.checkpoint import Checkpoints
 from comity.core.algorithm import chain
 from comity.core.fit import fit
 from comity.core.key import Key
@@ -31,8 +30,9 @@ from comity.core.samples import Samples
 from comity.core.task import Network, Task
 from comity.data import Federation
 from comity.errors import ComityError, Refusal, unknown
-from comity.job import Job
-from comity.run import reopen
+from comity.experiments.build import Job
+from comity.experiments.checkpoint import Checkpoints
+from comity.experiments.loop import reopen
 
 When = Literal["before", "after"]
 OFFSET = "+offset"

@@ -120,9 +120,7 @@ def separability(
     )
 
 
-def proxy_a(
-    sets: Sequence[Tensor], key: Key, *, hidden: Sequence[int] = (), steps: int = 100, batch: int = 64
-) -> Tensor:
+def proxy_a(sets: Sequence[Tensor], key: Key, *, hidden: Sequence[int] = (), steps: int = 100, batch: int = 64) -> Tensor:
     """Proxy A-distances of all pairs of parties, a symmetric matrix; the pairs' probes are stacked.
 
     The error is the mean of the two parties' own, and in training the smaller party is repeated to the larger one's size: so ½

@@ -15,12 +15,12 @@ from comity import models
 from comity.core.key import Key
 from comity.data import Federation
 from comity.errors import Refusal
+from comity.experiments.loop import reopen
 from comity.measure.drift import Drift, between_parties, over_training
 from comity.measure.frechet import to_union
 from comity.measure.mdl import CHEAP, Settings, curve
 from comity.measure.representations import Representation, chosen_layers, extract
 from comity.measure.separability import LEAST, proxy_a, separability
-from comity.run import reopen
 
 PAIRED = 20  # parties up to which all pairs are told apart
 

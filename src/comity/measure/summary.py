@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from comity.core.net import SERVER, Note
 
 if TYPE_CHECKING:
-    from comity.job import Job
+    from comity.experiments.build import Job
 
 KINDS = ("up", "down", "peer", "setup", "eval")
 
@@ -82,9 +82,7 @@ def _newcomers(rows: list[Note]) -> dict[str, dict[str, float]]:
     return {party: got | {"gain": got["joined"] - got["alone"]} for party, got in found.items()}
 
 
-def summarise(
-    job: Job, rows: list[Note], total: Counter[str], made: dict[str, int], seconds: dict[str, float]
-) -> dict[str, Any]:
+def summarise(job: Job, rows: list[Note], total: Counter[str], made: dict[str, int], seconds: dict[str, float]) -> dict[str, Any]:
     """All that `summary.json` holds; `made` are the rounds and steps."""
     parties = {p.name: p.data for p in job.parties}
     charged = {kind: total[kind] for kind in KINDS}

@@ -54,9 +54,11 @@ def catalogue() -> list[dict[str, str]]:
     rows = []
     for name, make in ZOO.items():
         options = list(inspect.signature(make).parameters.values())[2:]
-        rows.append({
-            "name": name,
-            "description": " ".join((make.__doc__ or "").split()),
-            "options": ", ".join(f"{p.name}={show(p.default)}" for p in options),
-        })
+        rows.append(
+            {
+                "name": name,
+                "description": " ".join((make.__doc__ or "").split()),
+                "options": ", ".join(f"{p.name}={show(p.default)}" for p in options),
+            }
+        )
     return rows

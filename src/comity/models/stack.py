@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core.batched import linear as linear_layer
+from comity.core.kernels import linear as linear_layer
 from comity.core.key import Key
 from comity.core.record import Params
 from comity.errors import Refusal

@@ -146,6 +146,7 @@ def catalogue() -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for name in names():
         made = table(name)
-        rows.append({"name": name, "rows": len(made.rows), "columns": len(made.columns), "description": made.title,
-                     "source": made.source})
+        rows.append(
+            {"name": name, "rows": len(made.rows), "columns": len(made.columns), "description": made.title, "source": made.source}
+        )
     return rows

@@ -37,9 +37,7 @@ def tellable(size: int, rows: int, out_of: int, least: int) -> int:
     return some if some >= least else 0
 
 
-def observations(
-    z: Tensor, y: Tensor, all_counts: Tensor, sets: int, size: int, least: int, key: Key
-) -> tuple[Tensor, Tensor]:
+def observations(z: Tensor, y: Tensor, all_counts: Tensor, sets: int, size: int, least: int, key: Key) -> tuple[Tensor, Tensor]:
     """`sets` times for each class the mean of `size` of its rows drawn anew, and which classes have any; see `tellable`."""
     classes = len(all_counts)
     rows = y.argsort(stable=True).split(torch.bincount(y, minlength=classes).tolist())

@@ -28,9 +28,7 @@ def losses(task: Task, h: Params, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(in_chunks(lambda part: task.logits(h, part), x), y, reduction="none")
 
 
-def overlap(
-    task: Task, h: Params, clean: Samples, bad: Tensor, select: str, use_clean: bool
-) -> tuple[Samples, float, float]:
+def overlap(task: Task, h: Params, clean: Samples, bad: Tensor, select: str, use_clean: bool) -> tuple[Samples, float, float]:
     """Eq. 12: the perturbed samples whose loss under h rose (or did not fall: `geq`; or `all`), their mean loss and share.
 
     `use_clean` takes the selected samples as they were, as the public code does.

@@ -9,8 +9,8 @@ import csv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from comity.checkpoint import write_atomically
 from comity.errors import Refusal, describe, unknown
+from comity.experiments.checkpoint import write_atomically
 from comity.report.blocks import Block, Section, Table, Text
 from comity.report.gather import Group, Method, gather
 from comity.report.page import Page

@@ -13,16 +13,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from comity.config import Experiment, read
 from comity.core.net import Charge, Note
 from comity.data.split import Share, Split
 from comity.errors import Refusal
-from comity.job import Job
+from comity.experiments.build import Job
+from comity.experiments.config import Experiment, read
+from comity.experiments.folder import COLUMNS
+from comity.experiments.loop import HOW, digest, reopen
 from comity.measure.conventions import Line, curve, party_curves
 from comity.measure.gain import outcomes
-from comity.run import HOW, digest, reopen
 from comity.spec import parse
-from comity.tables import COLUMNS
 
 SOLO, CENTRALIZED = "solo", "centralized"
 ASIDE = {"leave-one-out", "exported", "checkpoints", "tape", "tensorboard"}

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from comity.checkpoint import write_atomically
 from comity.data.files import cache_folder
+from comity.experiments.checkpoint import write_atomically
 from comity.report.blocks import Block, Chart, Code, Data, Pictures, Section, Table, Text
 from comity.report.charts import colour_of
 from comity.report.gather import Group

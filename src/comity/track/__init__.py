@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 from comity.core.net import Note
 from comity.errors import Refusal, describe, unknown
-from comity.job import Job
+from comity.experiments.build import Job
+from comity.experiments.folder import read_ledger, read_metrics
 from comity.measure.conventions import curve, party_curves
 from comity.measure.summary import KINDS
 from comity.plugins import call_from_file
-from comity.tables import read_ledger, read_metrics
 
 
 class Tracker(Protocol):

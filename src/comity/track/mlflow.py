@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from comity.checkpoint import write_atomically
+from comity.experiments.checkpoint import write_atomically
 from comity.track import needs
 
 KEPT, STORE, EXPERIMENT = "mlflow.json", "mlflow.db", "comity"

@@ -107,9 +107,18 @@ def test_missing_empty_and_folder(reader: Any, tmp_path: Path, refuses: Any) -> 
         read(path)
 
 
-@pytest.mark.parametrize("other", [
-    b"\0", b"\x1f\x8b", b"PK\3\4", bytes(range(256)) * 20, gzip.compress(b"hello", mtime=0)[:-2], b"<html>404 Not Found</html>\n",
-], ids=["zero", "gzip", "zip", "bytes", "cut gzip", "html"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        b"\0",
+        b"\x1f\x8b",
+        b"PK\3\4",
+        bytes(range(256)) * 20,
+        gzip.compress(b"hello", mtime=0)[:-2],
+        b"<html>404 Not Found</html>\n",
+    ],
+    ids=["zero", "gzip", "zip", "bytes", "cut gzip", "html"],
+)
 def test_other_files(reader: Any, other: bytes, tmp_path: Path, refuses: Any) -> None:
     read, _ = reader
     path = tmp_path / "file"
@@ -124,7 +133,7 @@ def test_damage_anywhere(reader: Any, tmp_path: Path, refuses: Any) -> None:
     path, rng = tmp_path / "file", np.random.default_rng(1)
     for _ in range(60):
         at, size = int(rng.integers(len(content))), int(rng.integers(1, 9))
-        cut = content[:at] if rng.random() < 0.4 else content[:at] + rng.bytes(size) + content[at + size:]
+        cut = content[:at] if rng.random() < 0.4 else content[:at] + rng.bytes(size) + content[at + size :]
         path.write_bytes(cut)
         try:
             read(path)

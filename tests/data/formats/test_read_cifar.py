@@ -60,8 +60,12 @@ def unpack(folder: Path, members: dict[str, bytes]) -> Path:
 @pytest.mark.parametrize("how", ["archive", "folder", "outer folder", "files"])
 def test_good(python: bool, classes: Any, how: str, tmp_path: Path) -> None:
     held = files(classes, python)
-    inner = {(10, False): "cifar-10-batches-bin", (100, False): "cifar-100-binary",
-             (10, True): "cifar-10-batches-py", (100, True): "cifar-100-python"}[classes, python]
+    inner = {
+        (10, False): "cifar-10-batches-bin",
+        (100, False): "cifar-100-binary",
+        (10, True): "cifar-10-batches-py",
+        (100, True): "cifar-100-python",
+    }[classes, python]
     source: Any = pack(tmp_path / "c.tar.gz", held) if how == "archive" else unpack(tmp_path / inner, held)
     if how == "outer folder":
         source = tmp_path
@@ -88,12 +92,15 @@ def test_members_that_lead_elsewhere_are_harmless(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.tar.gz"]
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"data_batch_4.bin": None}, "has no data_batch_4.bin"),
-    ({"data_batch_4.bin": b""}, "0 bytes"),
-    ({"data_batch_4.bin": record(3, 10)[:-1]}, "3073 an image"),
-    ({"data_batch_4.bin": bytes([10]) + bytes(3072)}, "label 10 in row 1"),
-])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"data_batch_4.bin": None}, "has no data_batch_4.bin"),
+        ({"data_batch_4.bin": b""}, "0 bytes"),
+        ({"data_batch_4.bin": record(3, 10)[:-1]}, "3073 an image"),
+        ({"data_batch_4.bin": bytes([10]) + bytes(3072)}, "label 10 in row 1"),
+    ],
+)
 def test_bad_members(change: dict[str, bytes | None], words: str, tmp_path: Path, refuses: Any) -> None:
     held = {name: content for name, content in (files(10) | change).items() if content is not None}
     path = pack(tmp_path / "cifar-10-binary.tar.gz", held)
@@ -116,14 +123,18 @@ def test_a_folder_that_lacks_a_file(tmp_path: Path, refuses: Any) -> None:
         read_cifar_binary(folder)
 
 
-@pytest.mark.parametrize("spoil", [
-    lambda content: content[: len(content) // 2],
-    lambda content: content[:-4],
-    lambda content: content[:-8] + bytes(8),
-    lambda content: gzip.compress(gzip.decompress(content)[:9000]),
-    lambda content: gzip.compress(b"not a tar" * 200),
-    lambda content: b"not gzip",
-], ids=["half", "tail", "checksum", "half tar", "no tar", "no gzip"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: content[:-4],
+        lambda content: content[:-8] + bytes(8),
+        lambda content: gzip.compress(gzip.decompress(content)[:9000]),
+        lambda content: gzip.compress(b"not a tar" * 200),
+        lambda content: b"not gzip",
+    ],
+    ids=["half", "tail", "checksum", "half tar", "no tar", "no gzip"],
+)
 def test_damaged_archives(spoil: Any, tmp_path: Path, refuses: Any) -> None:
     path = pack(tmp_path / "c.tar.gz", files(10))
     path.write_bytes(spoil(path.read_bytes()))
@@ -161,18 +172,21 @@ class TestPickles:
             read_cifar_python(path, True)
         assert not (tmp_path / "EVIL").exists()
 
-    @pytest.mark.parametrize(("content", "words"), [
-        (b"not a pickle", "damaged"),
-        (batch(0, 10)[:-20], "damaged"),
-        (pickle.dumps([1, 2]), "no images"),
-        (pickle.dumps({b"data": images(0)[:, :-1], b"labels": [0, 1]}), "no images"),
-        (pickle.dumps({b"data": images(0).astype(float), b"labels": [0, 1]}), "no images"),
-        (pickle.dumps({b"data": images(0)}), "no list of numbers called labels"),
-        (pickle.dumps({b"data": images(0), b"labels": [0, [1]]}), "no list of numbers"),
-        (pickle.dumps({b"data": images(0), b"labels": [0, 0.5]}), "no list of numbers"),
-        (pickle.dumps({b"data": images(0), b"labels": [0, 10]}), "label 10 in row 2"),
-        (pickle.dumps({b"data": images(0), b"labels": [0]}), "2 images but 1 labels"),
-    ])
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            (b"not a pickle", "damaged"),
+            (batch(0, 10)[:-20], "damaged"),
+            (pickle.dumps([1, 2]), "no images"),
+            (pickle.dumps({b"data": images(0)[:, :-1], b"labels": [0, 1]}), "no images"),
+            (pickle.dumps({b"data": images(0).astype(float), b"labels": [0, 1]}), "no images"),
+            (pickle.dumps({b"data": images(0)}), "no list of numbers called labels"),
+            (pickle.dumps({b"data": images(0), b"labels": [0, [1]]}), "no list of numbers"),
+            (pickle.dumps({b"data": images(0), b"labels": [0, 0.5]}), "no list of numbers"),
+            (pickle.dumps({b"data": images(0), b"labels": [0, 10]}), "label 10 in row 2"),
+            (pickle.dumps({b"data": images(0), b"labels": [0]}), "2 images but 1 labels"),
+        ],
+    )
     def test_bad_batches(self, content: bytes, words: str, tmp_path: Path, refuses: Any) -> None:
         path = tmp_path / "test_batch"
         path.write_bytes(content)

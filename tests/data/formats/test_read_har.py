@@ -40,29 +40,35 @@ def test_good(outer: bool, root: Path) -> None:
 LINE = " ".join(["0.5"] * 128)
 
 
-@pytest.mark.parametrize(("name", "text", "words"), [
-    ("train/Inertial Signals/body_gyro_y_train.txt", "", "is empty"),
-    ("train/Inertial Signals/body_gyro_y_train.txt", " \n", "no numbers"),
-    ("train/Inertial Signals/body_gyro_y_train.txt", f"{LINE}\n0.5 0.5\n", "2 numbers in line 2"),
-    ("train/Inertial Signals/body_gyro_y_train.txt", f"{LINE}\n{LINE[:-3]}abc\n", "other than numbers in line 2"),
-    ("train/Inertial Signals/body_gyro_y_train.txt", f"{LINE[:-3]}nan\n", "line 1"),
-    ("train/Inertial Signals/body_gyro_y_train.txt", f"{LINE[:-3]}1e99\n", "line 1"),
-    ("train/y_train.txt", "1\n2\n7\n", "label 7 in row 3"),
-    ("train/y_train.txt", "1\n2\n0\n", "label 0 in row 3"),
-    ("train/y_train.txt", "1\n2\nx\n", "line 3"),
-    ("test/subject_test.txt", "31\n", "subject 31 in row 1"),
-])
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("train/Inertial Signals/body_gyro_y_train.txt", "", "is empty"),
+        ("train/Inertial Signals/body_gyro_y_train.txt", " \n", "no numbers"),
+        ("train/Inertial Signals/body_gyro_y_train.txt", f"{LINE}\n0.5 0.5\n", "2 numbers in line 2"),
+        ("train/Inertial Signals/body_gyro_y_train.txt", f"{LINE}\n{LINE[:-3]}abc\n", "other than numbers in line 2"),
+        ("train/Inertial Signals/body_gyro_y_train.txt", f"{LINE[:-3]}nan\n", "line 1"),
+        ("train/Inertial Signals/body_gyro_y_train.txt", f"{LINE[:-3]}1e99\n", "line 1"),
+        ("train/y_train.txt", "1\n2\n7\n", "label 7 in row 3"),
+        ("train/y_train.txt", "1\n2\n0\n", "label 0 in row 3"),
+        ("train/y_train.txt", "1\n2\nx\n", "line 3"),
+        ("test/subject_test.txt", "31\n", "subject 31 in row 1"),
+    ],
+)
 def test_bad_files(name: str, text: str, words: str, root: Path, refuses: Any) -> None:
     (root / name).write_text(text)
     with refuses(name, words):
         read_uci_har(root)
 
 
-@pytest.mark.parametrize(("name", "words"), [
-    ("y_test.txt", "2 labels but 1 subjects"),
-    ("subject_test.txt", "1 labels but 2 subjects"),
-    ("Inertial Signals/total_acc_z_test.txt", "1 labels but 2 windows of total_acc_z"),
-])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("y_test.txt", "2 labels but 1 subjects"),
+        ("subject_test.txt", "1 labels but 2 subjects"),
+        ("Inertial Signals/total_acc_z_test.txt", "1 labels but 2 windows of total_acc_z"),
+    ],
+)
 def test_other_lengths(name: str, words: str, root: Path, refuses: Any) -> None:
     path = root / "test" / name
     path.write_text(path.read_text() * 2)

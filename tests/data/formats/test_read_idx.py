@@ -24,9 +24,12 @@ PICTURES = np.arange(2 * 3 * 4).reshape(2, 3, 4)
 GOOD = idx(PICTURES)
 
 
-@given(values=arrays(np.uint8, st.one_of(
-    st.tuples(st.integers(1, 40)), st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(1, 6)))),
-    packed=st.booleans())
+@given(
+    values=arrays(
+        np.uint8, st.one_of(st.tuples(st.integers(1, 40)), st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(1, 6)))
+    ),
+    packed=st.booleans(),
+)
 def test_round_trip(tmp_path_factory: pytest.TempPathFactory, values: np.ndarray[Any, Any], packed: bool) -> None:
     path = tmp_path_factory.mktemp("idx") / "file"
     path.write_bytes(gzip.compress(idx(values)) if packed else idx(values))
@@ -36,20 +39,24 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, values: np.ndarray
     read += 1  # writable
 
 
-@pytest.mark.parametrize(("content", "words"), [
-    (b"\x89PNG\r\n\x1a\n", "not an IDX file"),
-    (b"\0\0", "not an IDX file"),
-    (b"\0\0\x0d\3" + GOOD[4:], "type 0x0d"),
-    (b"\0\0\x08\2" + GOOD[4:], "2 dimensions"),
-    (GOOD[:10], "header"),
-    (GOOD[:-1], "only 23"),
-    (GOOD + b"\0", "more"),
-    (idx(np.zeros((0, 3, 4))), "0 x 3 x 4"),
-    (b"\0\0\x08\3" + b"\xff" * 12 + b"ab", "only 2"),  # claims more bytes than there are in the world
-    (gzip.compress(GOOD, mtime=0)[:-9], "damaged"),
-    (gzip.compress(GOOD, mtime=0)[:-8] + bytes(8), "damaged"),
-    (gzip.compress(b"", mtime=0), "not an IDX file"),
-], ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\x89PNG\r\n\x1a\n", "not an IDX file"),
+        (b"\0\0", "not an IDX file"),
+        (b"\0\0\x0d\3" + GOOD[4:], "type 0x0d"),
+        (b"\0\0\x08\2" + GOOD[4:], "2 dimensions"),
+        (GOOD[:10], "header"),
+        (GOOD[:-1], "only 23"),
+        (GOOD + b"\0", "more"),
+        (idx(np.zeros((0, 3, 4))), "0 x 3 x 4"),
+        (b"\0\0\x08\3" + b"\xff" * 12 + b"ab", "only 2"),  # claims more bytes than there are in the world
+        (gzip.compress(GOOD, mtime=0)[:-9], "damaged"),
+        (gzip.compress(GOOD, mtime=0)[:-8] + bytes(8), "damaged"),
+        (gzip.compress(b"", mtime=0), "not an IDX file"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_bad_files(content: bytes, words: str, tmp_path: Path, refuses: Any) -> None:
     path = tmp_path / "train-images-idx3-ubyte"
     path.write_bytes(content)

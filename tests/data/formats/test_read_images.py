@@ -143,16 +143,19 @@ class TestList:
         assert (x.shape, y.tolist(), y.dtype) == ((2, 3, 4, 4), [7, 0], np.int64)
         assert x[:, 0, 0, 0].tolist() == [10, 20]
 
-    @pytest.mark.parametrize(("text", "words"), [
-        ("sketch/2.png", "line 1"),
-        ("sketch/2.png 0\nsketch/2.png -1", "line 2"),
-        ("sketch/2.png 0.5", "line 1"),
-        ("5", "line 1"),
-        ("sketch/2.png 8", "0 to 7"),
-        ("/etc/passwd 0", "out of the folder"),
-        ("a/../../b.png 0", "out of the folder"),
-        ("\n \n", "names no pictures"),
-    ])
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("sketch/2.png", "line 1"),
+            ("sketch/2.png 0\nsketch/2.png -1", "line 2"),
+            ("sketch/2.png 0.5", "line 1"),
+            ("5", "line 1"),
+            ("sketch/2.png 8", "0 to 7"),
+            ("/etc/passwd 0", "out of the folder"),
+            ("a/../../b.png 0", "out of the folder"),
+            ("\n \n", "names no pictures"),
+        ],
+    )
     def test_bad_lists(self, text: str, words: str, tmp_path: Path, refuses: Any) -> None:
         with refuses("sketch_train.txt", words):
             self.read(tmp_path, text, classes=8)

@@ -50,27 +50,30 @@ def test_every_byte_comes_back(tmp_path: Path) -> None:
     assert np.array_equal(read_leaf(tmp_path).x.reshape(-1), values)
 
 
-@pytest.mark.parametrize(("held", "words"), [
-    ("{", "not json"),
-    ("[" * 100_000, "not json"),
-    ("[]", "not a file of LEAF"),
-    ({"users": [], "num_samples": []}, "not a file of LEAF"),
-    (content(u=(pixels(1), [0])) | {"num_samples": []}, "not a file of LEAF"),
-    (content(u=(pixels(1), [0])) | {"num_samples": [2]}, "'u' has 2 samples, but there are 1"),
-    (content(u=(pixels(1), [0])) | {"user_data": {}}, "no data"),
-    (content(u=(pixels(1), [0])) | {"users": [[]]}, "no data"),
-    (content(u=(pixels(1, 2), [0])), "784 pixels"),
-    (content(u=([[0.5] * 783], [0])), "784 pixels"),
-    (content(u=([[0.5] * 784, [0.5]], [0, 1])), "784 pixels"),
-    (content(u=([["0.5"] * 784], [0])), "784 pixels"),
-    (content(u=([[None] * 784], [0])), "784 pixels"),
-    (content(u=(pixels(1), [[0]])), "784 pixels"),
-    (content(u=(pixels(256), [0])), "between 0 and 1"),
-    (content(u=([[float("nan")] * 784], [0])), "between 0 and 1"),
-    (content(u=(pixels(1), [62])), "label 62 in row 1"),
-    (content(u=(pixels(1), [-1])), "label -1"),
-    (content(u=(pixels(1), [0.5])), "label 0.5"),
-])
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        ("{", "not json"),
+        ("[" * 100_000, "not json"),
+        ("[]", "not a file of LEAF"),
+        ({"users": [], "num_samples": []}, "not a file of LEAF"),
+        (content(u=(pixels(1), [0])) | {"num_samples": []}, "not a file of LEAF"),
+        (content(u=(pixels(1), [0])) | {"num_samples": [2]}, "'u' has 2 samples, but there are 1"),
+        (content(u=(pixels(1), [0])) | {"user_data": {}}, "no data"),
+        (content(u=(pixels(1), [0])) | {"users": [[]]}, "no data"),
+        (content(u=(pixels(1, 2), [0])), "784 pixels"),
+        (content(u=([[0.5] * 783], [0])), "784 pixels"),
+        (content(u=([[0.5] * 784, [0.5]], [0, 1])), "784 pixels"),
+        (content(u=([["0.5"] * 784], [0])), "784 pixels"),
+        (content(u=([[None] * 784], [0])), "784 pixels"),
+        (content(u=(pixels(1), [[0]])), "784 pixels"),
+        (content(u=(pixels(256), [0])), "between 0 and 1"),
+        (content(u=([[float("nan")] * 784], [0])), "between 0 and 1"),
+        (content(u=(pixels(1), [62])), "label 62 in row 1"),
+        (content(u=(pixels(1), [-1])), "label -1"),
+        (content(u=(pixels(1), [0.5])), "label 0.5"),
+    ],
+)
 def test_bad_files(held: Any, words: str, tmp_path: Path, refuses: Any) -> None:
     path = write(tmp_path / "all_data_0.json", held)
     with refuses(path, words):

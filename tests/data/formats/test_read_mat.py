@@ -28,18 +28,21 @@ def test_svhn(y: Any, tmp_path: Path) -> None:
     assert digits.tolist() == [1, 0, 9, 2]
 
 
-@pytest.mark.parametrize(("variables", "words"), [
-    ({"X": X}, "no variable called y"),
-    ({"X": X[:28], "y": Y}, "(28, 32, 3, 4)"),
-    ({"X": X[..., 0], "y": Y}, "(32, 32, 3)"),
-    ({"X": X.astype(float), "y": Y}, "float64"),
-    ({"X": X, "y": Y[:3]}, "4 images but 3 labels"),
-    ({"X": X, "y": Y + 1}, "label 11 in row 2"),
-    ({"X": X, "y": Y + 0.5}, "label 1.5 in row 1"),
-    ({"X": X, "y": np.where(Y == 9, np.nan, Y)}, "label nan in row 3"),
-    ({"X": X, "y": np.array([1, "a"], object)}, "not made of numbers"),
-    ({"X": X, "y": {"a": 1}}, "not made of numbers"),
-])
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"X": X}, "no variable called y"),
+        ({"X": X[:28], "y": Y}, "(28, 32, 3, 4)"),
+        ({"X": X[..., 0], "y": Y}, "(32, 32, 3)"),
+        ({"X": X.astype(float), "y": Y}, "float64"),
+        ({"X": X, "y": Y[:3]}, "4 images but 3 labels"),
+        ({"X": X, "y": Y + 1}, "label 11 in row 2"),
+        ({"X": X, "y": Y + 0.5}, "label 1.5 in row 1"),
+        ({"X": X, "y": np.where(Y == 9, np.nan, Y)}, "label nan in row 3"),
+        ({"X": X, "y": np.array([1, "a"], object)}, "not made of numbers"),
+        ({"X": X, "y": {"a": 1}}, "not made of numbers"),
+    ],
+)
 def test_bad_svhn(variables: dict[str, Any], words: str, tmp_path: Path, refuses: Any) -> None:
     path = save(tmp_path / "train_32x32.mat", **variables)
     with refuses(path, words):
@@ -57,12 +60,16 @@ def test_mat(tmp_path: Path, refuses: Any) -> None:
         read_mat(path, "words")
 
 
-@pytest.mark.parametrize("spoil", [
-    lambda content: content[: len(content) // 2],
-    lambda content: content[:128] + b"\xff" * 200,
-    lambda content: b"not matlab at all" * 20,
-    lambda content: b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + bytes(400),
-], ids=["half", "garbage", "text", "7.3"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: content[:128] + b"\xff" * 200,
+        lambda content: b"not matlab at all" * 20,
+        lambda content: b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + bytes(400),
+    ],
+    ids=["half", "garbage", "text", "7.3"],
+)
 @pytest.mark.parametrize("compressed", [True, False])
 def test_damaged(spoil: Any, compressed: bool, tmp_path: Path, refuses: Any) -> None:
     path = save(tmp_path / "train_32x32.mat", compressed, X=X, y=Y)

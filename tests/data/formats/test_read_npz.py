@@ -52,21 +52,24 @@ def test_nan_only_where_expected(value: float, tmp_path: Path, refuses: Any) -> 
     assert read_npz(path, missing=True)["x"].shape == (2, 2)
 
 
-@pytest.mark.parametrize(("members", "shapes", "words"), [
-    (GOOD, {"z": None}, "no array called z; it has x, y, names"),
-    (GOOD, {"x": (2, 3, 5)}, "(2, 3, 4), but (2, 3, 5)"),
-    (GOOD, {"x": ("n", "h")}, "but (n, h)"),
-    (GOOD, {"y": (3,)}, "(2,), but (3,)"),
-    (GOOD | {"y": np.arange(3)}, {"x": ("n", 3, 4), "y": ("n",)}, "3 for n in y but 2 in x"),
-    ({}, {}, "no arrays"),
-    ({"x": np.array([{}, 1])}, {}, "Python objects in x"),
-    ({"x": np.array([("a", 1)], [("f", object), ("g", int)])}, {}, "Python objects in x"),
-    ({"x": np.array(["2020-01-01"], "M8[D]")}, {}, "datetime64"),
-    ({"x": b"not an array"}, {}, "damaged"),
-    ({"x": npy(np.arange(9))[:-1]}, {}, "not what its length says"),
-    ({"x": npy(np.arange(9)) + b"0"}, {}, "not what its length says"),
-    ({"x": npy(np.zeros((1000, 1000), np.uint8)).replace(b"(1000, 1000)", b"(9000000000,)")[:128]}, {}, "length"),
-])
+@pytest.mark.parametrize(
+    ("members", "shapes", "words"),
+    [
+        (GOOD, {"z": None}, "no array called z; it has x, y, names"),
+        (GOOD, {"x": (2, 3, 5)}, "(2, 3, 4), but (2, 3, 5)"),
+        (GOOD, {"x": ("n", "h")}, "but (n, h)"),
+        (GOOD, {"y": (3,)}, "(2,), but (3,)"),
+        (GOOD | {"y": np.arange(3)}, {"x": ("n", 3, 4), "y": ("n",)}, "3 for n in y but 2 in x"),
+        ({}, {}, "no arrays"),
+        ({"x": np.array([{}, 1])}, {}, "Python objects in x"),
+        ({"x": np.array([("a", 1)], [("f", object), ("g", int)])}, {}, "Python objects in x"),
+        ({"x": np.array(["2020-01-01"], "M8[D]")}, {}, "datetime64"),
+        ({"x": b"not an array"}, {}, "damaged"),
+        ({"x": npy(np.arange(9))[:-1]}, {}, "not what its length says"),
+        ({"x": npy(np.arange(9)) + b"0"}, {}, "not what its length says"),
+        ({"x": npy(np.zeros((1000, 1000), np.uint8)).replace(b"(1000, 1000)", b"(9000000000,)")[:128]}, {}, "length"),
+    ],
+)
 def test_bad_members(members: dict[str, Any], shapes: dict[str, Any], words: str, tmp_path: Path, refuses: Any) -> None:
     path = save(tmp_path / "a.npz", **members)
     with refuses(path, words):
@@ -82,13 +85,17 @@ def test_a_member_that_is_no_array(tmp_path: Path, refuses: Any) -> None:
 
 
 @pytest.mark.parametrize("how", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
-@pytest.mark.parametrize("spoil", [
-    lambda content: content[: len(content) // 2],
-    lambda content: content[2000:],
-    lambda content: content[:1000] + bytes(b ^ 255 for b in content[1000:1100]) + content[1100:],
-    lambda content: npy(np.arange(3)),
-    lambda content: b"PK\5\6",
-], ids=["half", "no beginning", "flipped", "npy", "stub"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: content[2000:],
+        lambda content: content[:1000] + bytes(b ^ 255 for b in content[1000:1100]) + content[1100:],
+        lambda content: npy(np.arange(3)),
+        lambda content: b"PK\5\6",
+    ],
+    ids=["half", "no beginning", "flipped", "npy", "stub"],
+)
 def test_damaged(how: int, spoil: Any, tmp_path: Path, refuses: Any) -> None:
     path = save(tmp_path / "a.npz", how, x=np.random.default_rng(0).integers(0, 256, 5000, np.uint8))
     path.write_bytes(spoil(path.read_bytes()))

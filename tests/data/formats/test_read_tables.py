@@ -33,21 +33,24 @@ class TestCsv:
         table = read_csv(path, header=["a", "b"], delimiter=";", ignore=("|",))
         assert table["b"].tolist() == ["2", "4"]
 
-    @pytest.mark.parametrize(("content", "words"), [
-        ("a,b\n1,2\n3\n", "1 cells in line 3, but 2 columns"),
-        ("a,b\n1,2\n\n3,4,5\n", "3 cells in line 4"),
-        ("a,b\n", "no rows"),
-        ("\n\n \n", "no rows"),
-        ("a,a\n1,2\n", "two columns called 'a'"),
-        ("a,\n1,2\n", "no name for column 2"),
-        ('a,b\n1,"2\n3,4\n', "quotes"),
-        ('a,b\n1,"2"x\n', "line 2"),
-        (f"a,b\n1,{'x' * 200_000}\n", "too long"),
-        (b"a,b\n1,\xff\n", "UTF-8"),
-        (gzip.compress(b"a,b\n1,2\n", mtime=0)[:-3], "damaged"),
-        (gzip.compress(b"a,b\n1,2\n" * 999, mtime=0)[:-60], "damaged"),
-        (gzip.compress(b"", mtime=0), "no rows"),
-    ])
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            ("a,b\n1,2\n3\n", "1 cells in line 3, but 2 columns"),
+            ("a,b\n1,2\n\n3,4,5\n", "3 cells in line 4"),
+            ("a,b\n", "no rows"),
+            ("\n\n \n", "no rows"),
+            ("a,a\n1,2\n", "two columns called 'a'"),
+            ("a,\n1,2\n", "no name for column 2"),
+            ('a,b\n1,"2\n3,4\n', "quotes"),
+            ('a,b\n1,"2"x\n', "line 2"),
+            (f"a,b\n1,{'x' * 200_000}\n", "too long"),
+            (b"a,b\n1,\xff\n", "UTF-8"),
+            (gzip.compress(b"a,b\n1,2\n", mtime=0)[:-3], "damaged"),
+            (gzip.compress(b"a,b\n1,2\n" * 999, mtime=0)[:-60], "damaged"),
+            (gzip.compress(b"", mtime=0), "no rows"),
+        ],
+    )
     def test_bad_files(self, content: str | bytes, words: str, tmp_path: Path, refuses: Any) -> None:
         path = write(tmp_path / "a.csv", content)
         with refuses(path, words):
@@ -82,9 +85,18 @@ class TestParquet:
     def test_good(self, tmp_path: Path) -> None:
         arrow = pytest.importorskip("pyarrow")
         words = arrow.array(["x", None, "z"]).dictionary_encode()
-        table = read_parquet(self.save(tmp_path / "a.parquet", i=[1, 2, 3], j=[1, None, 3], f=[0.5, None, 2.0],
-                                       s=["a", None, "c"], w=words, b=[True, False, True],
-                                       t=arrow.array([1, 2, 3], arrow.int8())))
+        table = read_parquet(
+            self.save(
+                tmp_path / "a.parquet",
+                i=[1, 2, 3],
+                j=[1, None, 3],
+                f=[0.5, None, 2.0],
+                s=["a", None, "c"],
+                w=words,
+                b=[True, False, True],
+                t=arrow.array([1, 2, 3], arrow.int8()),
+            )
+        )
         assert table.names == ["i", "j", "f", "s", "w", "b", "t"]
         assert [column.dtype.kind for column in table.columns] == ["i", "f", "f", "U", "U", "b", "i"]
         assert table["s"].tolist() == ["a", "", "c"]
@@ -103,11 +115,15 @@ class TestParquet:
         with refuses(path, "no rows"):
             read_parquet(path)
 
-    @pytest.mark.parametrize("spoil", [
-        lambda content: content[: len(content) // 2],
-        lambda content: content[:4] + b"\xff" * 40 + content[44:],
-        lambda content: b"a,b\n1,2\n" * 9,
-    ], ids=["half", "garbage", "csv"])
+    @pytest.mark.parametrize(
+        "spoil",
+        [
+            lambda content: content[: len(content) // 2],
+            lambda content: content[:4] + b"\xff" * 40 + content[44:],
+            lambda content: b"a,b\n1,2\n" * 9,
+        ],
+        ids=["half", "garbage", "csv"],
+    )
     def test_damaged(self, spoil: Any, tmp_path: Path, refuses: Any) -> None:
         path = self.save(tmp_path / "a.parquet", a=list(range(100)), s=["x"] * 100)
         path.write_bytes(spoil(path.read_bytes()))

@@ -27,15 +27,18 @@ class TestAdult:
         assert table.numeric("capital_gain").tolist() == [2174, 2174]
         assert table["workclass"].tolist() == ["State-gov"] * 2
 
-    @pytest.mark.parametrize(("text", "words"), [
-        ("|1x3 Cross validator\n", "no rows"),
-        (TRAIN + "39, State-gov\n", "2 cells in line 4, but 15"),
-        (TEST + "39, State-gov\n", "2 cells in line 5, but 15"),
-        (TRAIN.replace(">50K", "50K"), "'income'"),
-        (TRAIN.replace(">50K", "?"), "missing in row 2"),
-        (TRAIN.replace("39", "old"), "'old' in row 1"),
-        (TRAIN.replace("39", "?"), "missing in row 1"),
-    ])
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("|1x3 Cross validator\n", "no rows"),
+            (TRAIN + "39, State-gov\n", "2 cells in line 4, but 15"),
+            (TEST + "39, State-gov\n", "2 cells in line 5, but 15"),
+            (TRAIN.replace(">50K", "50K"), "'income'"),
+            (TRAIN.replace(">50K", "?"), "missing in row 2"),
+            (TRAIN.replace("39", "old"), "'old' in row 1"),
+            (TRAIN.replace("39", "?"), "missing in row 1"),
+        ],
+    )
     def test_bad_files(self, text: str, words: str, tmp_path: Path, refuses: Any) -> None:
         path = tmp_path / "adult.data"
         path.write_text(text)
@@ -67,12 +70,15 @@ class TestHeart:
         assert y.tolist() == [0, 1, 1, 2, 2, 2, 3]
         assert site.tolist() == [0, 1, 1, 2, 2, 2, 3]
 
-    @pytest.mark.parametrize(("text", "words"), [
-        (PATIENT.format(5), "num 5 in row 1"),
-        (PATIENT.format("?"), "num nan in row 1"),
-        (PATIENT.format(0) + PATIENT.format(0).replace(",", " "), "1 cells in line 2, but 14"),
-        (PATIENT.format(0).replace("233.0", "high"), "'chol'"),
-    ])
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            (PATIENT.format(5), "num 5 in row 1"),
+            (PATIENT.format("?"), "num nan in row 1"),
+            (PATIENT.format(0) + PATIENT.format(0).replace(",", " "), "1 cells in line 2, but 14"),
+            (PATIENT.format(0).replace("233.0", "high"), "'chol'"),
+        ],
+    )
     def test_bad_files(self, text: str, words: str, tmp_path: Path, refuses: Any) -> None:
         path = tmp_path / "processed.va.data"
         path.write_text(text)

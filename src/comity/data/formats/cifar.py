@@ -77,8 +77,11 @@ def read_cifar_binary(source: Source | Sequence[Source], classes: Classes = 10) 
     def batch(where: str, content: bytes) -> Batch:
         size = PIXELS + (1 if classes == 10 else 2)
         if not content or len(content) % size:
-            raise bad(where, f"has {len(content)} bytes, but CIFAR-{classes} takes {size} an image: get a new copy of it, "
-                             f"from {version.archive}")
+            raise bad(
+                where,
+                f"has {len(content)} bytes, but CIFAR-{classes} takes {size} an image: get a new copy of it, "
+                f"from {version.archive}",
+            )
         records = np.frombuffer(content, np.uint8).reshape(-1, size)
         coarse = None if classes == 10 else labels(where, records[:, 0], SUPERCLASSES, what="coarse label")
         return records[:, -PIXELS:], labels(where, records[:, -PIXELS - 1], classes), coarse
@@ -91,9 +94,12 @@ def read_cifar_python(source: Source | Sequence[Source], trust: bool, classes: C
     version = PYTHON[classes]
     if not trust:
         first = source if isinstance(source, str | Path) else next(iter(source), "CIFAR's Python version")
-        raise bad(first, "is made of Python pickles, and a pickle can run any program: use the binary version "
-                         f"({BINARY[classes].archive}), or, if you trust whoever gave you the file, "
-                         f"comity data prepare cifar{classes} --trust-pickle")
+        raise bad(
+            first,
+            "is made of Python pickles, and a pickle can run any program: use the binary version "
+            f"({BINARY[classes].archive}), or, if you trust whoever gave you the file, "
+            f"comity data prepare cifar{classes} --trust-pickle",
+        )
 
     def batch(where: str, content: bytes) -> Batch:
         with parsing(where):
@@ -117,7 +123,10 @@ class _Arrays(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module.replace("numpy._core", "numpy.core"), name) in {
-            ("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode"),
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+            ("_codecs", "encode"),
         }:
             return super().find_class(module, name)
         raise bad(self._where, f"asks for {shown(f'{module}.{name}')}, which no file of CIFAR does: do not open it")
@@ -149,8 +158,12 @@ def _read(source: Source | Sequence[Source], version: _Version, batch: Callable[
             coarse.append(superclass)
     if not x:
         raise Refusal("No file of CIFAR was named.")
-    return Cifar(np.concatenate(x).reshape(-1, 3, 32, 32), np.concatenate(y), np.concatenate(is_test),
-                 np.concatenate(coarse) if coarse else None)
+    return Cifar(
+        np.concatenate(x).reshape(-1, 3, 32, 32),
+        np.concatenate(y),
+        np.concatenate(is_test),
+        np.concatenate(coarse) if coarse else None,
+    )
 
 
 def _contents(source: Source, version: _Version) -> Iterator[tuple[str, str, bytes]]:

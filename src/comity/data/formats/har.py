@@ -29,8 +29,12 @@ def read_uci_har(folder: Source) -> Har:
     """The inertial signals in `UCI HAR Dataset`, or in the folder that holds it."""
     root = folder_of(folder, "UCI HAR Dataset")
     train, test = _part(root, "train"), _part(root, "test")
-    return Har(np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y]),
-               np.concatenate([train.subject, test.subject]), np.concatenate([train.is_test, test.is_test]))
+    return Har(
+        np.concatenate([train.x, test.x]),
+        np.concatenate([train.y, test.y]),
+        np.concatenate([train.subject, test.subject]),
+        np.concatenate([train.is_test, test.is_test]),
+    )
 
 
 def _part(root: Path, part: str) -> Har:

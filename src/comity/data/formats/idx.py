@@ -20,8 +20,11 @@ def read_idx(path: Source) -> Array:
         if len(magic) < 4 or magic[:2] != b"\0\0":
             raise bad(path, "is not an IDX file: it does not begin as one")
         if magic[2] != UBYTE or magic[3] not in KINDS:
-            raise bad(path, f"is an IDX file of type {magic[2]:#04x} with {magic[3]} dimensions, but only unsigned bytes "
-                            "(0x08) with 1 (labels) or 3 (images) can be read")
+            raise bad(
+                path,
+                f"is an IDX file of type {magic[2]:#04x} with {magic[3]} dimensions, but only unsigned bytes "
+                "(0x08) with 1 (labels) or 3 (images) can be read",
+            )
         header = take(stream, 4 * magic[3])
         if len(header) < 4 * magic[3]:
             raise bad(path, "ends within its header: get a new copy of it")
@@ -31,8 +34,9 @@ def read_idx(path: Source) -> Array:
         content = take(stream, prod(shape) + 1)  # one more, to see that nothing follows
     if len(content) != prod(shape):
         found = "more" if len(content) > prod(shape) else f"only {len(content)}"
-        raise bad(path, f"must hold {_by(shape)} = {prod(shape)} bytes after its header, but there are {found}: "
-                        "get a new copy of it")
+        raise bad(
+            path, f"must hold {_by(shape)} = {prod(shape)} bytes after its header, but there are {found}: get a new copy of it"
+        )
     values = np.frombuffer(content, np.uint8).reshape(shape)
     return values.astype(np.int64) if values.ndim == 1 else values[:, None].copy()
 

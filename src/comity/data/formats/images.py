@@ -60,9 +60,7 @@ def read_image(path: Source, size: Size | None = None, grey: bool = False) -> Pi
     return pixels[None] if grey else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def read_image_folder(
-    folder: Source, size: Size, classes: Sequence[str] | None = None, grey: bool = False
-) -> Pictures:
+def read_image_folder(folder: Source, size: Size, classes: Sequence[str] | None = None, grey: bool = False) -> Pictures:
     """The pictures of a folder that has one folder a class: labels follow the sorted names, or `classes`, which also choose.
 
     Hidden files are passed over; any other file that is no picture is refused, so that none is lost unseen.

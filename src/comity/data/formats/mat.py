@@ -32,8 +32,11 @@ def read_svhn_mat(path: Source) -> tuple[Pixels, Labels]:
     held = read_mat(path, "X", "y")
     x = held["X"]
     if x.dtype != np.uint8 or x.ndim != 4 or x.shape[:3] != (32, 32, 3) or not x.size:
-        raise bad(path, f"has an X of shape {x.shape} and type {x.dtype}, but SVHN's is (32, 32, 3, images) and uint8: "
-                        "use the cropped digits (train_32x32.mat)")
+        raise bad(
+            path,
+            f"has an X of shape {x.shape} and type {x.dtype}, but SVHN's is (32, 32, 3, images) and uint8: "
+            "use the cropped digits (train_32x32.mat)",
+        )
     images, y = np.ascontiguousarray(x.transpose(3, 2, 0, 1)), labels(path, held["y"], classes=11)
     same_length(path, images=images, labels=y)
     return images, y % 10

@@ -52,8 +52,10 @@ def _header(path: Source, name: str, stream: IO[bytes], info: ZipInfo) -> tuple[
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(stream)
     if dtype.hasobject:
-        raise bad(path, f"holds Python objects in {name}, which are not read because they can run any program: "
-                        "save it as numbers or text")
+        raise bad(
+            path,
+            f"holds Python objects in {name}, which are not read because they can run any program: save it as numbers or text",
+        )
     if dtype.kind not in "biufU":
         raise bad(path, f"holds {name} of type {dtype}, but only numbers and text can be read")
     if info.file_size != stream.tell() + prod(shape) * dtype.itemsize:

@@ -74,9 +74,7 @@ def codes(column: Array, values: Sequence[str], what: str = "The column") -> NDA
     return made
 
 
-def read_csv(
-    path: Source, header: Sequence[str] | None = None, delimiter: str = ",", ignore: tuple[str, ...] = ()
-) -> Table:
+def read_csv(path: Source, header: Sequence[str] | None = None, delimiter: str = ",", ignore: tuple[str, ...] = ()) -> Table:
     """The columns of a csv file (or csv.gz) in UTF-8, by name, as str without spaces around; missing ('?' or nothing) is ''.
 
     Its first row names the columns, unless `header` does. Blank lines, and lines that begin with one of `ignore`, are
@@ -86,8 +84,9 @@ def read_csv(
     names = None if header is None else list(header)
     with opened(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
         # A line that is passed over becomes a blank one, so that the reader's count stays that of the file.
-        lines = csv.reader(("\n" if line.startswith(ignore) else line for line in text), delimiter=delimiter,
-                           skipinitialspace=True, strict=True)
+        lines = csv.reader(
+            ("\n" if line.startswith(ignore) else line for line in text), delimiter=delimiter, skipinitialspace=True, strict=True
+        )
         try:
             for row in lines:
                 cells = [cell.strip() for cell in row]

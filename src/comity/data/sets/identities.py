@@ -27,12 +27,33 @@ from comity.errors import unknown
 if TYPE_CHECKING:
     from comity.measure.retrieval import Seen
 
-MARKET = Card("market1501", 12936, 751, (3, 128, 64), "People seen by six cameras (Zheng et al. 2015), the 751 for training, at "
-              "128 x 64", "research use", groups=("camera",))
-MSMT = Card("msmt17", 32621, 1041, (3, 128, 64), "People seen by fifteen cameras (Wei et al. 2018), the 1,041 for training, at "
-            "128 x 64", "research use, by agreement", groups=("camera",))
-VERI = Card("veri776", 37778, 576, (3, 128, 128), "Vehicles seen by twenty cameras (Liu et al. 2016), the 576 for training, at "
-            "128 x 128", "non-commercial research use, on request", groups=("camera",))
+MARKET = Card(
+    "market1501",
+    12936,
+    751,
+    (3, 128, 64),
+    "People seen by six cameras (Zheng et al. 2015), the 751 for training, at 128 x 64",
+    "research use",
+    groups=("camera",),
+)
+MSMT = Card(
+    "msmt17",
+    32621,
+    1041,
+    (3, 128, 64),
+    "People seen by fifteen cameras (Wei et al. 2018), the 1,041 for training, at 128 x 64",
+    "research use, by agreement",
+    groups=("camera",),
+)
+VERI = Card(
+    "veri776",
+    37778,
+    576,
+    (3, 128, 128),
+    "Vehicles seen by twenty cameras (Liu et al. 2016), the 576 for training, at 128 x 128",
+    "non-commercial research use, on request",
+    groups=("camera",),
+)
 
 
 class Sight(NamedTuple):
@@ -66,8 +87,10 @@ def query_and_gallery(name: str) -> tuple[Lineup, Lineup]:
     made = obtain(name, TESTS[name])
     cameras = torch.from_numpy(made.groups["camera"].of)
     queries = int((made.groups["part"].of == 0).sum())  # they come first
-    return (Lineup(made.x[:queries], made.y[:queries], cameras[:queries]),
-            Lineup(made.x[queries:], made.y[queries:], cameras[queries:]))
+    return (
+        Lineup(made.x[:queries], made.y[:queries], cameras[:queries]),
+        Lineup(made.x[queries:], made.y[queries:], cameras[queries:]),
+    )
 
 
 def _by_name(folder: Path, junk: int | None = None) -> Iterator[Sight]:

@@ -11,10 +11,23 @@ from comity.data.formats.common import bad, folder_of, inside, shown
 from comity.data.library import Card, Entry, register
 from comity.data.sets.common import Shot, album, table, within
 
-TINY = Card("tiny-imagenet", 110000, 200, (3, 64, 64), "Photos of 200 kinds at 64 x 64 (Stanford CS231n); its val part is the "
-            "official test part", "research use; the photos' rights are their owners'", hub="zh-plus/tiny-imagenet")
-CUB = Card("cub200", 11788, 200, (3, 128, 128), "Photos of 200 kinds of birds (Wah et al. 2011), at 128 x 128",
-           "non-commercial research use; the photos' rights are their owners'")
+TINY = Card(
+    "tiny-imagenet",
+    110000,
+    200,
+    (3, 64, 64),
+    "Photos of 200 kinds at 64 x 64 (Stanford CS231n); its val part is the official test part",
+    "research use; the photos' rights are their owners'",
+    hub="zh-plus/tiny-imagenet",
+)
+CUB = Card(
+    "cub200",
+    11788,
+    200,
+    (3, 128, 128),
+    "Photos of 200 kinds of birds (Wah et al. 2011), at 128 x 128",
+    "non-commercial research use; the photos' rights are their owners'",
+)
 
 
 def _tiny(found: Found) -> Dataset:
@@ -37,8 +50,10 @@ def _cub(found: Found) -> Dataset:
     files = {row[0]: row[1] for row in table(root / "images.txt", "a number", "a file")}
     answers = _numbered(root / "image_class_labels.txt", "a class", files, CUB.classes, first=1)
     train = _numbered(root / "train_test_split.txt", "0 or 1", files, 2, first=0)
-    shots = [Shot(within(root / "images", name, root / "images.txt"), answers[number], test=not train[number])
-             for number, name in files.items()]
+    shots = [
+        Shot(within(root / "images", name, root / "images.txt"), answers[number], test=not train[number])
+        for number, name in files.items()
+    ]
     return album(CUB, root, shots, class_names=_names(root / "classes.txt"))
 
 

@@ -18,23 +18,57 @@ from comity.data.sets.common import RESEARCH, Pair, halves, picture, resized
 from comity.data.sets.sums import SUMS
 
 MNIST = Card("mnist", 70000, 10, (1, 28, 28), "Handwritten digits, grey", "CC BY-SA 3.0", hub="ylecun/mnist")
-FASHION = Card("fashion-mnist", 70000, 10, (1, 28, 28), "Clothes, grey (Xiao et al. 2017)", "MIT",
-               hub="zalando-datasets/fashion_mnist")
+FASHION = Card(
+    "fashion-mnist", 70000, 10, (1, 28, 28), "Clothes, grey (Xiao et al. 2017)", "MIT", hub="zalando-datasets/fashion_mnist"
+)
 USPS = Card("usps", 9298, 10, (1, 16, 16), "Handwritten digits of the US mail, grey (Hull 1994)", RESEARCH, hub="flwrlabs/usps")
-MNIST_M = Card("mnist-m", 68002, 10, (3, 32, 32), "MNIST digits over pieces of photos (Ganin et al. 2016)",
-               "none stated; derived from MNIST (CC BY-SA 3.0) and BSDS500 (research)")
-SVHN = Card("svhn", 99289, 10, (3, 32, 32), "House numbers in street photos, cropped (Netzer et al. 2011)",
-            "non-commercial use only", hub="ufldl-stanford/svhn")
+MNIST_M = Card(
+    "mnist-m",
+    68002,
+    10,
+    (3, 32, 32),
+    "MNIST digits over pieces of photos (Ganin et al. 2016)",
+    "none stated; derived from MNIST (CC BY-SA 3.0) and BSDS500 (research)",
+)
+SVHN = Card(
+    "svhn",
+    99289,
+    10,
+    (3, 32, 32),
+    "House numbers in street photos, cropped (Netzer et al. 2011)",
+    "non-commercial use only",
+    hub="ufldl-stanford/svhn",
+)
 SYNTH = Card("synth-digits", 488953, 10, (3, 32, 32), "Digits drawn by a program (Ganin et al. 2016)", RESEARCH)
 CIFAR10 = Card("cifar10", 60000, 10, (3, 32, 32), "Small photos of ten kinds (Krizhevsky 2009)", RESEARCH, hub="uoft-cs/cifar10")
-CIFAR100 = Card("cifar100", 60000, 100, (3, 32, 32), "Small photos of a hundred kinds (Krizhevsky 2009)", RESEARCH,
-                hub="uoft-cs/cifar100")
-LETTERS = Card("emnist-letters", 145600, 26, (1, 28, 28), "Handwritten letters, capital and small alike, grey (Cohen et al. "
-               "2017)", "NIST SD 19 is a US government work")
-BALANCED = Card("emnist-balanced", 131600, 47, (1, 28, 28), "Handwritten digits and letters, as many of each, grey (Cohen et al. "
-                "2017)", "NIST SD 19 is a US government work")
-DIGITS_FIVE = Card("digits-five", 735542, 10, (3, 28, 28), "Digits from five sources, as FedBN and ADCOL use them: 28 x 28 in "
-                   "three channels", "those of its sources", groups=("source",))
+CIFAR100 = Card(
+    "cifar100", 60000, 100, (3, 32, 32), "Small photos of a hundred kinds (Krizhevsky 2009)", RESEARCH, hub="uoft-cs/cifar100"
+)
+LETTERS = Card(
+    "emnist-letters",
+    145600,
+    26,
+    (1, 28, 28),
+    "Handwritten letters, capital and small alike, grey (Cohen et al. 2017)",
+    "NIST SD 19 is a US government work",
+)
+BALANCED = Card(
+    "emnist-balanced",
+    131600,
+    47,
+    (1, 28, 28),
+    "Handwritten digits and letters, as many of each, grey (Cohen et al. 2017)",
+    "NIST SD 19 is a US government work",
+)
+DIGITS_FIVE = Card(
+    "digits-five",
+    735542,
+    10,
+    (3, 28, 28),
+    "Digits from five sources, as FedBN and ADCOL use them: 28 x 28 in three channels",
+    "those of its sources",
+    groups=("source",),
+)
 
 
 def _npz(card: Card, file: str, *notes: str, named: bool = False) -> Way:
@@ -83,8 +117,10 @@ def _cifar(card: Card, file: str, trust: bool) -> Way:
 
 def _cifars(card: Card, binary: str, python: str) -> tuple[Way, ...]:
     stem = card.name.replace("cifar", "cifar-")
-    return (*(_cifar(card, file, False) for file in (f"{stem}-binary.tar.gz", binary)),
-            *(_cifar(card, file, True) for file in (f"{stem}-python.tar.gz", python)))
+    return (
+        *(_cifar(card, file, False) for file in (f"{stem}-binary.tar.gz", binary)),
+        *(_cifar(card, file, True) for file in (f"{stem}-python.tar.gz", python)),
+    )
 
 
 def _libsvm(path: Source) -> Pair:
@@ -116,8 +152,18 @@ def _join_digits(parts: Mapping[str, Dataset], absent: tuple[str, ...]) -> Datas
     if absent:
         notes.append(f"digits-five: {', '.join(absent)} not here, so there are {len(parts)} of its 5 sources.")
     card = DIGITS_FIVE
-    return Dataset(card.name, x, y, card.classes, card.description, card.licence, held,
-                   groups={"source": Groups(names, of)}, home="domain", notes=tuple(notes))
+    return Dataset(
+        card.name,
+        x,
+        y,
+        card.classes,
+        card.description,
+        card.licence,
+        held,
+        groups={"source": Groups(names, of)},
+        home="domain",
+        notes=tuple(notes),
+    )
 
 
 MNIST_M_TRAIN, MNIST_M_TEST = ((f"mnist_m_{part}", f"mnist_m_{part}_labels.txt") for part in ("train", "test"))
@@ -126,20 +172,43 @@ register(Entry(MNIST, (_idx(MNIST, "train", "t10k"), _npz(MNIST, "mnist.npz"))))
 register(Entry(FASHION, (_idx(FASHION, "train", "t10k"), _npz(FASHION, "fashion_mnist.npz", named=True))))
 register(Entry(USPS, (_two(USPS, ("usps.bz2",), ("usps.t.bz2",), _libsvm), _npz(USPS, "usps.npz"))))
 register(Entry(MNIST_M, (_two(MNIST_M, MNIST_M_TRAIN, MNIST_M_TEST, _listed), _npz(MNIST_M, "mnist_m_subset.npz"))))
-register(Entry(SVHN, (
-    _two(SVHN, ("train_32x32.mat",), ("test_32x32.mat",), read_svhn_mat),
-    _npz(SVHN, "svhn_first1083.npz", "svhn: all of them are from the official training part, cut by photo in training and test."),
-)))
+register(
+    Entry(
+        SVHN,
+        (
+            _two(SVHN, ("train_32x32.mat",), ("test_32x32.mat",), read_svhn_mat),
+            _npz(
+                SVHN,
+                "svhn_first1083.npz",
+                "svhn: all of them are from the official training part, cut by photo in training and test.",
+            ),
+        ),
+    )
+)
 register(Entry(SYNTH, (_two(SYNTH, ("synth_train_32x32.mat",), ("synth_test_32x32.mat",), read_svhn_mat),)))
-register(Entry(CIFAR10, (
-    *_cifars(CIFAR10, "cifar-10-batches-bin", "cifar-10-batches-py"),
-    _npz(CIFAR10, "cifar10_subset.npz", named=True),
-)))
-register(Entry(CIFAR100, (
-    *_cifars(CIFAR100, "cifar-100-binary", "cifar-100-python"),
-    _npz(CIFAR100, "cifar100_subset.npz", "cifar100: which images were official test ones is lost here, so the test part is a "
-         "random one.", named=True),
-)))
+register(
+    Entry(
+        CIFAR10,
+        (
+            *_cifars(CIFAR10, "cifar-10-batches-bin", "cifar-10-batches-py"),
+            _npz(CIFAR10, "cifar10_subset.npz", named=True),
+        ),
+    )
+)
+register(
+    Entry(
+        CIFAR100,
+        (
+            *_cifars(CIFAR100, "cifar-100-binary", "cifar-100-python"),
+            _npz(
+                CIFAR100,
+                "cifar100_subset.npz",
+                "cifar100: which images were official test ones is lost here, so the test part is a random one.",
+                named=True,
+            ),
+        ),
+    )
+)
 register(Entry(LETTERS, (_idx(LETTERS, "emnist-letters-train", "emnist-letters-test", first=1, transposed=True),)))
 register(Entry(BALANCED, (_idx(BALANCED, "emnist-balanced-train", "emnist-balanced-test", transposed=True),)))
 register(Entry(DIGITS_FIVE, parts=("mnist", "svhn", "usps", "synth-digits", "mnist-m"), join=_join_digits))

@@ -18,12 +18,20 @@ from comity.data.library import Card, Entry, register
 from comity.data.sets.common import Arrays
 from comity.data.sets.sums import SUMS
 
-HAR = Card("har", 10299, 6, (9, 128), "What a phone at the waist feels of six activities: 9 channels, 128 times "
-           "(Anguita et al. 2013); windows overlap by half", "CC BY 4.0; the original notice prohibits commercial use",
-           groups=("subject",))
+HAR = Card(
+    "har",
+    10299,
+    6,
+    (9, 128),
+    "What a phone at the waist feels of six activities: 9 channels, 128 times (Anguita et al. 2013); windows overlap by half",
+    "CC BY 4.0; the original notice prohibits commercial use",
+    groups=("subject",),
+)
 ACTIVITIES = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "laying")
-OVERLAP = ("har: neighbouring windows overlap by half, so a random test part, own(0.25), shares readings with the training part; "
-           "tail(0.25) does not.")
+OVERLAP = (
+    "har: neighbouring windows overlap by half, so a random test part, own(0.25), shares readings with the training part; "
+    "tail(0.25) does not."
+)
 
 
 def _har(data: Arrays) -> Dataset:
@@ -52,11 +60,27 @@ register(Entry(HAR, (Way(_text, ("UCI HAR Dataset",), "UCI HAR Dataset/"), Way(_
 
 # How many stays there are is up to who prepares them: 14 hospitals of 500 to 1,300 in the paper.
 EICU_LICENCE = "PhysioNet Credentialed Health Data License 1.5.0; those who have access prepare the files themselves"
-EICU = Card("eicu", 12600, 2, (200, 442), "Does a patient die in intensive care? 442 features over 200 steps, from 14 "
-            "hospitals, as Fed-SPS uses them (Pollard et al. 2018)", EICU_LICENCE, groups=("hospital",),
-            missing="refused: they are filled by whoever prepares the files")
-STANDIN = Card("eicu-standin", 560, 2, (24, 442), "SYNTHETIC records with eICU's 442 features and 14 hospitals, 40 stays of 24 "
-               "steps each: made from random numbers, nothing in it is a patient", "Apache-2.0, as Comity", groups=("hospital",))
+EICU = Card(
+    "eicu",
+    12600,
+    2,
+    (200, 442),
+    "Does a patient die in intensive care? 442 features over 200 steps, from 14 "
+    "hospitals, as Fed-SPS uses them (Pollard et al. 2018)",
+    EICU_LICENCE,
+    groups=("hospital",),
+    missing="refused: they are filled by whoever prepares the files",
+)
+STANDIN = Card(
+    "eicu-standin",
+    560,
+    2,
+    (24, 442),
+    "SYNTHETIC records with eICU's 442 features and 14 hospitals, 40 stays of 24 "
+    "steps each: made from random numbers, nothing in it is a patient",
+    "Apache-2.0, as Comity",
+    groups=("hospital",),
+)
 OUTCOMES = ("survives", "dies")
 HOSPITALS, STAYS = 14, 40
 
@@ -98,8 +122,21 @@ def _records(card: Card, parts: dict[str, tuple[NDArray[Any], NDArray[Any]]], no
     """Hospitals' stays, one hospital after the other."""
     x, y = (np.concatenate(arrays) for arrays in zip(*parts.values(), strict=True))
     of = np.repeat(np.arange(len(parts)), [len(answers) for _, answers in parts.values()])
-    return Dataset(card.name, torch.from_numpy(x), torch.from_numpy(y), 2, card.description, card.licence, None, (0.0,), (1.0,),
-                   {"hospital": Groups(tuple(parts), of)}, "natural(by=hospital)", class_names=OUTCOMES, notes=notes)
+    return Dataset(
+        card.name,
+        torch.from_numpy(x),
+        torch.from_numpy(y),
+        2,
+        card.description,
+        card.licence,
+        None,
+        (0.0,),
+        (1.0,),
+        {"hospital": Groups(tuple(parts), of)},
+        "natural(by=hospital)",
+        class_names=OUTCOMES,
+        notes=notes,
+    )
 
 
 register(Entry(EICU, (Way(_eicu, ("eicu",), "eicu/ with an npz file a hospital"),)))

@@ -21,24 +21,80 @@ from comity.data.sets.sums import SUMS
 PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 PACS_SOURCES = ("photo", "art_painting", "cartoon", "sketch")
 OFFICE_CLASSES = (
-    "back_pack", "bike", "calculator", "headphones", "keyboard", "laptop_computer", "monitor", "mouse", "mug", "projector",
+    "back_pack",
+    "bike",
+    "calculator",
+    "headphones",
+    "keyboard",
+    "laptop_computer",
+    "monitor",
+    "mouse",
+    "mug",
+    "projector",
 )
 OFFICE_SOURCES = ("amazon", "caltech", "dslr", "webcam")
 DOMAIN_CLASSES = (
-    "bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra",
+    "bird",
+    "feather",
+    "headphones",
+    "ice_cream",
+    "teapot",
+    "tiger",
+    "whale",
+    "windmill",
+    "wine_glass",
+    "zebra",
 )
 DOMAIN_SOURCES = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 
-FEMNIST = Card("femnist", 805263, 62, (1, 28, 28), "Handwritten characters by writer (LEAF, from NIST SD 19), dark on white",
-               "NIST SD 19 is a US government work; LEAF is BSD-2-Clause", groups=("writer",), hub="flwrlabs/femnist")
-PACS = Card("pacs", 9991, 7, (3, 64, 64), "Photos, paintings, cartoons and sketches of seven kinds (Li et al. 2017), at 64 x 64",
-            RESEARCH, groups=("domain",), hub="flwrlabs/pacs")
-OFFICE = Card("office-caltech", 2533, 10, (3, 64, 64), "Objects from Amazon, Caltech-256, a DSLR and a webcam (Gong et al. "
-              "2012), at 64 x 64", RESEARCH, groups=("domain",))
-DOMAINNET = Card("domainnet", 22851, 10, (3, 64, 64), "Pictures of ten kinds from six sources, as FedBN and ADCOL use them "
-                 "(Peng et al. 2019), at 64 x 64", "research use; the pictures' rights are their owners'", groups=("domain",))
-DOMAINNET_345 = Card("domainnet-345", 586575, 345, (3, 64, 64), "Pictures of all 345 kinds from six sources (Peng et al. 2019), "
-                     "at 64 x 64", DOMAINNET.licence, groups=("domain",), hub="wltjr1007/DomainNet")
+FEMNIST = Card(
+    "femnist",
+    805263,
+    62,
+    (1, 28, 28),
+    "Handwritten characters by writer (LEAF, from NIST SD 19), dark on white",
+    "NIST SD 19 is a US government work; LEAF is BSD-2-Clause",
+    groups=("writer",),
+    hub="flwrlabs/femnist",
+)
+PACS = Card(
+    "pacs",
+    9991,
+    7,
+    (3, 64, 64),
+    "Photos, paintings, cartoons and sketches of seven kinds (Li et al. 2017), at 64 x 64",
+    RESEARCH,
+    groups=("domain",),
+    hub="flwrlabs/pacs",
+)
+OFFICE = Card(
+    "office-caltech",
+    2533,
+    10,
+    (3, 64, 64),
+    "Objects from Amazon, Caltech-256, a DSLR and a webcam (Gong et al. 2012), at 64 x 64",
+    RESEARCH,
+    groups=("domain",),
+)
+DOMAINNET = Card(
+    "domainnet",
+    22851,
+    10,
+    (3, 64, 64),
+    "Pictures of ten kinds from six sources, as FedBN and ADCOL use them (Peng et al. 2019), at 64 x 64",
+    "research use; the pictures' rights are their owners'",
+    groups=("domain",),
+)
+DOMAINNET_345 = Card(
+    "domainnet-345",
+    586575,
+    345,
+    (3, 64, 64),
+    "Pictures of all 345 kinds from six sources (Peng et al. 2019), at 64 x 64",
+    DOMAINNET.licence,
+    groups=("domain",),
+    hub="wltjr1007/DomainNet",
+)
 
 
 # From arrays: subsets that somebody prepared.
@@ -59,16 +115,32 @@ def _grouped_npz(card: Card, path: Path, by: str, home: str) -> Dataset:
     data = read_npz(path, x_train=None, x_test=None, class_names=None, **wanted)
     of = np.concatenate([data[f"{by}_train"], data[f"{by}_test"]])
     train, test = ((data[f"x_{part}"], data[f"y_{part}"]) for part in ("train", "test"))
-    return halves(card, path, train, test, groups={by: groups(path, data[f"{by}_names"].tolist(), of)}, home=home,
-                  class_names=tuple(map(str, data["class_names"])))
+    return halves(
+        card,
+        path,
+        train,
+        test,
+        groups={by: groups(path, data[f"{by}_names"].tolist(), of)},
+        home=home,
+        class_names=tuple(map(str, data["class_names"])),
+    )
 
 
 def _office(found: Found) -> Dataset:
     path = found["office10_amazon_webcam64.npz"]
     data = read_npz(path, x=("n", "h", "w", 3), y=("n",), domain=("n",), is_test=("n",), domain_names=None, class_names=None)
     mine = groups(path, data["domain_names"].tolist(), data["domain"])
-    return picture(OFFICE, path, data["x"], data["y"], data["is_test"].astype(bool), groups={"domain": mine}, home="domain",
-                   class_names=tuple(map(str, data["class_names"])), notes=_lacking(OFFICE, OFFICE_SOURCES, mine.names))
+    return picture(
+        OFFICE,
+        path,
+        data["x"],
+        data["y"],
+        data["is_test"].astype(bool),
+        groups={"domain": mine},
+        home="domain",
+        class_names=tuple(map(str, data["class_names"])),
+        notes=_lacking(OFFICE, OFFICE_SOURCES, mine.names),
+    )
 
 
 # From the original files.
@@ -77,8 +149,15 @@ def _office(found: Found) -> Dataset:
 def _leaf(found: Found) -> Dataset:
     folder = next(iter(found.values())).parent
     made = read_leaf(folder)
-    return picture(FEMNIST, folder, made.x, made.y, made.is_test, groups={"writer": groups(folder, made.users, made.user)},
-                   home="natural(by=writer)")
+    return picture(
+        FEMNIST,
+        folder,
+        made.x,
+        made.y,
+        made.is_test,
+        groups={"writer": groups(folder, made.users, made.user)},
+        home="natural(by=writer)",
+    )
 
 
 def _lacking(card: Card, sources: Iterable[str], here: Iterable[str]) -> tuple[str, ...]:
@@ -145,16 +224,33 @@ def _writers(folder: str) -> Way:
     return Way(_leaf, (f"{folder}/train", f"{folder}/test"))
 
 
-register(Entry(FEMNIST, (
-    _writers("femnist"), _writers("femnist/data"), Way(_femnist, ("femnist_writers.npz",), sums=SUMS["femnist"]),
-)))
-register(Entry(PACS, (
-    *(_folder(PACS, name, PACS_SOURCES, PACS_CLASSES) for name in ("PACS", "pacs")),
-    Way(_pacs, ("pacs64_subset.npz",), sums=SUMS["pacs"]),
-)))
-register(Entry(OFFICE, (
-    *(_folder(OFFICE, name, OFFICE_SOURCES, OFFICE_CLASSES) for name in ("office_caltech_10", "office-caltech")),
-    Way(_office, ("office10_amazon_webcam64.npz",), sums=SUMS["office-caltech"]),
-)))
+register(
+    Entry(
+        FEMNIST,
+        (
+            _writers("femnist"),
+            _writers("femnist/data"),
+            Way(_femnist, ("femnist_writers.npz",), sums=SUMS["femnist"]),
+        ),
+    )
+)
+register(
+    Entry(
+        PACS,
+        (
+            *(_folder(PACS, name, PACS_SOURCES, PACS_CLASSES) for name in ("PACS", "pacs")),
+            Way(_pacs, ("pacs64_subset.npz",), sums=SUMS["pacs"]),
+        ),
+    )
+)
+register(
+    Entry(
+        OFFICE,
+        (
+            *(_folder(OFFICE, name, OFFICE_SOURCES, OFFICE_CLASSES) for name in ("office_caltech_10", "office-caltech")),
+            Way(_office, ("office10_amazon_webcam64.npz",), sums=SUMS["office-caltech"]),
+        ),
+    )
+)
 register(Entry(DOMAINNET, tuple(_folder(DOMAINNET, name, DOMAIN_SOURCES, DOMAIN_CLASSES) for name in ("domainnet", "DomainNet"))))
 register(Entry(DOMAINNET_345, tuple(_folder(DOMAINNET_345, name, DOMAIN_SOURCES) for name in ("domainnet", "DomainNet"))))

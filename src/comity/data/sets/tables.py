@@ -36,11 +36,27 @@ ADULT_WORDS = {
 }
 INCOMES = ("<=50K", ">50K")
 UNKNOWN = "an unknown word is a row of zeros in its columns, as in the papers"
-ADULT = Card("adult", 48842, 2, (99,), "Does a person earn more than 50,000 dollars? Eight columns of words, as 99 zeros and "
-             "ones (Kohavi and Becker 1996)", "CC BY 4.0", groups=("doctorate",), hub="scikit-learn/adult-census-income",
-             missing=UNKNOWN)
-ADULT_PHD = Card("adult-phd", 48842, 2, (99,), "Adult with two parties, people with and without a doctorate (AFL, Fed-SPS)",
-                 "CC BY 4.0", groups=("doctorate",), missing=UNKNOWN)
+ADULT = Card(
+    "adult",
+    48842,
+    2,
+    (99,),
+    "Does a person earn more than 50,000 dollars? Eight columns of words, as 99 zeros and ones (Kohavi and Becker 1996)",
+    "CC BY 4.0",
+    groups=("doctorate",),
+    hub="scikit-learn/adult-census-income",
+    missing=UNKNOWN,
+)
+ADULT_PHD = Card(
+    "adult-phd",
+    48842,
+    2,
+    (99,),
+    "Adult with two parties, people with and without a doctorate (AFL, Fed-SPS)",
+    "CC BY 4.0",
+    groups=("doctorate",),
+    missing=UNKNOWN,
+)
 
 
 def one_hot(column: NDArray[Any], words: tuple[str, ...], what: str) -> NDArray[np.float32]:
@@ -60,8 +76,20 @@ def _adult(card: Card, train: Table, test: Table, home: str) -> Dataset:
     doctor = np.concatenate([t["education"] == "Doctorate" for t in (train, test)])
     held = np.arange(len(y)) >= len(train)
     groups = {"doctorate": Groups(("non-phd", "phd"), doctor.astype(np.int64))}
-    return Dataset(card.name, torch.from_numpy(x), torch.from_numpy(y), 2, card.description, card.licence,
-                   torch.from_numpy(held), (0.0,), (1.0,), groups, home, class_names=INCOMES)
+    return Dataset(
+        card.name,
+        torch.from_numpy(x),
+        torch.from_numpy(y),
+        2,
+        card.description,
+        card.licence,
+        torch.from_numpy(held),
+        (0.0,),
+        (1.0,),
+        groups,
+        home,
+        class_names=INCOMES,
+    )
 
 
 def _adult_ways(card: Card, home: str) -> tuple[Way, ...]:
@@ -71,8 +99,10 @@ def _adult_ways(card: Card, home: str) -> tuple[Way, ...]:
     def tables(found: Found) -> Dataset:
         return _adult(card, read_csv(found["adult_train.csv"]), read_csv(found["adult_test.csv"]), home)
 
-    return (Way(original, ("adult.data", "adult.test"), sums=SUMS["adult"]),
-            Way(tables, ("adult_train.csv", "adult_test.csv"), sums=SUMS["adult"]))
+    return (
+        Way(original, ("adult.data", "adult.test"), sums=SUMS["adult"]),
+        Way(tables, ("adult_train.csv", "adult_test.csv"), sums=SUMS["adult"]),
+    )
 
 
 register(Entry(ADULT, _adult_ways(ADULT, "dirichlet(alpha=0.5)")))
@@ -81,17 +111,29 @@ register(Entry(ADULT_PHD, _adult_ways(ADULT_PHD, "natural(by=doctorate)")))
 
 # Numbers with a mean and a spread: round figures of adults with chest pain, not statistics of these data.
 HEART_NUMBERS = {
-    "age": (54, 9), "trestbps": (130, 20), "chol": (240, 50), "thalach": (140, 25), "oldpeak": (1, 1), "ca": (0.7, 0.9),
+    "age": (54, 9),
+    "trestbps": (130, 20),
+    "chol": (240, 50),
+    "thalach": (140, 25),
+    "oldpeak": (1, 1),
+    "ca": (0.7, 0.9),
 }
 HEART_YES = ("sex", "fbs", "exang")
 HEART_KINDS = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "slope": (1, 2, 3), "thal": (3, 6, 7)}
 HEART_FINDINGS = (*HEART_NUMBERS, *HEART_YES, *HEART_KINDS)
 HEART_FILES = tuple(f"processed.{site}.data" for site in HOSPITALS)
 HEART_SITES = {"va": "va_long_beach"}  # what the file names are short for
-HEART = Card("heart", 920, 2, (38,), "Has a patient heart disease? 13 findings from four hospitals (Detrano et al. 1989)",
-             "CC BY 4.0; name A. Janosi, W. Steinbrunn, M. Pfisterer, R. Detrano", groups=("site",),
-             missing="filled with the mean of the hospital's own training samples (a fixed middle value where it never measured "
-             "it); a column each says what was filled")
+HEART = Card(
+    "heart",
+    920,
+    2,
+    (38,),
+    "Has a patient heart disease? 13 findings from four hospitals (Detrano et al. 1989)",
+    "CC BY 4.0; name A. Janosi, W. Steinbrunn, M. Pfisterer, R. Detrano",
+    groups=("site",),
+    missing="filled with the mean of the hospital's own training samples (a fixed middle value where it never measured "
+    "it); a column each says what was filled",
+)
 
 
 def _heart(numbers: dict[str, NDArray[np.float64]], y: NDArray[np.int64], site: NDArray[Any]) -> Dataset:
@@ -103,14 +145,31 @@ def _heart(numbers: dict[str, NDArray[np.float64]], y: NDArray[np.int64], site: 
     plain = [(0.0, 1.0)] * (len(columns) - len(HEART_NUMBERS))
     mean, std = zip(*HEART_NUMBERS.values(), *plain, strict=True)
     sites, of = np.unique(site, return_inverse=True)
-    empty = [f"{site} has no {', '.join(lacking)}" for k, site in enumerate(sites)
-             if (lacking := [n for n, v in numbers.items() if np.isnan(v[of == k]).all()])]
+    empty = [
+        f"{site} has no {', '.join(lacking)}"
+        for k, site in enumerate(sites)
+        if (lacking := [n for n, v in numbers.items() if np.isnan(v[of == k]).all()])
+    ]
     share = np.mean([np.isnan(v).mean() for v in numbers.values()])
     notes = (f"heart: {share:.0%} of all values are missing{'; ' + '; '.join(empty) if empty else ''}: {HEART.missing}.",)
     x, sick = torch.tensor(np.stack(columns, 1), dtype=torch.float32), torch.from_numpy((y > 0).astype(np.int64))
     mine = {"site": Groups(tuple(map(str, sites)), of)}
-    return Dataset(HEART.name, x, sick, 2, HEART.description, HEART.licence, None, tuple(map(float, mean)),
-                   tuple(map(float, std)), mine, "natural(by=site)", "impute", ("no disease", "disease"), notes)
+    return Dataset(
+        HEART.name,
+        x,
+        sick,
+        2,
+        HEART.description,
+        HEART.licence,
+        None,
+        tuple(map(float, mean)),
+        tuple(map(float, std)),
+        mine,
+        "natural(by=site)",
+        "impute",
+        ("no disease", "disease"),
+        notes,
+    )
 
 
 def _heart_csv(found: Found) -> Dataset:
@@ -127,6 +186,12 @@ def _heart_original(found: Found) -> Dataset:
     return _heart({name: made.x[:, k] for k, name in enumerate(HEART_COLUMNS[:-1])}, made.y, names)
 
 
-register(Entry(HEART, (
-    Way(_heart_original, HEART_FILES), Way(_heart_csv, ("heart_disease_4_hospitals.csv",), sums=SUMS["heart"]),
-)))
+register(
+    Entry(
+        HEART,
+        (
+            Way(_heart_original, HEART_FILES),
+            Way(_heart_csv, ("heart_disease_4_hospitals.csv",), sums=SUMS["heart"]),
+        ),
+    )
+)

@@ -20,8 +20,15 @@ from comity.data.sets.sums import SUMS
 LENGTH = 200
 VOCABULARY = 98_635  # the size of DBE's; 0 is for where a text has ended
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
-AG_NEWS = Card("agnews", 127600, 4, (LENGTH,), f"News by topic: the first {LENGTH} words, each a number below {VOCABULARY:,} "
-               "(Zhang et al. 2015)", "non-commercial research use", hub="fancyzhx/ag_news")
+AG_NEWS = Card(
+    "agnews",
+    127600,
+    4,
+    (LENGTH,),
+    f"News by topic: the first {LENGTH} words, each a number below {VOCABULARY:,} (Zhang et al. 2015)",
+    "non-commercial research use",
+    hub="fancyzhx/ag_news",
+)
 WORD = re.compile(r"[a-z0-9]+|[^\sa-z0-9]")
 
 
@@ -44,9 +51,19 @@ def _news(parts: list[Table], texts: list[list[str]], first: int) -> Dataset:
     """Training and test texts, whose classes the files count from `first`."""
     y = np.concatenate([labels(t.place("label"), t.numeric("label"), AG_NEWS.classes, first) for t in parts])
     held = np.arange(len(y)) >= len(parts[0])
-    return Dataset(AG_NEWS.name, torch.from_numpy(numbers([*texts[0], *texts[1]])), torch.from_numpy(y), AG_NEWS.classes,
-                   AG_NEWS.description, AG_NEWS.licence, torch.from_numpy(held), (0.0,), (1.0,), class_names=TOPICS,
-                   notes=partly(AG_NEWS, len(y)))
+    return Dataset(
+        AG_NEWS.name,
+        torch.from_numpy(numbers([*texts[0], *texts[1]])),
+        torch.from_numpy(y),
+        AG_NEWS.classes,
+        AG_NEWS.description,
+        AG_NEWS.licence,
+        torch.from_numpy(held),
+        (0.0,),
+        (1.0,),
+        class_names=TOPICS,
+        notes=partly(AG_NEWS, len(y)),
+    )
 
 
 def _with_header(found: Found) -> Dataset:
@@ -60,8 +77,13 @@ def _original(found: Found) -> Dataset:
     return _news(parts, [[f"{title} {text}" for title, text in zip(t["title"], t["text"], strict=True)] for t in parts], first=1)
 
 
-register(Entry(AG_NEWS, (
-    Way(_with_header, ("ag_news_train.csv", "ag_news_test.csv"), sums=SUMS["agnews"]),
-    Way(_original, ("ag_news_csv/train.csv", "ag_news_csv/test.csv")),
-    Way(_original, ("agnews/train.csv", "agnews/test.csv")),
-)))
+register(
+    Entry(
+        AG_NEWS,
+        (
+            Way(_with_header, ("ag_news_train.csv", "ag_news_test.csv"), sums=SUMS["agnews"]),
+            Way(_original, ("ag_news_csv/train.csv", "ag_news_csv/test.csv")),
+            Way(_original, ("agnews/train.csv", "agnews/test.csv")),
+        ),
+    )
+)

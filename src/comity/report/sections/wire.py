@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+from comity.cli.screen import size
 from comity.core.net import SERVER
 from comity.errors import describe
 from comity.report.blocks import Chart, Data, Option, Section, Spec, Table
@@ -22,7 +23,6 @@ from comity.report.charts import (
     word,
 )
 from comity.report.gather import Group, Method
-from comity.screen import size
 
 KINDS = ("up", "down", "peer", "setup")
 NAMES = {"up": "to the server", "down": "from the server", "peer": "between parties", "setup": "before round 1"}
@@ -170,7 +170,7 @@ def _kinds(methods: list[Method]) -> Table:
 
 
 def _closed_form(section: Section, methods: list[Method]) -> Table:
-    from comity.plan import traffic
+    from comity.studies.plan import traffic
 
     rows = []
     for method in methods:

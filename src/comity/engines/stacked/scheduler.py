@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from comity.core.evaluation import judge_together
 from comity.core.fit import FITTER, Fit, Request, alone
-from comity.core.judge import judge_together
 from comity.core.net import Call
 from comity.core.record import Sealed, tree_map
-from comity.core.site import Home, Site
-from comity.core.stacked import fit_together
 from comity.core.task import Network
+from comity.engines.site import Home, Site
+from comity.engines.stacked.together import fit_together
 
 Answer = tuple[Any, int]
 BLOCK_BYTES = 6_000_000  # of weights trained together: they should stay in the cache from step to step

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from comity.algorithms import accepts
-from comity.checkpoint import write_atomically
-from comity.config import Experiment
 from comity.data import Federation
 from comity.errors import ComityError, Refusal
-from comity.job import Progress, federation_of, prepare
+from comity.experiments.build import Progress, federation_of, prepare
+from comity.experiments.checkpoint import write_atomically
+from comity.experiments.config import Experiment
+from comity.experiments.loop import check_same, reopen, resume_in, start
 from comity.measure import gains
-from comity.run import check_same, reopen, resume_in, start
 from comity.spec import parse, split, value
 from comity.track import Trackers
 
@@ -149,10 +149,7 @@ def check_settings(base: Experiment, methods: Iterable[str]) -> None:
 
 def _row(method: str, summaries: list[dict[str, Any]], seeds: Sequence[int], out: Path) -> Row:
     compared = [
-        gain
-        for seed in seeds
-        for gain in gains(run_folder(out, method, seed), run_folder(out, SOLO, seed))
-        if method != SOLO
+        gain for seed in seeds for gain in gains(run_folder(out, method, seed), run_folder(out, SOLO, seed)) if method != SOLO
     ]
     late = [new for s in summaries for new in s["newcomers"].values()]
     return Row(
@@ -229,7 +226,7 @@ def tune(
 
 
 def _validation_at(folder: Path, t: int) -> float:
-    from comity.tables import read_metrics
+    from comity.experiments.folder import read_metrics
 
     rows = [n.value for n in read_metrics(folder) if (n.round, n.split, n.metric) == (t, "validation", "accuracy")]
     return statistics.mean(rows)

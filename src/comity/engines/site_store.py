@@ -15,7 +15,7 @@ from comity.core.algorithm import Algorithm
 from comity.core.key import Key
 from comity.core.net import Saved
 from comity.core.party import Party
-from comity.core.site import Site
+from comity.engines.site import Site
 from comity.errors import Refusal
 
 ROOM = 128 << 20

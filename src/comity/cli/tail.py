@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, BinaryIO
 
-from comity.checkpoint import held
-from comity.compare import finished
 from comity.core.net import SERVER
 from comity.errors import ComityError
+from comity.experiments.checkpoint import held
+from comity.studies.compare import finished
 
 BLOCK = 1 << 20
 LATELY = 10  # rounds that tell how long one takes

@@ -9,8 +9,8 @@ import torch
 
 from comity.core.party import Traffic
 from comity.core.record import payload
-from comity.core.site import Site
-from comity.job import Job, Quiet
+from comity.engines.site import Site
+from comity.experiments.build import Job, Quiet
 
 
 @dataclass(frozen=True)
@@ -96,5 +96,3 @@ def _try(job: Job) -> tuple[float, float]:
     scale = sum(sizes[i] for cohort in cohorts for i in cohort) / tried / workers if net.steps else len(cohorts)
     evaluations = (job.experiment.rounds // job.experiment.eval_every + 1) * len(sizes) / len(largest) / workers
     return (trained - begin) * scale, (evaluated - trained) * evaluations
-
-

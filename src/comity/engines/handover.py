@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 
-from comity.core.lock import SECRET, Lock
+from comity.engines.sealing import SECRET, Lock
 
 
 class Handover:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from comity.core.batches import Training
+from comity.core.training import Training
 from comity.errors import Refusal, unknown
 from comity.spec import call, parse, split
 
@@ -64,8 +64,11 @@ class Experiment(BaseModel):
 
     algorithm: Named = Field("fedavg", description="method, with wrappers: fedavg+dbe")
     data: Annotated[str, BeforeValidator(_placed)] = Field("digits", description="dataset by name, or a user's file")
-    partition: str = Field("auto", description="how samples are dealt to parties, or a saved split.json; auto: the data's own "
-                           "parties (persons, sites, sources), or dirichlet(alpha=0.5)")
+    partition: str = Field(
+        "auto",
+        description="how samples are dealt to parties, or a saved split.json; auto: the data's own "
+        "parties (persons, sites, sources), or dirichlet(alpha=0.5)",
+    )
     parties: int | None = Field(None, ge=1, description="number of parties; 10, or as many as the data have of their own")
     model: Named = Field("mlp2", description="network by name, or a user's file")
     rounds: int = Field(20, ge=1, description="communication rounds")
@@ -78,8 +81,12 @@ class Experiment(BaseModel):
     test: str = Field("own(0.25)", description="test protocol: own(0.25), tail(0.25), official, matched or common")
     validation: float = Field(0.1, ge=0, lt=1, description="share of a party's training samples held out to choose by")
     eval_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
-    patience: int | None = Field(None, ge=1, description="end the run when it got no better for so many rounds, judged on "
-                                 "validation data (on test data if validation is 0)")
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="end the run when it got no better for so many rounds, judged on "
+        "validation data (on test data if validation is 0)",
+    )
     augment: str = Field("none", description="random changes to training images, as in flip|crop(pad=4)|rotate(degrees=10)")
     bn: Literal["all", "params_only", "none"] = Field("all", description="which BatchNorm values are shared")
     cut: str | None = Field(None, description="stage after which the representation is taken; the model's own unless told")
@@ -88,7 +95,8 @@ class Experiment(BaseModel):
     newcomers: int = Field(0, ge=0, description="parties held out until the end (the last ones), then joined and judged")
     join_epochs: int = Field(10, ge=1, description="epochs of a newcomer's warm-up")
     without: Annotated[tuple[str, ...] | None, BeforeValidator(_listed), AfterValidator(_sorted)] = Field(
-        None, description="parties to leave out, as in p1,p2; the others keep their data and their random streams")
+        None, description="parties to leave out, as in p1,p2; the others keep their data and their random streams"
+    )
     seed: int = Field(0, ge=0, description="the one seed")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where tensors live")
     engine: Literal["auto", "loop", "process", "stacked"] = Field("auto", description="where parties live")

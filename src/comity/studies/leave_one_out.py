@@ -18,15 +18,24 @@ from pathlib import Path
 from typing import Any
 
 from comity.algorithms import compose
-from comity.checkpoint import write_atomically
-from comity.compare import LEFT_OUT, check_folders, check_settings, experiment_of, folder_name, own_settings, run_folder, run_once
-from comity.config import Experiment
 from comity.core.algorithm import chain
 from comity.data import Federation
 from comity.errors import Refusal, unknown
-from comity.job import Progress, Quiet, federation_of, prepare
+from comity.experiments.build import Progress, Quiet, federation_of, prepare
+from comity.experiments.checkpoint import write_atomically
+from comity.experiments.config import Experiment
+from comity.experiments.loop import asked
 from comity.measure.gain import outcomes, paired
-from comity.run import asked
+from comity.studies.compare import (
+    LEFT_OUT,
+    check_folders,
+    check_settings,
+    experiment_of,
+    folder_name,
+    own_settings,
+    run_folder,
+    run_once,
+)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from comity import curves
+from comity.cli import text_plot
 from comity.core.net import Ledger
-from comity.job import Job
+from comity.experiments.build import Job
+from comity.experiments.folder import read_metrics
 from comity.measure import conventions
-from comity.tables import read_metrics
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -157,7 +157,7 @@ def show_curves(folders: Mapping[str, Sequence[Path]]) -> None:
     if not out.is_terminal:
         return
     lines = {name: _mean([conventions.curve(read_metrics(folder)) for folder in some]) for name, some in folders.items()}
-    for row in curves.on(out, lines):
+    for row in text_plot.on(out, lines):
         out.print(row)
 
 

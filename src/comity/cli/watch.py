@@ -13,10 +13,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from comity import curves
+from comity.cli import text_plot
+from comity.cli.screen import duration, in_full, out, size
+from comity.cli.tail import Followed, Runs
 from comity.errors import Refusal
-from comity.following import Followed, Runs
-from comity.screen import duration, in_full, out, size
 
 EVERY = 1.0  # seconds from look to look
 OTHERS = 58  # columns of the screen that a line has beside the run's name
@@ -61,18 +61,18 @@ def view(runs: Sequence[Followed], root: Path, console: Console, tall: int | Non
     if [run.folder for run in runs] == [root]:
         (run,) = runs
         run.look()
-        return [*about(run), *curves.on(console, {run.settings.get("algorithm", ""): run.line}, run.rounds)]
+        return [*about(run), *text_plot.on(console, {run.settings.get("algorithm", ""): run.line}, run.rounds)]
     for run in runs:
         run.look(tables=False)
-    drawn = sorted(runs, key=lambda run: (run.state != "running", -_changed(run)))[: len(curves.COLOURS)]
+    drawn = sorted(runs, key=lambda run: (run.state != "running", -_changed(run)))[: len(text_plot.COLOURS)]
     for run in drawn:
         run.look()
     names = {run.folder: str(run.folder.relative_to(root)) for run in runs}
     if tall is not None:  # the end of a long name tells more than its beginning
         room = max(16, console.width - OTHERS)
-        names = {folder: name if len(name) <= room else f"…{name[1 - room:]}" for folder, name in names.items()}
+        names = {folder: name if len(name) <= room else f"…{name[1 - room :]}" for folder, name in names.items()}
     lines = {names[run.folder]: run.line for run in runs if run in drawn}
-    picture = curves.on(console, lines, max(run.rounds for run in drawn))
+    picture = text_plot.on(console, lines, max(run.rounds for run in drawn))
     busy = [part for run in runs if run.state == "running" for part in about(run)]
     stopped = [Text(f"stopped; go on with: {resume(run)}") for run in runs if run.state == "stopped"]
     below = [*busy, *(stopped if tall is None else stopped[:3]), *picture]

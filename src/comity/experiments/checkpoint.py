@@ -20,7 +20,7 @@ from typing import Any
 from comity.core.codec import encode
 from comity.core.net import Net, Saved
 from comity.core.record import Empty, leaves
-from comity.core.site import read_state
+from comity.engines.site import read_state
 from comity.errors import ComityError, Refusal
 
 MANIFEST = "manifest.json"

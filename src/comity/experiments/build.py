@@ -11,7 +11,6 @@ from typing import Protocol
 import torch
 
 from comity import algorithms, models
-from comity.config import Experiment
 from comity.core.algorithm import Algorithm, chain
 from comity.core.key import Key
 from comity.core.net import Ledger, Net
@@ -22,9 +21,10 @@ from comity.data import Federation
 from comity.data import load as load_dataset
 from comity.data.augment import Augment
 from comity.data.dataset import AUTO
+from comity.engines.loop import LoopNet
+from comity.engines.process import ProcessNet
 from comity.errors import Refusal, unknown
-from comity.nets.loop import LoopNet
-from comity.nets.process import ProcessNet
+from comity.experiments.config import Experiment
 from comity.spec import split
 
 
@@ -171,8 +171,18 @@ def prepare(experiment: Experiment, federation: Federation, model: models.Pair |
     peers = tuple(_peers(experiment, name, names[:there], everybody[:first_late]) for name in names)
     if any(wish is not None for wish in peers) and not any(a.hears_peers for a in chain(algorithm)):
         raise Refusal(f"In {experiment.algorithm} a party cannot choose its peers: it learns from everybody or nobody.")
-    info = Info(names[:there], sizes, tasks_there, shared, federation.shape, names[there:], experiment.rounds, peers=peers,
-                places=tuple(places), whole=first_late)
+    info = Info(
+        names[:there],
+        sizes,
+        tasks_there,
+        shared,
+        federation.shape,
+        names[there:],
+        experiment.rounds,
+        peers=peers,
+        places=tuple(places),
+        whole=first_late,
+    )
     info = replace(info, cohort=_cohort(experiment, info))
     algorithm.check(info)
     if info.newcomers:  # they must fit, too

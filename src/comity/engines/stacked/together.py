@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from comity.core.alike import Unlike, join
-from comity.core.batched import SecondOrder, over_rows
-from comity.core.batches import Training, orders
 from comity.core.fit import Descent, Fit, Request
+from comity.core.kernels import SecondOrder, over_rows
 from comity.core.key import Key
 from comity.core.moments import Moments
 from comity.core.record import Params
 from comity.core.task import Batch
+from comity.core.training import Training, orders
 
 VALUE = "the loss"
 GATHERED = 16_000_000  # bytes of inputs that are brought together at once

@@ -16,19 +16,19 @@ from typing import Any
 
 import torch
 
-from comity.core import crew
 from comity.core.algorithm import Algorithm
-from comity.core.allocator import give_back, keep_freed_memory
 from comity.core.key import Key
-from comity.core.lock import Lock
 from comity.core.net import Call, Edge, Net, Saved
 from comity.core.party import Info, Party
 from comity.core.record import Sealed, payload
-from comity.core.residents import Residents
+from comity.engines.allocator import give_back, keep_freed_memory
+from comity.engines.channel import Channel
+from comity.engines.handover import Handover
+from comity.engines.loop import Done, inboxes
+from comity.engines.sealing import Lock
+from comity.engines.site_store import Residents
+from comity.engines.stacked import scheduler
 from comity.errors import ComityError, Refusal, describe
-from comity.nets.channel import Channel
-from comity.nets.handover import Handover
-from comity.nets.loop import Done, inboxes
 
 # Replies are sent in batches: few messages for many small ones, live progress for slow ones, large ones while in the cache.
 FLUSH_SECONDS, FLUSH_BYTES = 0.2, 4_000_000
@@ -193,7 +193,7 @@ def _answer(line: Channel, ask: dict[str, Any], sites: Residents, lock: Lock, st
     match ask["do"]:
         case "work":
             call, ready, size, flushed = Call(*ask["call"]), {}, 0, time.monotonic()
-            answers = crew.work(sites, call, ask["mail"], lock.open(ask["post"]), stacked)
+            answers = scheduler.work(sites, call, ask["mail"], lock.open(ask["post"]), stacked)
             for left, (i, answer) in zip(range(len(ask["mail"]) - 1, -1, -1), answers, strict=True):
                 ready[i] = lock.close(answer)
                 size += payload(ready[i])

@@ -11,16 +11,16 @@ import numpy as np
 import torch
 
 from comity import algorithms, models
-from comity.checkpoint import write_atomically
-from comity.core.batches import Training
 from comity.core.codec import decode, encode
 from comity.core.party import Party
 from comity.core.record import record
 from comity.core.samples import Array, PartyData, Samples
 from comity.core.task import Task
+from comity.core.training import Training
 from comity.data.federation import Preprocess
 from comity.errors import ComityError, Refusal
-from comity.run import Deployed, Result
+from comity.experiments.checkpoint import write_atomically
+from comity.experiments.loop import Deployed, Result
 
 PREDICT = '''"""Predict with this model: python predict.py SAMPLES.npz (with an array x; or .npy) prints each sample's class.
 
@@ -32,7 +32,7 @@ from pathlib import Path
 
 import numpy as np
 
-from comity.export import load
+from comity.studies.export import load
 
 if len(sys.argv) != 2:
     sys.exit("usage: python predict.py SAMPLES.npz")
@@ -113,13 +113,13 @@ def load(folder: Path) -> Exported:
 
 def _card(told: dict[str, Any]) -> str:
     accuracy = "not judged" if told["test_accuracy"] is None else f"{told['test_accuracy']:.1%} on its own test samples"
-    return f"""# The model of {told['party']}
+    return f"""# The model of {told["party"]}
 
-- Method: {told['algorithm']}, {told['rounds']} rounds, seed {told['seed']}, with the network {told['model']}.
-- Data: {told['dataset']}; this party trained on {told['train_samples']} samples of shape {'x'.join(map(str, told['shape']))}.
+- Method: {told["algorithm"]}, {told["rounds"]} rounds, seed {told["seed"]}, with the network {told["model"]}.
+- Data: {told["dataset"]}; this party trained on {told["train_samples"]} samples of shape {"x".join(map(str, told["shape"]))}.
 - Accuracy: {accuracy}. On other data it may be anything: judge it on samples of your own before it is used.
-- Classes: {', '.join(told['class_names'])}.
+- Classes: {", ".join(told["class_names"])}.
 - Inputs: as the party has them; `model.json` says how they are scaled before the network sees them.
 - `python predict.py SAMPLES.npz` prints a class and a certainty for each sample; the certainty is a softmax, not a promise.
-- The weights were learned from this party's data and, through {told['algorithm']}, from others': treat them as such.
+- The weights were learned from this party's data and, through {told["algorithm"]}, from others': treat them as such.
 """

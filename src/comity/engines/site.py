@@ -10,8 +10,8 @@ from typing import Any
 
 from comity.core.algorithm import Algorithm, resolve
 from comity.core.codec import decode, encode
+from comity.core.evaluation import Judgement, judge
 from comity.core.fit import METER, Meter, fit
-from comity.core.judge import Judgement, judge
 from comity.core.key import Key
 from comity.core.moments import MEMORY, Memory, Moments
 from comity.core.net import Call, Saved

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from comity import algorithms
-from comity.compare import folder_name, run_once
-from comity.config import Experiment, experiment
 from comity.data import Federation
 from comity.data.files import Missing
 from comity.errors import ComityError, Refusal, unknown
-from comity.job import Job, Progress, federation_of, prepare
+from comity.experiments.build import Job, Progress, federation_of, prepare
+from comity.experiments.config import Experiment, experiment
+from comity.experiments.folder import read_metrics
 from comity.measure import conventions, targets
 from comity.papers import Claim, Column, Line, Scale, Table
 from comity.spec import parse, split
-from comity.tables import read_metrics
+from comity.studies.compare import folder_name, run_once
 from comity.track import Trackers
 
 ABSENT = "not yet implemented"
@@ -99,8 +99,9 @@ class Verdict:
         held = [name for name, margin in self.margins.items() if margin > 0]
         word = "holds" if len(held) == len(self.margins) else "does not hold" if not held else f"holds in {', '.join(held)} only"
         unsure = " (within the seeds' spread)"
-        shown = ", ".join(f"{name} {margin:+.2f}{'' if self.sure.get(name, True) else unsure}"
-                          for name, margin in self.margins.items())
+        shown = ", ".join(
+            f"{name} {margin:+.2f}{'' if self.sure.get(name, True) else unsure}" for name, margin in self.margins.items()
+        )
         return f"{self.claim}: {word} ({shown})"
 
 
@@ -157,15 +158,21 @@ def settings_of(runs: Sequence[Run]) -> list[str]:
     """What each run's settings are: once what all its rows share, and a row's own where it differs."""
     told = []
     for name in dict.fromkeys(run.name for run in runs):
-        rows = {run.row.name: run.experiments[0].model_dump(exclude_unset=True, exclude={"algorithm", "seed"})
-                for run in runs if run.name == name and not run.why}
+        rows = {
+            run.row.name: run.experiments[0].model_dump(exclude_unset=True, exclude={"algorithm", "seed"})
+            for run in runs
+            if run.name == name and not run.why
+        }
         if not rows:
             continue
         first, *others = rows.values()
         shared = {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
         told.append(f"{name}: {_list(shared)}")
-        told += [f"{name}, {row}: {_list(own)}" for row, mine in rows.items()
-                 if (own := {k: v for k, v in mine.items() if k not in shared and v})]
+        told += [
+            f"{name}, {row}: {_list(own)}"
+            for row, mine in rows.items()
+            if (own := {k: v for k, v in mine.items() if k not in shared and v})
+        ]
     return told
 
 
@@ -193,8 +200,11 @@ def spent(done: dict[tuple[str, str], list[Outcome]]) -> Spent:
 
 def code_of(done: dict[tuple[str, str], list[Outcome]]) -> str:
     """The code that the runs were made with."""
-    found = dict.fromkeys(json.loads((one.folder / "env.json").read_text(encoding="utf-8")).get("code", "an unknown commit")
-                          for some in done.values() for one in some)
+    found = dict.fromkeys(
+        json.loads((one.folder / "env.json").read_text(encoding="utf-8")).get("code", "an unknown commit")
+        for some in done.values()
+        for one in some
+    )
     return " and ".join(found)
 
 

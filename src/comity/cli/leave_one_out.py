@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from comity.config import Experiment
+from comity.experiments.config import Experiment
 
 if TYPE_CHECKING:
-    from comity.leaving import Effect
+    from comity.studies.leave_one_out import Effect
 
 SHOWN = 20
 
 
 def announce(base: Experiment, algorithms: Sequence[str], seeds: Sequence[int], only: Sequence[str] | None) -> None:
     """Check what can be checked before anything runs, and say what it will take."""
-    from comity import screen
-    from comity.job import federation_of
-    from comity.leaving import exchanging, planned
+    from comity.cli import screen
+    from comity.experiments.build import federation_of
+    from comity.studies.leave_one_out import exchanging, planned
 
     methods = exchanging(base, algorithms)
     plan = planned(base, methods, seeds[0], federation_of(base.but(seed=seeds[0])), only)
@@ -33,9 +33,9 @@ def _many(count: int, one: str, several: str = "") -> str:
 
 def show(rows: Sequence[Effect]) -> None:
     """A table for each method: what each party gave the others."""
-    from comity import screen
-    from comity.compare import LEFT_OUT
-    from comity.leaving import parts
+    from comity.cli import screen
+    from comity.studies.compare import LEFT_OUT
+    from comity.studies.leave_one_out import parts
 
     def most(one: tuple[str, float] | None) -> str:
         return f"{one[0]} {100 * one[1]:+.1f}" if one else ""

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from comity.core import crew
 from comity.core.algorithm import Algorithm
 from comity.core.key import Key
 from comity.core.net import Call, Edge, Net, Saved
 from comity.core.party import Info, Party
 from comity.core.record import Sealed
-from comity.core.residents import Residents
+from comity.engines.site_store import Residents
+from comity.engines.stacked import scheduler
 
 Done = Callable[[int], None]
 
@@ -46,7 +46,7 @@ class LoopNet(Net):
 
     def deliver(self, call: Call, mail: Mapping[int, Any], post: Mapping[Edge, Sealed]) -> dict[int, tuple[Any, int]]:
         answers = {}
-        for i, answer in crew.work(self._sites, call, mail, inboxes(post), self._stacked):
+        for i, answer in scheduler.work(self._sites, call, mail, inboxes(post), self._stacked):
             answers[i] = self.arrived(i, answer)
             self._sites.settle([i])
             self._done(1)

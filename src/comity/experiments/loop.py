@@ -20,26 +20,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from comity import config, models
-from comity.checkpoint import Checkpoints, interval, locked, write_atomically
-from comity.config import Experiment
+from comity import models
 from comity.core.algorithm import chain
-from comity.core.allocator import freed_memory_kept
+from comity.core.evaluation import Judgement
 from comity.core.fit import METER, Meter
-from comity.core.judge import Judgement
 from comity.core.net import Charge, Net, Note, Silence
 from comity.core.record import Empty, Params, on_device
-from comity.core.site import Site
 from comity.core.task import Task, in_chunks
 from comity.data import Federation
 from comity.data import load as load_dataset
+from comity.engines.allocator import freed_memory_kept
+from comity.engines.site import Site
 from comity.errors import ComityError, Refusal, unknown
-from comity.job import Job, Progress, Quiet, cores, federation_of, prepare
+from comity.experiments import config
+from comity.experiments.build import Job, Progress, Quiet, cores, federation_of, prepare
+from comity.experiments.checkpoint import Checkpoints, interval, locked, write_atomically
+from comity.experiments.config import Experiment
+from comity.experiments.environment import code
+from comity.experiments.folder import Tables, read_ledger, read_metrics
 from comity.measure import summarise
 from comity.measure.memory import peak_memory
-from comity.tables import Tables, read_ledger, read_metrics
 from comity.track import Tracker, Trackers
-from comity.version import code
 
 HOW = {"engine", "workers", "device"}  # where a run is computed does not change what it computes, but for rounding
 FILES = {"metrics.csv", "ledger.csv", "timing.csv", "outcomes.csv", "summary.json", "checkpoints", "tensorboard", "mlflow.json"}

@@ -1,0 +1,1 @@
+"""Many parties' trainings as one computation."""

@@ -1,0 +1,1 @@
+"""Several runs side by side, and what is done with finished ones."""
