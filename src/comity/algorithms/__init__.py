@@ -11,7 +11,8 @@ from dataclasses import MISSING, dataclass, fields
 from importlib.metadata import entry_points
 from typing import Any, get_type_hints
 
-from comity.core.algorithm import Algorithm, Wrapper
+from comity.core.algorithm import Algorithm, AnyAlgorithm
+from comity.core.wrapper import Wrapper
 from comity.errors import Refusal, unknown
 from comity.plugins import module_from
 from comity.spec import Spec, coerce, parse, split
@@ -23,7 +24,7 @@ def names() -> list[str]:
     return sorted([*files, *(e.name for e in entry_points(group="comity.algorithms"))])
 
 
-def find(name: str) -> type[Algorithm]:
+def find(name: str) -> type[AnyAlgorithm]:
     """The class that a file is about: one of ours, a user's `./mine.py`, or an installed entry point."""
     if name.endswith(".py"):
         module = module_from(name)
@@ -51,7 +52,7 @@ class Option:
     doc: str
 
 
-def options(cls: type[Algorithm]) -> dict[str, Option]:
+def options(cls: type[AnyAlgorithm]) -> dict[str, Option]:
     """A method's own constants."""
     hints = get_type_hints(cls)
     return {
@@ -68,7 +69,7 @@ def accepts(text: str, setting: str) -> bool:
     return any(name in options(find(spec.name)) for spec in specs if whose in ("", spec.name))
 
 
-def compose(text: str, settings: Mapping[str, Any] | None = None) -> Algorithm:
+def compose(text: str, settings: Mapping[str, Any] | None = None) -> AnyAlgorithm:
     """Build `fedprox(mu=0.1)+dbe(kappa=50)`; `settings` are further options, bare or as `dbe.mu`."""
     specs = [parse(part) for part in split(text, "+")]
     classes = [find(spec.name) for spec in specs]
@@ -78,7 +79,7 @@ def compose(text: str, settings: Mapping[str, Any] | None = None) -> Algorithm:
             raise Refusal(f"{spec} needs names for its options, as in {spec.name}(option=value).")
     for setting, value in (settings or {}).items():
         given[_owner(setting, specs, classes)][setting.rpartition(".")[2]] = value
-    made: Algorithm | None = None
+    made: AnyAlgorithm | None = None
     for spec, cls, chosen in zip(specs, classes, given, strict=True):
         known = options(cls)
         for name in chosen:
@@ -98,14 +99,14 @@ def compose(text: str, settings: Mapping[str, Any] | None = None) -> Algorithm:
     return made
 
 
-def _built(spec: Spec, cls: type[Algorithm], values: dict[str, Any]) -> Algorithm:
+def _built(spec: Spec, cls: type[AnyAlgorithm], values: dict[str, Any]) -> AnyAlgorithm:
     try:
         return cls(**values)
     except TypeError as why:  # a user's class that lacks a method, or has a field without a default
         raise Refusal(f"{spec.name} cannot be built: {why}.") from why
 
 
-def _owner(setting: str, specs: list[Spec], classes: list[type[Algorithm]]) -> int:
+def _owner(setting: str, specs: list[Spec], classes: list[type[AnyAlgorithm]]) -> int:
     """Whose option a setting is: the place in the composition."""
     whose, _, name = setting.rpartition(".")
     if whose:

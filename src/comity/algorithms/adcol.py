@@ -20,6 +20,7 @@ import math
 from dataclasses import replace
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from comity.core import *
@@ -27,9 +28,11 @@ from comity.parts.classwise import features_of
 from comity.parts.discriminator import carried, discriminator, labelled
 from comity.parts.divergence import kl_from_uniform
 from comity.parts.server import shared_names
-from comity.parts.views import SelfSupervised, probe
+from comity.parts.views import SelfSupervised, probe, second_view
 from comity.privacy.mechanisms import bounded
 from comity.privacy.options import PrivateRows
+
+SEEN = "adcol.seen"
 
 
 @record
@@ -42,7 +45,7 @@ class Game:
 
 
 @record
-class Own:
+class AdcolState:
     """What a party keeps: its model, and discriminators of earlier rounds, the newest first."""
 
     F: Params
@@ -57,8 +60,16 @@ class Reps:
     shared: Params
 
 
+@record
+class Judges:
+    """What eq. 2 looks at: the discriminators of the penalty, and rows for what the last epoch makes, if they are kept."""
+
+    past: list[Params]
+    seen: Tensor | None
+
+
 @algorithm
-class Adcol(PrivateRows, Algorithm):
+class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     shares = "representations"
     self_contained = True
     feature_skew_only = True
@@ -93,8 +104,8 @@ class Adcol(PrivateRows, Algorithm):
         D = self.discriminator(info.width, len(info.names)).init(key.fold("discriminator"))
         return Game(D, keep(info.task.init(key), shared_names(info.task, self.aggregate)), Empty())
 
-    def client(self, key: Key, party: Party) -> Own:
-        return Own(self.task(party).init(key), [])
+    def client(self, key: Key, party: Party) -> AdcolState:
+        return AdcolState(self.task(party).init(key), [])
 
     def task(self, party: Party) -> Task:
         task = party.task
@@ -104,14 +115,15 @@ class Adcol(PrivateRows, Algorithm):
         return s
 
     def round(self, s: Game, net: Net, t: int) -> Game:
-        cohort, changing = net.sample(t), self.slots == "cohort"
+        cohort = net.sample(t)
+        changing = self.slots == "cohort"
         slot = {i: j for j, i in enumerate(cohort if changing else net.info.parties)}
         task = self.discriminator(net.info.width, len(slot))
         D = carried(s.D, task.init(net.key("slots")), self.disc_carry) if changing else s.D
         R = net.call(self.local, dict.fromkeys(cohort, replace(s, D={} if changing else D)))  # l.3-5; B.14, i and ii
         data = labelled({slot[i]: reps.z for i, reps in R.items()})
         how = replace(net.info.training, epochs=self.disc_epochs, steps=None)
-        D = self.fitted(task, D, data, net.key("discriminator"), how)  # l.6-9
+        D = self.fitted(net, task, D, data, net.key("discriminator"), how)  # l.6-9
         for name, value in self.spent(t, net.info.width, len(data), how).items():
             net.note(f"privacy/{name}", value)
         answers = in_chunks(lambda z: task.logits(D, z), data.x)
@@ -122,49 +134,54 @@ class Adcol(PrivateRows, Algorithm):
             net.call(self.align, dict.fromkeys(R, Game(D, {})))  # B.14, iv and v
         return Game(D, average({i: reps.shared for i, reps in R.items()}, {i: net.info.sizes[i] for i in R}) if s.shared else {})
 
-    def local(self, mine: Own, m: Game, party: Party, key: Key) -> tuple[Own, Reps]:
+    async def local(self, mine: AdcolState, m: Game, party: Party, key: Key) -> tuple[AdcolState, Reps]:
         earlier = mine.past or [m.D] * (self.past - 1)  # the first trained D stands for those before it
-        F_i, z = self.trained(mine.F | m.shared, [m.D, *earlier], party, key)  # l.11-17
+        F_i, z = await self.trained(mine.F | m.shared, [m.D, *earlier], party, key)  # l.11-17
         if self.sampling < 1:
             z = z[key.fold("representations").choose(self.rows(len(z)), len(z))]
         z = self.released(z, key.fold("noise"))
         past = [] if m.untrained else [m.D, *earlier][: self.past - 1]
-        return Own(F_i, past), Reps(z, keep(F_i, shared_names(party.task, self.aggregate)))  # l.18
+        return AdcolState(F_i, past), Reps(z, keep(F_i, shared_names(party.task, self.aggregate)))  # l.18
 
-    def align(self, mine: Own, m: Game, party: Party, key: Key) -> tuple[Own, None]:
-        return replace(mine, F=self.trained(mine.F, [m.D], party, key)[0]), None
+    async def align(self, mine: AdcolState, m: Game, party: Party, key: Key) -> tuple[AdcolState, None]:
+        F_i, _ = await self.trained(mine.F, [m.D], party, key)
+        return replace(mine, F=F_i), None
 
-    def trained(self, F_i: Params, past: list[Params], party: Party, key: Key) -> tuple[Params, Tensor]:
-        train, task, tape = party.data.train, self.task(party), list[tuple[Tensor, Tensor]]()
-        F_i = fit(self.eq2(task, past, tape), F_i, train, key, party.training).theta
+    async def trained(self, F_i: Params, past: list[Params], party: Party, key: Key) -> tuple[Params, Tensor]:
+        """F_i after its epochs on eq. 2, and its representations of all samples."""
+        task = self.task(party)
+        train = party.data.train
+        noting = self.rep_mode == "last_epoch"
+        seen = torch.full((len(train), task.width), torch.nan, device=train.x.device) if noting else None
+        judges = Judges([D for D in past if D], seen)
+        draw = None if self.objective == "ce" else second_view
+        done = await party.fit(self.eq2, F_i, key, judges, task=task, draw=draw)
+        F_i = done.theta
         if self.objective != "ce":  # a linear probe: the loss had no use for the head
-            F_i = fit(probe(party.task), F_i, train, key.fold("probe"), party.training, only=task.head_names).theta
-        z = features_of(task, F_i, train).clone() if tape else features_of(task, F_i, train)
-        for indices, seen in tape:  # later batches overwrite: the last epoch remains
-            z[indices] = seen
-        return F_i, z
+            F_i = (await party.fit(probe, F_i, key.fold("probe"), only=task.head_names)).theta
+        z = features_of(task, F_i, train)
+        noted = done.scratch.get(SEEN, z)
+        return F_i, torch.where(noted.isnan(), z, noted)  # a sample in no batch has the representation after training
 
-    def eq2(self, task: Task, past: list[Params], tape: list[tuple[Tensor, Tensor]]) -> Loss:
-        judges = [(self.discriminator(task.width, len(D["out.bias"])), D) for D in past if D]
-
-        def loss(F_i: Params, batch: Batch) -> Tensor:
-            z = task.features(F_i, batch.x, train=True)
-            if self.rep_mode == "last_epoch":
-                tape.append((batch.indices, z.detach().flatten(1)))
-            value = task.objective(F_i, z, batch)
-            for disc, D in judges:
-                value = value + self.mu / len(judges) * kl_from_uniform(disc.logits(D, bounded(z, self.noise)))
-            return value
-
-        return loss
+    def eq2(self, task: Task, F_i: Params, batch: Batch, judges: Judges) -> Tensor:
+        z = task.features(F_i, batch.x, train=True)
+        if judges.seen is not None:  # later batches overwrite: the last epoch remains
+            seen = batch.scratch.get(SEEN, judges.seen)
+            batch.scratch[SEEN] = seen.index_copy(0, batch.indices, z.detach().flatten(1))
+        value = task.objective(F_i, z, batch)
+        for D in judges.past:
+            disc = self.discriminator(task.width, len(D["out.bias"]))
+            value = value + self.mu / len(judges.past) * kl_from_uniform(disc.logits(D, bounded(z, self.noise)))
+        return value
 
     def rows(self, n: int) -> int:
         return math.ceil(round(self.sampling * n, 9))  # ⌈r·n⌉, not misled by what floating point makes of r·n
 
-    def welcome(self, mine: Own, m: Game, party: Party, key: Key) -> tuple[Own, None]:
-        return self.local(mine, m, party, key)[0], None
+    async def welcome(self, mine: AdcolState, m: Game, party: Party, key: Key) -> tuple[AdcolState, None]:
+        mine, _ = await self.local(mine, m, party, key)
+        return mine, None
 
-    def model(self, mine: Own, m: Game, party: Party) -> Params:
+    def model(self, mine: AdcolState, m: Game, party: Party) -> Params:
         return mine.F
 
     def join_traffic(self, info: Info) -> Traffic:

@@ -18,24 +18,28 @@ round, and α_i starts at 1.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from comity.algorithms.fedavg import FedAvg
+from comity.algorithms.fedavg import AveragedModel
 from comity.core import *
 
 W, V, ALPHA = "w.", "v.", "alpha"
 
 
 @record
-class Own:
+class ApflState:
     """What a party keeps: w_i as it was trained last, v_i and α_i."""
 
     w: Params
     v: Params
     alpha: Tensor
+
+
+def named(which: str, theta: Params) -> Params:
+    """w or v, under names of its own among what is trained together."""
+    return {which + k: x for k, x in theta.items()}
 
 
 def part(theta: Params, which: str) -> Params:
@@ -49,9 +53,8 @@ def mixture(alpha: Tensor, v: Params, w: Params) -> Params:
 
 
 @algorithm
-class Apfl(FedAvg):
+class Apfl(AveragedModel[ApflState]):
     self_contained = True
-    stacks = False  # both models' losses keep notes from batch to batch
     alpha: float = option(0.5, "α_i before round 1: 0 is the global model's copy, 1 a model of one's own", minimum=0, maximum=1)
     adaptive: bool = option(True, "false leaves α_i as it is")
 
@@ -59,34 +62,36 @@ class Apfl(FedAvg):
     def one_model(self) -> bool:
         return False
 
-    def client(self, key: Key, party: Party) -> Own:
-        return Own(party.task.init(key), party.task.init(key), torch.tensor(self.alpha))
+    def client(self, key: Key, party: Party) -> ApflState:
+        return ApflState(party.task.init(key), party.task.init(key), torch.tensor(self.alpha))
 
-    def local(self, mine: Own, m: Any, party: Party, key: Key) -> tuple[Own, Model]:
-        kept = self.kept(party.task)
-        w = m.theta | keep(mine.w, kept)
-        start = {W + k: x for k, x in w.items()} | {V + k: x for k, x in mine.v.items()} | {ALPHA: mine.alpha}
+    async def local(self, mine: ApflState, m: Model, party: Party, key: Key) -> tuple[ApflState, Model]:
+        w = m.theta | self.private(mine.w, party.task)
+        start = named(W, w) | named(V, mine.v) | {ALPHA: mine.alpha}
         only = None if self.adaptive else frozenset(start.keys() - {ALPHA})
-        theta = fit(self.both(party.task), start, party.data.train, key, party.training, only=only).theta
+        theta = (await party.fit(self.both, start, key, only=only)).theta
         w = part(theta, W)
-        return Own(w, part(theta, V), theta[ALPHA].clamp(0, 1)), Model(drop(w, kept))
+        return ApflState(w, part(theta, V), theta[ALPHA].clamp(0, 1)), Model(self.shared(w, party.task))
 
-    def both(self, task: Task) -> Loss:
-        """f(w) + f(αv + (1 − α) sg(w)); what a wrapper remembers from batch to batch it remembers of each."""
-        scratch: dict[str, Tensor] = {}
+    def both(self, task: Task, theta: Params, batch: Batch, own: None) -> Tensor:
+        """f(w) + f(αv + (1 − α) sg(w)); what a wrapper notes from batch to batch it notes of each."""
+        with torch.no_grad():
+            theta[ALPHA].clamp_(0, 1)  # where the last step may have left it
+        w = part(theta, W)
+        v_bar = mixture(theta[ALPHA], part(theta, V), {k: x.detach() for k, x in w.items()})
+        of_w = replace(batch, scratch=part(batch.scratch, W))
+        of_v = replace(batch, scratch=part(batch.scratch, V))
+        value = task.loss(w, of_w) + task.loss(v_bar, of_v)
+        batch.scratch.update(named(W, of_w.scratch) | named(V, of_v.scratch))
+        return value
 
-        def loss(theta: Params, batch: Batch) -> Tensor:
-            with torch.no_grad():
-                theta[ALPHA].clamp_(0, 1)  # where the last step may have left it
-            w = part(theta, W)
-            v_bar = mixture(theta[ALPHA], part(theta, V), {k: x.detach() for k, x in w.items()})
-            return task.loss(w, batch) + task.loss(v_bar, replace(batch, scratch=scratch))
+    async def welcome(self, mine: ApflState, m: Model, party: Party, key: Key) -> tuple[ApflState, None]:
+        received = m.theta | self.private(mine.w, party.task)
+        mine, _ = await self.local(replace(mine, v=received), m, party, key)
+        return mine, None
 
-        return loss
+    def settled(self, mine: ApflState, theta: Params) -> ApflState:
+        return mine
 
-    def welcome(self, mine: Own, m: Any, party: Party, key: Key) -> tuple[Own, None]:
-        received = m.theta | keep(mine.w, self.kept(party.task))
-        return self.local(replace(mine, v=received), m, party, key)[0], None
-
-    def model(self, mine: Own, m: Any, party: Party) -> Params:
+    def model(self, mine: ApflState, m: Model, party: Party) -> Params:
         return mixture(mine.alpha, mine.v, mine.w)

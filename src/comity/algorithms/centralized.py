@@ -27,7 +27,7 @@ class Pool:
 
 
 @algorithm
-class Centralized(Algorithm):
+class Centralized(Algorithm[Pool, Empty, Model]):
     shares = "data"
     bytes_formula = "Σ_i n_i · (bytes of a sample + 4), once, before round 1"
 
@@ -48,7 +48,7 @@ class Centralized(Algorithm):
         replies = net.call(self.hand_over, {i: Empty() for i in net.info.parties})
         return Pool(s.theta, Data(torch.cat([r.x for r in replies.values()]), torch.cat([r.y for r in replies.values()])))
 
-    def hand_over(self, mine: Empty, m: Empty, party: Party, key: Key) -> tuple[Empty, Data]:
+    async def hand_over(self, mine: Empty, m: Empty, party: Party, key: Key) -> tuple[Empty, Data]:
         return mine, Data(party.data.train.x, party.data.train.y.int())
 
     def view(self, s: Pool, i: int) -> Model:
@@ -56,7 +56,8 @@ class Centralized(Algorithm):
 
     def round(self, s: Pool, net: Net, t: int) -> Pool:
         pool = Samples(s.data.x, s.data.y.long())
-        return Pool(fit(net.info.task.loss, s.theta, pool, net.key("local"), net.info.training).theta, s.data)
+        task, how = net.info.task, net.info.training
+        return Pool(net.fit(plain, s.theta, pool, net.key("local"), None, task=task, training=how).theta, s.data)
 
     def model(self, mine: Empty, m: Model, party: Party) -> Params:
         return m.theta

@@ -21,8 +21,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from comity.algorithms.fedavg import FedAvg
 from comity.core import *
+from comity.parts.averaged import AveragesWeights
 
 OFFSET = "dbe.offset"
 MEAN = "dbe.mean"
@@ -88,8 +88,8 @@ class Biased(Task):
 
 
 @algorithm
-class Dbe(Wrapper):
-    host: FedAvg
+class Dbe(Wrapper[Mean]):
+    host: AveragesWeights[Any, Any, Any]
     kappa: float = option(50.0, "κ, weight of the mean regulariser (eq. 8)", minimum=0)
     mu: float = option(1.0, "μ, momentum of the running mean (eq. 9); 1 takes the current batch alone", minimum=0, maximum=1)
     cut: str = option("", "the stage after which the offset sits; the model's own cut unless told")
@@ -105,16 +105,17 @@ class Dbe(Wrapper):
     bytes_formula = "the host's, and N · (S + 8·K) once before round 1"
 
     @classmethod
-    def check_host(cls, host: Algorithm, name: str, wrapper: str) -> None:
+    def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
         if isinstance(host, Wrapper):
             raise Refusal(f"{wrapper} cannot go around a method that is already wrapped.")
-        if not isinstance(host, FedAvg) or host.shares not in ("model", "generic", "body"):
+        if not isinstance(host, AveragesWeights) or host.shares not in ("model", "generic", "body"):
             raise Refusal(f"{name}+{wrapper} makes no sense: {name} {SHARES[host.shares]}; there is no averaged extractor.")
         if cls.has_offset and (host.shares != "model" or host.self_contained):
             raise Refusal(f"{name} is personalised already, so an offset would be redundant: use {name}+mr.")
 
     def check(self, info: Info) -> None:
-        list(map(self.at_cut, info.tasks))  # refuses a stage that is not there
+        for task in info.tasks:
+            self.at_cut(task)  # refuses a stage that is not there
         if (self.init_mean == "ema" and not self.mu * self.init_epochs) or (self.ema_debias and not self.mu):
             raise Refusal("A running mean needs mu > 0, and init_mean=ema an epoch to run along.")
         super().check(info)
@@ -122,53 +123,72 @@ class Dbe(Wrapper):
     def at_cut(self, task: Task) -> Task:
         return replace(task, cut=self.cut) if self.cut else task
 
-    def own(self, key: Key, party: Party) -> Mean:
+    def extra(self, key: Key, party: Party) -> Mean:
         return Mean(torch.zeros(self.at_cut(party.task).z_shape))
 
-    def lift(self, party: Party, own: Mean) -> Party:
-        task = self.at_cut(party.task).keeping(frozenset({OFFSET} if self.has_offset else ()))
-        how: dict[str, Any] = {"host": party.task, "offset": self.has_offset, "frozen": not self.train_offset, "consensus": own.z}
-        how |= {"kappa": self.kappa, "mu": self.mu, "half": self.half, "debias": self.ema_debias}
-        return with_task(party, Biased(task.network, task.classes, task.cut, task.private, **how))
+    def wrap_party(self, party: Party, extra: Mean) -> Party:
+        task = self.at_cut(party.task)
+        biased = Biased(
+            task.network,
+            task.classes,
+            task.cut,
+            task.private | frozenset({OFFSET} if self.has_offset else ()),
+            host=party.task,
+            offset=self.has_offset,
+            frozen=not self.train_offset,
+            consensus=extra.z,
+            kappa=self.kappa,
+            mu=self.mu,
+            half=self.half,
+            debias=self.ema_debias,
+        )
+        return with_task(party, biased)
 
-    def start(self, s: Any, net: Net) -> Any:
+    def start(self, s: Wrapped[Mean | None], net: Net) -> Wrapped[Mean | None]:
         s = super().start(s, net)
         means = net.call(self.mean, {i: Model(self.view(s, i).theta) for i in net.info.parties})  # l.1-2
         z_bar = average({i: {MEAN: reply.z} for i, reply in means.items()}, dict(enumerate(net.info.sizes)))[MEAN]  # l.3
         net.call(self.agree, dict.fromkeys(net.info.parties, Mean(z_bar)))
-        return replace(s, own=Mean(z_bar))
+        return replace(s, extra=Mean(z_bar))
 
-    def join(self, s: Any, net: Net, ids: Sequence[int]) -> Any:
-        net.call(self.agree, dict.fromkeys(ids, s.own))
+    def join(self, s: Wrapped[Mean | None], net: Net, ids: Sequence[int]) -> Wrapped[Mean | None]:
+        assert s.extra
+        net.call(self.agree, dict.fromkeys(ids, s.extra))
         return super().join(s, net, ids)
 
-    def mean(self, mine: Any, m: Model, party: Party, key: Key) -> tuple[Any, Mean]:
+    async def mean(self, mine: Wrapped[Mean], m: Model, party: Party, key: Key) -> tuple[Wrapped[Mean], Mean]:
         """One epoch without PRBM and MR; report the mean, throw the weights away."""
-        task, z = self.at_cut(party.task), torch.zeros_like(mine.own.z)
-
-        def loss(theta: Params, batch: Batch) -> Tensor:
-            nonlocal z
-            rep = task.features(theta, batch.x, train=True)
-            z = (1 - self.mu) * z + self.mu * rep.detach().mean(0)
-            return task.objective(theta, rep, batch)
-
+        task = self.at_cut(party.task)
         theta = drop(self.host.model(mine.host, m, party), frozenset({OFFSET}))
         how = replace(party.training, epochs=self.init_epochs, steps=None)
-        theta = fit(loss if self.init_mean == "ema" else task.loss, theta, party.data.train, key, how).theta
-        if self.init_mean == "exact":
-            z = in_chunks(lambda x: task.features(theta, x), party.data.train.x).mean(0)
+        loss = self.running if self.init_mean == "ema" else plain
+        done = await party.fit(loss, theta, key, task=task, training=how)
+        if self.init_mean == "ema":
+            z = done.scratch.get(MEAN, torch.zeros_like(mine.extra.z))
+        else:
+            z = in_chunks(lambda x: task.features(done.theta, x), party.data.train.x).mean(0)
         return mine, Mean(self.noised(z, key.fold("noise")))
+
+    def running(self, task: Task, theta: Params, batch: Batch, own: None) -> Tensor:
+        """The plain loss; the mean runs along in the scratch."""
+        z = task.features(theta, batch.x, train=True)
+        now = z.detach().mean(0)
+        before = batch.scratch.get(MEAN, torch.zeros_like(now))
+        batch.scratch[MEAN] = (1 - self.mu) * before + self.mu * now
+        return task.objective(theta, z, batch)
 
     def noised(self, z: Tensor, key: Key) -> Tensor:
         """(1 − q) z̄ + N(0, s²), element by element."""
         return (1 - self.noise_q) * z + self.noise_s * torch.normal(0.0, 1.0, z.shape, generator=key.generator()).to(z.device)
 
-    def agree(self, mine: Any, m: Mean, party: Party, key: Key) -> tuple[Any, None]:
-        return replace(mine, own=m), None
+    async def agree(self, mine: Wrapped[Mean], m: Mean, party: Party, key: Key) -> tuple[Wrapped[Mean], None]:
+        return replace(mine, extra=m), None
 
     def join_traffic(self, info: Info) -> Traffic:
         return super().join_traffic(info) + Traffic(down=len(info.late) * 4 * self.at_cut(info.task).width)
 
     def start_traffic(self, info: Info) -> Traffic:
-        k, n, kept = self.at_cut(info.task).width, len(info.names), self.host.kept(info.task)
-        return super().start_traffic(info) + Traffic(up=4 * k * n, down=(info.task.bytes(without=kept) + 4 * k) * n)
+        n = len(info.names)
+        k = self.at_cut(info.task).width
+        model = info.task.bytes(without=self.host.kept(info.task))
+        return super().start_traffic(info) + Traffic(up=4 * k * n, down=(model + 4 * k) * n)

@@ -13,16 +13,12 @@ terms for shared parameters go to w_i only.
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
-
-from comity.algorithms.fedavg import FedAvg
+from comity.algorithms.fedavg import AveragedModel
 from comity.core import *
 
 
 @record
-class Own:
+class DittoState:
     """What a party keeps: the private parameters of its copy of w, and v_i."""
 
     private: Params
@@ -30,7 +26,7 @@ class Own:
 
 
 @algorithm
-class Ditto(FedAvg):
+class Ditto(AveragedModel[DittoState]):
     self_contained = True
     lam: float = option(1.0, "λ, pull of the personal model to the global one", minimum=0)
 
@@ -38,22 +34,18 @@ class Ditto(FedAvg):
     def one_model(self) -> bool:
         return False
 
-    def client(self, key: Key, party: Party) -> Own:
-        return Own(super().client(key, party), party.task.init(key))
+    def client(self, key: Key, party: Party) -> DittoState:
+        theta = party.task.init(key)
+        return DittoState(self.private(theta, party.task), theta)
 
-    def local(self, mine: Own, m: Model, party: Party, key: Key) -> tuple[Own, Model]:
-        anchor = trainable(m.theta)
-        personal = party.task.personal
+    async def local(self, mine: DittoState, m: Model, party: Party, key: Key) -> tuple[DittoState, Model]:
+        private, reply = await self.averaged(mine.private, m, party, key)
+        near = Pull(trainable(m.theta), self.lam) if self.lam else None
+        done = await party.fit(plain, mine.v, key, task=party.task.personal, pull=near)
+        return DittoState(private, done.theta), reply
 
-        def near(v: Params, batch: Batch) -> Tensor:
-            distance = sum((v[k] - w).square().sum() for k, w in anchor.items())
-            return personal.loss(v, batch) + self.lam / 2 * distance
-
-        private, reply = super().local(mine.private, m, party, key)
-        return Own(private, fit(near, mine.v, party.data.train, key, party.training).theta), reply
-
-    def settled(self, mine: Own, theta: Params) -> Own:
+    def settled(self, mine: DittoState, theta: Params) -> DittoState:
         return mine
 
-    def model(self, mine: Own, m: Any, party: Party) -> Params:
+    def model(self, mine: DittoState, m: Model, party: Party) -> Params:
         return mine.v

@@ -49,7 +49,7 @@ class Teacher:
 
 
 @algorithm
-class Fd(Algorithm):
+class Fd(Algorithm[Bank, Params, Teacher]):
     shares = "representations"
     self_contained = True
     bytes_formula = "Σ_t |S_t| · (8·C² + 5·C): logits both ways, counts up, a mask of known classes down"
@@ -75,26 +75,26 @@ class Fd(Algorithm):
     def round(self, s: Bank, net: Net, t: int) -> Bank:
         return Bank(s.classes, s.last | net.call(self.local, {i: self.view(s, i) for i in net.sample(t)}))
 
-    def local(self, F_i: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, Answers]:
-        task, train = party.task, party.data.train
-        F_i = fit(self.eq1(task, on_device(m, train.x.device)), F_i, train, key, party.training).theta
+    async def local(self, F_i: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, Answers]:
+        task = party.task
+        train = party.data.train
+        F_i = (await party.fit(self.eq1, F_i, key, on_device(m, train.x.device))).theta
         logits = in_chunks(lambda x: task.logits(F_i, x), train.x)
         return F_i, Answers(*class_means(logits, train.y, task.classes))
 
-    def eq1(self, task: Task, m: Teacher) -> Loss:
-        def loss(F_i: Params, batch: Batch) -> Tensor:
-            own = task.head(F_i, task.features(F_i, batch.x, train=True), train=True)
-            taught, target = m.known[batch.y].float(), m.logits[batch.y]
-            if self.distance == "mse":
-                gap = (own - target).square().mean(1)
-            else:
-                gap = F.cross_entropy(own, target.softmax(1), reduction="none")
-            return cross_entropy(own, batch.y) + self.gamma * (taught * gap).mean()
+    def eq1(self, task: Task, F_i: Params, batch: Batch, m: Teacher) -> Tensor:
+        logits = task.head(F_i, task.features(F_i, batch.x, train=True), train=True)
+        taught = m.known[batch.y].float()
+        target = m.logits[batch.y]
+        if self.distance == "mse":
+            gap = (logits - target).square().mean(1)
+        else:
+            gap = F.cross_entropy(logits, target.softmax(1), reduction="none")
+        return cross_entropy(logits, batch.y) + self.gamma * (taught * gap).mean()
 
-        return loss
-
-    def welcome(self, F_i: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, None]:
-        return self.local(F_i, m, party, key)[0], None
+    async def welcome(self, F_i: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, None]:
+        F_i, _ = await self.local(F_i, m, party, key)
+        return F_i, None
 
     def model(self, F_i: Params, m: Teacher, party: Party) -> Params:
         return F_i

@@ -26,14 +26,16 @@ import torch
 from torch import Tensor
 
 from comity.core import *
-from comity.parts.attack import Attack, Attacks
+from comity.parts.attack import Attacks, Range
 from comity.parts.choice import Asks, remembered
 from comity.parts.overlap import Help, combined, gains, gradients, help_for
 from comity.parts.peer import Group, PeerToPeer
 
+LAM = "fed-sps.lambda"
+
 
 @record
-class Own:
+class FedSpsState:
     """What a party keeps: its model, its attack's λ, how much each peer helped, and (code_compat) its first weights."""
 
     h: Params
@@ -42,8 +44,18 @@ class Own:
     first: Params
 
 
+@record
+class Overlapping:
+    """What eq. 13 looks at: the weights that T attacks unless they are the present ones, its λ and range, the peers' gradient."""
+
+    first: Params
+    lam: Tensor
+    range: Range
+    pull: Params
+
+
 @algorithm
-class FedSps(Attacks, Asks, PeerToPeer):
+class FedSps(Attacks, Asks, PeerToPeer[FedSpsState]):
     shares = "gradients"
     self_contained = True
     hears_peers = True
@@ -70,9 +82,9 @@ class FedSps(Attacks, Asks, PeerToPeer):
     def finishes(self) -> bool:
         return self.tune == "end"
 
-    def client(self, key: Key, party: Party) -> Own:
+    def client(self, key: Key, party: Party) -> FedSpsState:
         first = party.task.init(key)
-        return Own(first, self.lambda0, {}, first if self.code_compat else {})
+        return FedSpsState(first, self.lambda0, {}, first if self.code_compat else {})
 
     def asks(self, info: Info, i: int, others: list[int]) -> list[int]:
         return [j for j in others if info.listens(i, j)]
@@ -88,76 +100,89 @@ class FedSps(Attacks, Asks, PeerToPeer):
         return s
 
     def exchange(self, net: Net, learners: list[int], others: list[int]) -> None:
-        post: dict[tuple[int, int], Sealed] = {}
+        parcels: dict[Edge, Sealed] = {}
         if self.beta:
             sent = net.call(self.send, {i: Group(self.asks(net.info, i, others)) for i in learners})  # l.10
             models = {(i, j): parcel for i, to in sent.items() for j, parcel in to.items()}
             if models:
                 helped = net.call(self.assist, {j: Empty() for _, j in models}, models)  # l.11
-                post = {(j, i): parcel for j, to in helped.items() for i, parcel in to.items() if i in sent}
-        done = net.call(self.local, dict.fromkeys(learners, Empty()), post)  # l.12-14
+                parcels = {(j, i): parcel for j, to in helped.items() for i, parcel in to.items() if i in sent}
+        done = net.call(self.local, dict.fromkeys(learners, Empty()), parcels)  # l.12-14
         for i, overlaps in done.items():
             for j, value in overlaps.items():
                 net.note(f"overlap/{net.info.name(j)}", value, party=i)
 
-    def send(self, mine: Own, m: Group, party: Party, key: Key) -> tuple[Own, dict[int, Sealed]]:
+    async def send(self, mine: FedSpsState, m: Group, party: Party, key: Key) -> tuple[FedSpsState, dict[int, Sealed]]:
         chosen = self.chosen(mine.scores, m.ids, key.fold("peers"))
         return mine, dict.fromkeys(chosen, seal(Model(drop(mine.h, party.task.private))))
 
-    def assist(self, mine: Own, m: Empty, party: Party, key: Key) -> tuple[Own, dict[int, Sealed]]:
-        T, private = self.attacker(mine.lam, party.data.train.x, self.code_compat), keep(mine.h, party.task.private)
-        clean, bad = self.perturbed(mine, T, party, key)
+    async def assist(self, mine: FedSpsState, m: Empty, party: Party, key: Key) -> tuple[FedSpsState, dict[int, Sealed]]:
+        private = keep(mine.h, party.task.private)
+        clean, bad, lam = self.perturbed(mine, party, key)
         helps = {i: seal(self.help(sent.theta | private, clean, bad, party.task)) for i, sent in party.inbox.items()}
-        return replace(mine, lam=T.lam), helps
+        return replace(mine, lam=lam), helps
 
-    def perturbed(self, mine: Own, T: Attack, party: Party, key: Key) -> tuple[Samples, Tensor]:
+    def perturbed(self, mine: FedSpsState, party: Party, key: Key) -> tuple[Samples, Tensor, float]:
+        """A batch of the party's samples, the same after T, and λ."""
         train = party.data.train
         count = min(self.overlap_batch or party.training.batch, len(train))
         clean = train.take(torch.tensor(key.fold("overlap").choose(count, len(train)), device=train.x.device))  # l.5
-        return clean, T(party.task, mine.first or mine.h, clean.x, clean.y, key.fold("attack"))  # l.6
+        T, range_ = self.attacker(self.code_compat), self.range_of(train.x, self.code_compat)
+        noise, lam = T.noise(clean.x, key.fold("attack")), torch.tensor(mine.lam, dtype=torch.float64)
+        bad, lam = T(party.task, mine.first or mine.h, clean.x, clean.y, noise, lam, range_)  # l.6
+        return clean, bad, lam.item()
 
     def help(self, h: Params, clean: Samples, bad: Tensor, task: Task) -> Help:
         use_clean = self.code_compat and self.select != "all"
         return help_for(task, h, clean, bad, self.select, use_clean, self.mode == "samples")  # eq. 12
 
-    def local(self, mine: Own, m: Empty, party: Party, key: Key) -> tuple[Own, dict[int, float]]:
+    async def local(self, mine: FedSpsState, m: Empty, party: Party, key: Key) -> tuple[FedSpsState, dict[int, float]]:
         task, helps = party.task, dict(party.inbox)
         if self.code_compat and self.beta:
-            T = self.attacker(mine.lam, party.data.train.x, self.code_compat)
-            helps[party.id] = self.help(mine.h, *self.perturbed(mine, T, party, key), task)
+            clean, bad, _ = self.perturbed(mine, party, key)
+            helps[party.id] = self.help(mine.h, clean, bad, task)
         grads = gradients(task, mine.h, helps)
         pull = combined(grads, {j: h.count for j, h in helps.items()}, self.reduce)
         how = party.training if self.tune == "round" else replace(party.training, steps=1)
-        after = self.trained(mine, pull, how, party, key)
+        after = await self.trained(mine, pull, how, party, key)
         grads.pop(party.id, None)
         scores = remembered(mine.scores, self.given(mine, grads, helps, party, key)) if self.peers else {}
         return replace(after, scores=scores), {j: h.overlap for j, h in helps.items() if j != party.id}
 
-    def trained(self, mine: Own, pull: Params, how: Training, party: Party, key: Key) -> Own:
-        task, T = party.task, self.attacker(mine.lam, party.data.train.x, self.code_compat)
+    async def trained(self, mine: FedSpsState, pull: Params, how: Training, party: Party, key: Key) -> FedSpsState:
+        lam = torch.tensor(mine.lam, dtype=torch.float64)
+        own = Overlapping(mine.first, lam, self.range_of(party.data.train.x, self.code_compat), pull)
+        done = await party.fit(self.eq13, mine.h, key, own, training=how, draw=self.noise if self.alpha else None)
+        return replace(mine, h=done.theta, lam=done.scratch.get(LAM, lam).item())
 
-        def eq13(h: Params, batch: Batch) -> Tensor:
-            value = task.loss(h, batch)
-            if self.alpha:
-                bad = T(task, mine.first or h, batch.x, batch.y, batch.key.fold("attack", batch.number))
-                value = value + self.alpha * task.loss(h, replace(batch, x=bad))
-            if pull and (batch.number == 0 or self.peer_steps == "every"):
-                value = value + self.beta * torch.stack([(h[k] * g).sum() for k, g in pull.items()]).sum()  # its gradient is g
-            return value
+    def noise(self, batch: Batch, key: Key, own: Overlapping) -> Tensor | None:
+        return self.attacker(self.code_compat).noise(batch.x, key.fold("attack", batch.number))
 
-        return replace(mine, h=fit(eq13, mine.h, party.data.train, key, how).theta, lam=T.lam)
+    def eq13(self, task: Task, h: Params, batch: Batch, own: Overlapping) -> Tensor:
+        value = task.loss(h, batch)
+        if self.alpha:
+            T = self.attacker(self.code_compat)
+            lam = batch.scratch.get(LAM, own.lam)
+            bad, lam = T(task, own.first or h, batch.x, batch.y, batch.drawn, lam, own.range)
+            batch.scratch[LAM] = lam
+            value = value + self.alpha * task.loss(h, replace(batch, x=bad))
+        if own.pull and (batch.number == 0 or self.peer_steps == "every"):
+            value = value + self.beta * torch.stack([(h[k] * g).sum() for k, g in own.pull.items()]).sum()  # its gradient is g
+        return value
 
-    def tuned(self, mine: Own, m: Empty, party: Party, key: Key) -> tuple[Own, None]:
-        return self.trained(mine, {}, party.training, party, key), None
+    async def tuned(self, mine: FedSpsState, m: Empty, party: Party, key: Key) -> tuple[FedSpsState, None]:
+        return await self.trained(mine, {}, party.training, party, key), None
 
-    def given(self, mine: Own, grads: dict[int, Params], helps: dict[int, Help], party: Party, key: Key) -> dict[int, float]:
+    def given(
+        self, mine: FedSpsState, grads: dict[int, Params], helps: dict[int, Help], party: Party, key: Key
+    ) -> dict[int, float]:
         if self.score == "overlap":
             return {j: helps[j].overlap for j in grads}
         held = party.data.validation if len(party.data.validation) else party.data.train
         some = held.take(torch.tensor(key.fold("held").choose(min(party.training.batch, len(held)), len(held))))
         return gains(party.task, mine.h, grads, some, party.training.lr * self.beta)
 
-    def model(self, mine: Own, m: Empty, party: Party) -> Params:
+    def model(self, mine: FedSpsState, m: Empty, party: Party) -> Params:
         return mine.h
 
     def join_traffic(self, info: Info) -> Traffic:

@@ -11,63 +11,47 @@ Deviations: none. What BatchNorm statistics do is the experiment's `bn` setting 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Generic
 
 from comity.core import *
+from comity.parts.averaged import AveragesWeights
+
+
+class AveragedModel(AveragesWeights[Params, C, Model], Generic[C]):
+    """FedAvg for parties that keep a state of whatever kind: methods that add to it are made from this."""
+
+    def server(self, key: Key, info: Info) -> Params:
+        return self.shared(info.task.init(key), info.task)
+
+    def view(self, theta: Params, i: int) -> Model:
+        return Model(theta)
+
+    def round(self, theta: Params, net: Net, t: int) -> Params:
+        mean = Averaging()
+        for i, reply in net.replies(self.local, {i: self.view(theta, i) for i in net.sample(t)}):
+            mean.add(reply.theta, weight=net.info.sizes[i])
+        return mean.value()
+
+    async def averaged(self, private: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+        """Train the received model with what of it is private; what stays, and what is sent."""
+        theta = await self.trained(m.theta | private, m, party, key)
+        return self.private(theta, party.task), Model(self.shared(theta, party.task))
+
+    async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+        """E epochs on F_i from `theta`; FedProx and FedRep differ here."""
+        return (await party.fit(plain, theta, key)).theta
 
 
 @algorithm
-class FedAvg(Algorithm):
-    # States and messages are plain weights here; they are typed loosely because SCAFFOLD's hold more.
-    bytes_formula = "2 · Σ_t |S_t| · S,  S = bytes of the shared weights"
+class FedAvg(AveragedModel[Params]):
+    def client(self, key: Key, party: Party) -> Params:
+        return self.private(party.task.init(key), party.task)
 
-    @property
-    def one_model(self) -> bool:
-        return True
+    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+        return await self.averaged(mine, m, party, key)
 
-    def check(self, info: Info) -> None:
-        info.same_architecture("averaging")
-        if self.kept(info.task) >= info.task.shapes.keys():
-            raise Refusal(f"Nothing of {info.task.network.name} would be shared: all its weights stay at the party.")
-
-    def kept(self, task: Task) -> frozenset[str]:
-        """The names that stay at the party; FedBN and FedPer differ here and nowhere else."""
-        return task.private
-
-    def server(self, key: Key, info: Info) -> Any:
-        return drop(info.task.init(key), self.kept(info.task))
-
-    def client(self, key: Key, party: Party) -> Any:
-        return keep(party.task.init(key), self.kept(party.task))
-
-    def view(self, theta: Any, i: int) -> Any:
-        return Model(theta)
-
-    def round(self, theta: Any, net: Net, t: int) -> Any:
-        mean, n, letter = Averaging(), net.info.sizes, {i: self.view(theta, i) for i in net.sample(t)}
-        net.call(self.local, letter, each=lambda i, reply: mean.add(reply.theta, n[i]))
-        return mean.value()
-
-    def local(self, mine: Any, m: Any, party: Party, key: Key) -> tuple[Any, Any]:
-        done = fit(self.loss(party.task, m), m.theta | mine, party.data.train, key, party.training)
-        kept = self.kept(party.task)
-        return keep(done.theta, kept), Model(drop(done.theta, kept))
-
-    def welcome(self, mine: Any, m: Any, party: Party, key: Key) -> tuple[Any, None]:
-        mine, reply = self.local(mine, m, party, key)
-        return self.settled(mine, reply.theta), None
-
-    def settled(self, mine: Any, theta: Params) -> Any:
-        """The state of a newcomer that keeps what it trained from the received model."""
+    def settled(self, mine: Params, theta: Params) -> Params:
         return theta | mine
 
-    def loss(self, task: Task, m: Any) -> Loss:
-        """The local objective; FedProx adds to it."""
-        return task.loss
-
-    def model(self, mine: Any, m: Any, party: Party) -> Params:
-        return dict(m.theta | mine)
-
-    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        shared = len(cohort) * info.task.bytes(without=self.kept(info.task))
-        return Traffic(up=shared, down=shared)
+    def model(self, mine: Params, m: Model, party: Party) -> Params:
+        return m.theta | mine

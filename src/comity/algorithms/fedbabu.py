@@ -14,7 +14,7 @@ grants them. Wrappers' terms for shared parameters are not asked of fine-tuned m
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from comity.algorithms.fedper import FedPer
 from comity.core import *
@@ -31,29 +31,27 @@ class FedBabu(FedPer):
     def finishes(self) -> bool:
         return True
 
-    def local(self, mine: Any, m: Any, party: Party, key: Key) -> tuple[Any, Any]:
-        theta = m.theta | mine
+    async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
         body = frozenset(theta.keys() - party.task.head_names)
-        theta = fit(self.loss(party.task, m), theta, party.data.train, key, party.training, only=body).theta
-        kept = self.kept(party.task)
-        return keep(theta, kept), Model(drop(theta, kept))
+        return (await party.fit(plain, theta, key, only=body)).theta
 
-    def finish(self, theta: Any, net: Net) -> Any:
+    def finish(self, theta: Params, net: Net) -> Params:
         net.call(self.tune, {i: self.view(theta, i) for i in net.info.parties})
         return theta
 
-    def tune(self, mine: Any, m: Any, party: Party, key: Key) -> tuple[Any, None]:
-        return self.tuned(mine, m, party, key, replace(party.training, epochs=self.finetune_epochs, steps=None)), None
+    async def tune(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, None]:
+        how = replace(party.training, epochs=self.finetune_epochs, steps=None)
+        return await self.tuned(mine, m, party, key, how), None
 
-    def welcome(self, mine: Any, m: Any, party: Party, key: Key) -> tuple[Any, None]:
-        return self.tuned(mine, m, party, key, party.training), None
+    async def welcome(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, None]:
+        return await self.tuned(mine, m, party, key, party.training), None
 
-    def tuned(self, mine: Any, m: Any, party: Party, key: Key, how: Training) -> Params:
+    async def tuned(self, mine: Params, m: Model, party: Party, key: Key, how: Training) -> Params:
         """A model of the party's own, which comes before whatever it is sent."""
         theta = m.theta | mine
         heads = party.task.head_names
         only = {"all": None, "head": heads, "body": frozenset(theta.keys() - heads)}[self.finetune]
-        return fit(party.task.personal.loss, theta, party.data.train, key, how, only=only).theta
+        return (await party.fit(plain, theta, key, task=party.task.personal, training=how, only=only)).theta
 
     def finish_traffic(self, info: Info) -> Traffic:
         return Traffic(down=len(info.names) * info.task.bytes(without=self.kept(info.task)))

@@ -19,17 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.algorithms.fedavg import FedAvg
 from comity.core import *
 from comity.models.stack import Builder, batchnorm, linear, relu
-
-P_HAT = "fedgen.~labels"  # with a party's private parameters: never trained, never sent
+from comity.parts.averaged import AveragesWeights
 
 
 @record
@@ -51,6 +48,30 @@ class Taught:
 
 
 @record
+class FedGenState:
+    """What a party keeps: its private parameters, and p̂."""
+
+    private: Params
+    labels: Tensor
+
+
+@record
+class Ensemble:
+    """What the generator is to please: this round's heads, and the weight of each."""
+
+    shares: list[float]
+    heads: list[Params]
+
+
+@record
+class Wanted:
+    """What a batch's generated representations are made from: their labels, and ε."""
+
+    y: Tensor
+    eps: Tensor
+
+
+@record
 class Labels:
     """Samples of each class: a party's on their way up, everybody's on their way down."""
 
@@ -68,9 +89,16 @@ def sameness(eps: Tensor, z: Tensor) -> Tensor:
     return (-((eps[:, None] - eps).square().mean(2) * (z[:, None] - z).abs().mean(2)).mean()).exp()
 
 
+@record
+class Generator:
+    """What a party's loss gets of the letter and of its state: G and p̂."""
+
+    G: Params
+    labels: Tensor
+
+
 @algorithm
-class FedGen(FedAvg):
-    stacks = False  # the generator's inputs are drawn batch by batch
+class FedGen(AveragesWeights[Source, FedGenState, Taught]):
     bytes_formula = "Σ_t |S_t| · (2·S + S_G), and N · 8·C once before round 1"
 
     weight: float = option(1.0, "λ, weight of the generated representations at a party", minimum=0)
@@ -91,21 +119,24 @@ class FedGen(FedAvg):
         network = build.stage("gen2", linear(task.width)).build()
         return Task(network, classes=task.width, cut=network.cut)
 
-    def made(self, task: Task, G: Params, y: Tensor, key: Key, train: bool = False) -> tuple[Tensor, Tensor]:
-        """ε, and G(y, ε) in the shape of the task's representations."""
-        eps = torch.randn((len(y), self.noise), generator=key.fold("noise").generator()).to(y.device)
-        gen, given = self.generator(task), torch.cat([eps, F.one_hot(y, task.classes).float()], dim=1)
-        return eps, gen.head(G, gen.features(G, given, train), train).unflatten(1, task.z_shape)
+    def made(self, task: Task, G: Params, wanted: Wanted, train: bool = False) -> Tensor:
+        """G(y, ε) in the shape of the task's representations."""
+        gen = self.generator(task)
+        given = torch.cat([wanted.eps, F.one_hot(wanted.y, task.classes).float()], dim=1)
+        z: Tensor = gen.head(G, gen.features(G, given, train), train).unflatten(1, task.z_shape)
+        return z
+
+    def eps(self, count: int, key: Key, device: torch.device) -> Tensor:
+        return torch.randn((count, self.noise), generator=key.fold("noise").generator()).to(device)
 
     def server(self, key: Key, info: Info) -> Source:
         G = self.generator(info.task).init(key.fold("generator"))
-        return Source(super().server(key, info), G, None, torch.ones(info.task.classes, dtype=torch.int32))
+        theta = self.shared(info.task.init(key), info.task)
+        return Source(theta, G, None, torch.ones(info.task.classes, dtype=torch.int32))
 
-    def kept(self, task: Task) -> frozenset[str]:
-        return task.private | {P_HAT}
-
-    def client(self, key: Key, party: Party) -> Any:
-        return super().client(key, party) | {P_HAT: torch.ones(party.task.classes, dtype=torch.int32)}
+    def client(self, key: Key, party: Party) -> FedGenState:
+        private = self.private(party.task.init(key), party.task)
+        return FedGenState(private, torch.ones(party.task.classes, dtype=torch.int32))
 
     def view(self, s: Source, i: int) -> Taught:
         return Taught(s.theta, s.G)
@@ -116,46 +147,62 @@ class FedGen(FedAvg):
         net.call(self.agree, dict.fromkeys(net.info.parties, Labels(labels)))
         return replace(s, labels=labels)
 
-    def join(self, s: Source, net: Net, ids: Sequence[int]) -> Any:
+    def join(self, s: Source, net: Net, ids: Sequence[int]) -> Source:
         net.call(self.agree, dict.fromkeys(ids, Labels(s.labels)))
         return super().join(s, net, ids)
 
-    def count(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Labels]:
+    async def count(self, mine: FedGenState, m: Empty, party: Party, key: Key) -> tuple[FedGenState, Labels]:
         return mine, Labels(torch.bincount(party.data.train.y, minlength=party.task.classes).int())
 
-    def agree(self, mine: Params, m: Labels, party: Party, key: Key) -> tuple[Params, None]:
-        return mine | {P_HAT: m.counts}, None
+    async def agree(self, mine: FedGenState, m: Labels, party: Party, key: Key) -> tuple[FedGenState, None]:
+        return replace(mine, labels=m.counts), None
 
     def round(self, s: Source, net: Net, t: int) -> Source:
         replies = net.call(self.local, {i: self.view(s, i) for i in net.sample(t)})
         sizes = {i: net.info.sizes[i] for i in replies}
-        heads = [(size / sum(sizes.values()), replies[i].theta) for i, size in sizes.items()]
+        total = sum(sizes.values())
+        heads = Ensemble([size / total for size in sizes.values()], [reply.theta for reply in replies.values()])
         y = drawn(s.labels, self.gen_steps * self.gen_batch, net.key("labels"))
         how = Training("adam", self.gen_lr, batch=self.gen_batch, steps=self.gen_steps)
-        done = fit(self.ensemble(net.info.task, heads), s.G, Samples(y, y), net.key("generator"), how, moments=s.moments)
+        key, task = net.key("generator"), net.info.task
+        data = Samples(y, y)
+        done = net.fit(self.j_g, s.G, data, key, heads, task=task, training=how, before=s.moments, draw=self.noises)
         net.note("generator/loss", float(done.loss or 0.0))
         return Source(average({i: r.theta for i, r in replies.items()}, sizes), done.theta, done.moments, s.labels)
 
-    def ensemble(self, task: Task, heads: list[tuple[float, Params]]) -> Loss:
-        def j_g(G: Params, batch: Batch) -> Tensor:
-            eps, z = self.made(task, G, batch.y, batch.key.fold("made", batch.number), train=True)
-            logits = torch.stack([share * task.head(theta, z) for share, theta in heads]).sum(0)
-            value = F.cross_entropy(logits, batch.y)
-            return value + self.diversity * sameness(eps, z) if self.diversity else value
+    def noises(self, batch: Batch, key: Key, heads: Ensemble) -> Tensor:
+        """ε for a batch of the generator's."""
+        return self.eps(len(batch.y), key.fold("made", batch.number), batch.y.device)
 
-        return j_g
+    def j_g(self, task: Task, G: Params, batch: Batch, ensemble: Ensemble) -> Tensor:
+        eps: Tensor = batch.drawn
+        z = self.made(task, G, Wanted(batch.y, eps), train=True)
+        answers = zip(ensemble.shares, ensemble.heads, strict=True)
+        logits = torch.stack([share * task.head(theta, z) for share, theta in answers]).sum(0)
+        value = F.cross_entropy(logits, batch.y)
+        return value + self.diversity * sameness(eps, z) if self.diversity else value
 
-    def loss(self, task: Task, m: Taught) -> Loss:
-        def j_k(theta: Params, batch: Batch) -> Tensor:
-            key = batch.key.fold("made", batch.number)
-            y = drawn(theta[P_HAT], len(batch.y), key)
-            _, z = self.made(task.plain, m.G, y, key)
-            return task.loss(theta, batch) + self.weight * F.cross_entropy(task.plain.head(theta, z), y)
+    async def local(self, mine: FedGenState, m: Taught, party: Party, key: Key) -> tuple[FedGenState, Model]:
+        own = Generator(m.G, mine.labels)
+        theta = (await party.fit(self.j_k, m.theta | mine.private, key, own, draw=self.wanted)).theta
+        return replace(mine, private=self.private(theta, party.task)), Model(self.shared(theta, party.task))
 
-        return j_k
+    def wanted(self, batch: Batch, key: Key, own: Generator) -> Wanted:
+        """As many labels as a party's batch has samples, and ε."""
+        key = key.fold("made", batch.number)
+        y = drawn(own.labels, len(batch.y), key)
+        return Wanted(y, self.eps(len(y), key, y.device))
 
-    def model(self, mine: Params, m: Any, party: Party) -> Params:
-        return drop(m.theta | mine, frozenset({P_HAT}))
+    def j_k(self, task: Task, theta: Params, batch: Batch, own: Generator) -> Tensor:
+        wanted: Wanted = batch.drawn
+        z = self.made(task.plain, own.G, wanted)
+        return task.loss(theta, batch) + self.weight * F.cross_entropy(task.plain.head(theta, z), wanted.y)
+
+    def settled(self, mine: FedGenState, theta: Params) -> FedGenState:
+        return replace(mine, private=theta | mine.private)
+
+    def model(self, mine: FedGenState, m: Taught, party: Party) -> Params:
+        return m.theta | mine.private
 
     def start_traffic(self, info: Info) -> Traffic:
         each = 4 * info.task.classes * len(info.names)

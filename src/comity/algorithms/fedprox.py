@@ -12,8 +12,6 @@ experiments; the paper tunes it over {0.001, 0.01, 0.1, 1}.
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from comity.algorithms.fedavg import FedAvg
 from comity.core import *
 
@@ -22,11 +20,6 @@ from comity.core import *
 class FedProx(FedAvg):
     mu: float = option(0.01, "weight of the proximal term, eq. 2", minimum=0)
 
-    def loss(self, task: Task, m: Model) -> Loss:
-        anchor = trainable(m.theta)
-
-        def eq2(w: Params, batch: Batch) -> Tensor:
-            distance = sum((w[k] - w_t).square().sum() for k, w_t in anchor.items())
-            return task.loss(w, batch) + self.mu / 2 * distance
-
-        return eq2
+    async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+        eq2 = Pull(trainable(m.theta), self.mu) if self.mu else None
+        return (await party.fit(plain, theta, key, pull=eq2)).theta

@@ -14,7 +14,6 @@ epochs are those of the paper's experiments; the body's epochs are the experimen
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from comity.algorithms.fedper import FedPer
 from comity.core import *
@@ -24,11 +23,8 @@ from comity.core import *
 class FedRep(FedPer):
     head_epochs: int = option(10, "τ_h, epochs on the head before the body is trained", minimum=0)
 
-    def local(self, mine: Any, m: Any, party: Party, key: Key) -> tuple[Any, Any]:
-        task, train, loss = party.task, party.data.train, self.loss(party.task, m)
+    async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+        head = party.task.head_names
         first = replace(party.training, epochs=self.head_epochs, steps=None)
-        theta = fit(loss, m.theta | mine, train, key.fold("head"), first, only=task.head_names).theta
-        body = frozenset(theta.keys() - task.head_names)
-        theta = fit(loss, theta, train, key, party.training, only=body).theta
-        kept = self.kept(task)
-        return keep(theta, kept), Model(drop(theta, kept))
+        theta = (await party.fit(plain, theta, key.fold("head"), training=first, only=head)).theta
+        return (await party.fit(plain, theta, key, only=frozenset(theta.keys() - head))).theta

@@ -18,7 +18,6 @@ out. Wrappers' terms go to the generic loss. If mr has a cut of its own behind t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,14 +70,14 @@ class FedRod(FedAvg):
     def one_model(self) -> bool:
         return False
 
-    def at(self, party: Party, mine: Any) -> Party:
+    def party_for(self, party: Party, mine: Params) -> Party:
         task = party.task
         private = task.private | {OWN + k for k in task.head_names}
         log_n = torch.bincount(party.data.train.y, minlength=task.classes).log()
         return with_task(party, TwoHeads(task.network, task.classes, task.cut, private, inner=task, log_n=log_n))
 
-    def client(self, key: Key, party: Party) -> Any:
-        return super().client(key, self.at(party, None))
+    def client(self, key: Key, party: Party) -> Params:
+        return super().client(key, self.party_for(party, {}))
 
-    def local(self, mine: Any, m: Any, party: Party, key: Key) -> tuple[Any, Any]:
-        return super().local(mine, m, self.at(party, mine), key)
+    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+        return await super().local(mine, m, self.party_for(party, mine), key)

@@ -13,25 +13,23 @@ after it. The server averages, unless told to step. With bn=none others' priors 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from comity.core import *
 from comity.parts.classwise import features_of
-from comity.parts.discriminator import discriminator, tell_apart
+from comity.parts.discriminator import Owners, discriminator, tell_apart, with_others
 from comity.parts.divergence import uniform_cross_entropy
 from comity.parts.server import momentum_step
 
-Objective = Callable[[Params, Tensor, Batch], Tensor]
-Read = dict[int, Tensor] | None  # what others' models make of the party's samples, if that is known already
+DISC = "disc."
 
 
 @record
-class State:
+class FedUadServer:
     """What the server keeps: w, D, its momentum, and w's accuracy at parties where it was looked at."""
 
     w: Params
@@ -58,7 +56,7 @@ class Prior:
 
 
 @record
-class Own:
+class FedUadState:
     """What a party keeps: private weights; w and its prior while a round lasts; D if it is its own."""
 
     private: Params
@@ -67,9 +65,16 @@ class Own:
     D: Params
 
 
+@record
+class Adversary:
+    """What eq. 11 looks at: D, and whose features are whose."""
+
+    D: Params
+    owners: Owners
+
+
 @algorithm
-class FedUad(Algorithm):
-    stacks = False  # the discriminator learns between the batches
+class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     bytes_formula = "Σ_t K_c · (2·S + 2·S_D + (K_c − 1) · (S + 4·C)); no S_D unless D is averaged"
 
     uad: bool = field(default=True, init=False)  # fedufo has a choice here
@@ -79,7 +84,7 @@ class FedUad(Algorithm):
     disc: Literal["shallow", "mlp", "linear"] = option("shallow", "D: two FC layers, three (re-identification), or one")
     disc_state: Literal["federated", "local", "fresh"] = option("federated", "D is averaged, the party's, or new each round")
     disc_epochs: int = option(1, "passes over D's features a round", minimum=0)
-    alternate: Literal["round", "batch"] = option("round", "D learns after the posterior's epochs, or after each of its batches")
+    alternate: Literal["round", "batch"] = option("round", "D learns after the posterior's epochs, or with each of its batches")
     server_lr: float = option(1.0, "the server's step towards the average", above=0)
     server_momentum: float = option(0.0, "momentum of the server's steps", minimum=0)
 
@@ -96,80 +101,107 @@ class FedUad(Algorithm):
     def discriminator(self, d: int, k: int) -> Task:
         return discriminator(self.disc, d, d, k)
 
-    def server(self, key: Key, info: Info) -> State:
+    def server(self, key: Key, info: Info) -> FedUadServer:
         D = self.discriminator(info.width, len(info.names)).init(key.fold("discriminator"))
-        return State(drop(info.task.init(key), info.task.private), D if self.lives("federated") else {}, {}, {})
+        return FedUadServer(drop(info.task.init(key), info.task.private), D if self.lives("federated") else {}, {}, {})
 
-    def client(self, key: Key, party: Party) -> Own:
-        D = self.discriminator(party.task.width, party.parties).init(key.fold("discriminator"))
-        return Own(keep(party.task.init(key), party.task.private), {}, None, D if self.lives("local") else {})
+    def client(self, key: Key, party: Party) -> FedUadState:
+        D = self.discriminator(party.task.width, party.federation_size).init(key.fold("discriminator"))
+        return FedUadState(keep(party.task.init(key), party.task.private), {}, None, D if self.lives("local") else {})
 
-    def view(self, s: State, i: int) -> Both:
+    def view(self, s: FedUadServer, i: int) -> Both:
         return Both(s.w, {})
 
-    def round(self, s: State, net: Net, t: int) -> State:
+    def round(self, s: FedUadServer, net: Net, t: int) -> FedUadServer:
         return self.averaged(s, net, self.align, {k: self.view(s, k) for k in net.sample(t)})
 
-    def averaged(self, s: State, net: Net, posterior: Work, letters: dict[int, Both]) -> State:
-        post: dict[tuple[int, int], Sealed] = {}
+    def averaged(self, s: FedUadServer, net: Net, posterior: Work, letters: dict[int, Both]) -> FedUadServer:
+        parcels: dict[Edge, Sealed] = {}
         if self.uad or self.cgr:
             priors = net.call(self.prior, letters)
-            post = {(j, k): priors[j] for j in priors for k in priors if j != k}
+            parcels = {(j, k): priors[j] for j in priors for k in priors if j != k}
             letters = dict.fromkeys(priors, Both({}, s.D))
-        replies = net.call(posterior, letters, post)
+        replies: dict[int, Both] = net.call(posterior, letters, parcels)
         sizes = {k: net.info.sizes[k] for k in replies}
-        w, D = (average({k: getattr(r, part) for k, r in replies.items()}, sizes) for part in ("theta", "D"))
+        w = average({k: reply.theta for k, reply in replies.items()}, sizes)
+        D = average({k: reply.D for k, reply in replies.items()}, sizes)
         w, velocity = momentum_step(s.w, w, s.velocity, self.server_lr, self.server_momentum)
         looked = {k: r.accuracy for k, r in replies.items() if r.accuracy is not None}
-        return State(w, D, velocity, s.accuracy | looked)
+        return FedUadServer(w, D, velocity, s.accuracy | looked)
 
-    def prior(self, mine: Own, m: Both, party: Party, key: Key) -> tuple[Own, Sealed]:
-        w, train = m.theta or mine.w, party.data.train
-        theta = fit(party.task.loss, w | mine.private, train, key, party.training).theta
-        prior = Prior(theta, torch.bincount(train.y, minlength=party.task.classes).int())
+    async def prior(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, Sealed]:
+        w = m.theta or mine.w
+        theta = (await party.fit(plain, w | mine.private, key)).theta
+        prior = Prior(theta, torch.bincount(party.data.train.y, minlength=party.task.classes).int())
         return replace(mine, w=w, prior=prior), seal(replace(prior, theta=drop(theta, party.task.private)))
 
-    def align(self, mine: Own, m: Both, party: Party, key: Key) -> tuple[Own, Both]:
-        return self.posterior(mine, m, party, key, party.task.objective)
+    async def align(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, Both]:
+        others = {j: prior.theta | mine.private for j, prior in party.inbox.items()} if self.uad else {}
+        read = {j: features_of(party.task, theta, party.data.train) for j, theta in others.items()}
+        return await self.posterior(mine, m, party, key, read, {})
 
-    def posterior(self, mine: Own, m: Both, party: Party, key: Key, objective: Objective, read: Read = None) -> tuple[Own, Both]:
-        task, train, how = party.task, party.data.train, party.training
-        start, D = (m.theta or mine.w) | mine.private, m.D or mine.D
-        everyone = range(party.parties) if self.outputs == "all" else sorted([party.id, *party.inbox])
+    async def posterior(
+        self, mine: FedUadState, m: Both, party: Party, key: Key, read: dict[int, Tensor], teachers: Params
+    ) -> tuple[FedUadState, Both]:
+        """Train w and D; `read` is what others' extractors make of the party's samples, `teachers` what others answer."""
+        task = party.task
+        start = (m.theta or mine.w) | mine.private
+        D = m.D or mine.D
+        everyone = range(party.federation_size) if self.outputs == "all" else sorted([party.id, *party.inbox])
         disc = self.discriminator(task.width, len(everyone))
+        owners = Owners(
+            torch.tensor(everyone.index(party.id)), torch.tensor([everyone.index(j) for j in read], dtype=torch.int64)
+        )
+        samples = with_others(party.data.train, list(read.values()))
 
-        others = party.inbox if self.uad else {}
-        read = read or {j: features_of(task, prior.theta | mine.private, train) for j, prior in others.items()}
-        eq5 = tell_apart(disc, everyone.index(party.id), {everyone.index(j): read[j] for j in others})
+        async def learned(D: Params, theta: Params) -> Params:
+            epochs = replace(party.training, epochs=self.disc_epochs, steps=None)
+            features = replace(samples, x=features_of(task, theta, samples))
+            turn = key.fold("discriminator")
+            return (await party.fit(tell_apart, D, turn, owners, task=disc, samples=features, training=epochs)).theta
 
-        def learned(D: Params, theta: Params) -> Params:
-            epochs = replace(how, epochs=self.disc_epochs, steps=None)
-            return fit(eq5, D, Samples(features_of(task, theta, train), train.y), key.fold("discriminator"), epochs).theta
-
-        def eq11(theta: Params, batch: Batch) -> Tensor:
-            nonlocal D
-            z = task.features(theta, batch.x, train=True)
-            value = objective(theta, z, batch)
-            if self.uad:
-                value = value + self.weight * uniform_cross_entropy(disc.logits(D, z))
-                if self.alternate == "batch":
-                    D = judge.after(replace(batch, x=z.detach().flatten(1)))
-            return value
-
-        D = learned(disc.init(key.fold("fresh")), start) if self.lives("fresh") else D
-        judge = Stepper.on(eq5, D, how)
-        theta = fit(eq11, start, train, key, how).theta
+        if self.lives("fresh"):
+            D = await learned(disc.init(key.fold("fresh")), start)
+        samples = replace(samples, rows=samples.rows | teachers)
+        if self.uad and self.alternate == "batch":
+            both = start | {DISC + k: v for k, v in D.items()}
+            done = (await party.fit(self.eqs_5_and_11, both, key, owners, samples=samples)).theta
+            theta = {k: done[k] for k in start}
+            D = {k: done[DISC + k] for k in D}
+        else:
+            theta = (await party.fit(self.eq11, start, key, Adversary(D, owners), samples=samples)).theta
         if self.uad and self.alternate == "round" and not self.lives("fresh"):
-            D = learned(D, theta)
+            D = await learned(D, theta)
         kept, sent = keep(theta, task.private), drop(theta, task.private)
-        return Own(kept, {}, None, D if self.lives("local") else {}), Both(sent, D if self.lives("federated") else {})
+        return FedUadState(kept, {}, None, D if self.lives("local") else {}), Both(sent, D if self.lives("federated") else {})
 
-    def welcome(self, mine: Own, m: Both, party: Party, key: Key) -> tuple[Own, None]:
-        tuned = fit(party.task.loss, m.theta | mine.private, party.data.train, key, party.training).theta
+    def objective(self, task: Task, theta: Params, z: Tensor, batch: Batch) -> Tensor:
+        """What the posterior is asked for beside eq. 4: the labels; fedufo adds a consensus."""
+        return task.objective(theta, z, batch)
+
+    def eq11(self, task: Task, theta: Params, batch: Batch, adversary: Adversary) -> Tensor:
+        z = task.features(theta, batch.x, train=True)
+        value = self.objective(task, theta, z, batch)
+        return value + self.weight * self.eq4(task, adversary.D, z) if self.uad else value
+
+    def eq4(self, task: Task, D: Params, z: Tensor) -> Tensor:
+        disc = self.discriminator(task.width, len(D["out.bias"]))
+        return uniform_cross_entropy(disc.logits({k: v.detach() for k, v in D.items()}, z))
+
+    def eqs_5_and_11(self, task: Task, both: Params, batch: Batch, owners: Owners) -> Tensor:
+        """The posterior and D take each step together, each on the other as a constant."""
+        D = {k.removeprefix(DISC): v for k, v in both.items() if k.startswith(DISC)}
+        z = task.features(both, batch.x, train=True)
+        value = self.objective(task, both, z, batch) + self.weight * self.eq4(task, D, z)
+        disc = self.discriminator(task.width, len(D["out.bias"]))
+        return value + tell_apart(disc, D, replace(batch, x=z.detach().flatten(1)), owners)
+
+    async def welcome(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, None]:
+        tuned = (await party.fit(plain, m.theta | mine.private, key)).theta
         return replace(mine, private=tuned), None  # a newcomer has no group: it tunes the global model for itself
 
-    def model(self, mine: Own, m: Any, party: Party) -> Params:
-        return dict(m.theta | mine.private)
+    def model(self, mine: FedUadState, m: Both, party: Party) -> Params:
+        return m.theta | mine.private
 
     def join_traffic(self, info: Info) -> Traffic:
         return Traffic(down=len(info.late) * info.task.bytes(without=info.task.private))

@@ -17,17 +17,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.algorithms.feduad import Both, FedUad, Objective, Own, Read, State
+from comity.algorithms.feduad import Both, FedUad, FedUadServer, FedUadState, Prior
 from comity.core import *
 from comity.parts.choice import with_the_worst
 from comity.parts.classwise import features_of
 from comity.parts.consensus import agreed
 from comity.parts.divergence import kl
+
+GROUP, GLOBAL = "teacher.group", "teacher.global"  # what they answer to each sample, as log-probabilities
 
 
 @algorithm
@@ -50,72 +52,76 @@ class FedUfo(FedUad):
     def in_stage_one(self, info: Info, t: int) -> bool:
         return self.uad and (0 < t <= round(self.stage_one * info.rounds, 6) or not (self.cgr or self.cgl))
 
-    def round(self, s: State, net: Net, t: int) -> State:
-        group, seen, held = net.sample(t), s.accuracy, frozenset[int]()
+    def round(self, s: FedUadServer, net: Net, t: int) -> FedUadServer:
+        group = net.sample(t)
+        seen = s.accuracy
+        held = frozenset[int]()
         one = self.in_stage_one(net.info, t)
         if self.samples("fresh") and not one:
             looks = net.call(self.look, {k: self.view(s, k) for k in net.info.parties})
             held = frozenset(looks)  # they have w by now; who did not answer is not favoured
-            seen = {k: looks[k].accuracy if k in held else math.inf for k in net.info.parties}
+            seen = {k: looks[k] if k in held else math.inf for k in net.info.parties}
         if self.cgl and self.dynamic != "off" and not one:
             group = with_the_worst(len(group), len(net.info.names), seen, net.key("dynamic"))
         letters = {k: Both({} if k in held else s.w, {}) for k in group}
         return self.averaged(s, net, self.align if one else self.local, letters)
 
-    def look(self, mine: Own, m: Both, party: Party, key: Key) -> tuple[Own, Both]:
-        return replace(mine, w=m.theta), Both({}, {}, self.accuracy(m.theta | mine.private, party))
+    async def look(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, float]:
+        return replace(mine, w=m.theta), self.accuracy(m.theta | mine.private, party)
 
     def accuracy(self, w: Params, party: Party) -> float:
         train = party.data.train
         return (in_chunks(lambda x: party.task.logits(w, x), train.x).argmax(1) == train.y).float().mean().item()
 
-    def align(self, mine: Own, m: Both, party: Party, key: Key) -> tuple[Own, Both]:
+    async def align(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, Both]:
         """Stage one."""
-        return self.looked(super().align(mine, m, party, key), mine, m, party)
+        kept, reply = await super().align(mine, m, party, key)
+        return kept, self.looked(reply, mine, m, party)
 
-    def local(self, mine: Own, m: Both, party: Party, key: Key) -> tuple[Own, Both]:
+    async def local(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, Both]:
         """Stage two."""
-        task, group = party.task, self.group(mine, party) if self.cgr else {}
+        task = party.task
+        group: dict[int, Prior] = dict(party.inbox) if self.uad else {}
+        if self.cgr and mine.prior:
+            group = {party.id: mine.prior, **party.inbox}
         read = {j: features_of(task, prior.theta | mine.private, party.data.train) for j, prior in group.items()}
-        objective = self.consensus(mine, m, party, read) if self.cgr or self.cgl else task.objective
-        return self.looked(self.posterior(mine, m, party, key, objective, read), mine, m, party)
+        teachers = self.teachers(mine, m, party, group, read)
+        read = {j: z for j, z in read.items() if j != party.id} if self.uad else {}
+        kept, reply = await self.posterior(mine, m, party, key, read, teachers)
+        return kept, self.looked(reply, mine, m, party)
 
-    def group(self, mine: Own, party: Party) -> dict[int, Any]:
-        """The priors of all who take part."""
-        return {party.id: mine.prior, **party.inbox}
-
-    def looked(self, done: tuple[Own, Both], mine: Own, m: Both, party: Party) -> tuple[Own, Both]:
+    def looked(self, reply: Both, mine: FedUadState, m: Both, party: Party) -> Both:
         if not self.samples("last"):
-            return done
-        w = (m.theta or mine.w) | mine.private
-        return done[0], replace(done[1], accuracy=self.accuracy(w, party))
+            return reply
+        return replace(reply, accuracy=self.accuracy((m.theta or mine.w) | mine.private, party))
 
-    def consensus(self, mine: Own, m: Both, party: Party, read: Read = None) -> Objective:
-        task, x = party.task, party.data.train.x
-
-        def answers(theta: Params, z: Tensor | None = None) -> Tensor:
-            if z is None:
-                return in_chunks(lambda part: task.logits(mine.private | theta, part), x)
-            return in_chunks(lambda part: task.head(mine.private | theta, part.view(-1, *task.z_shape)), z)
-
-        teachers: list[tuple[float, Tensor]] = []
+    def teachers(
+        self, mine: FedUadState, m: Both, party: Party, group: dict[int, Prior], read: dict[int, Tensor]
+    ) -> dict[str, Tensor]:
+        """What the group and the global model answer to each of the party's samples."""
+        task = party.task
+        answers: dict[str, Tensor] = {}
         if self.cgr:
-            group, known = self.group(mine, party), read or {}
-            logits = {j: answers(p.theta, known.get(j)) for j, p in group.items()}
-            counts = {j: p.counts for j, p in group.items()}
-            teachers.append((1.0, agreed(logits, counts, self.target)))  # eqs. 6 and 7
+
+            def answered(theta: Params, z: Tensor) -> Tensor:
+                return in_chunks(lambda part: task.head(theta, part.view(-1, *task.z_shape)), z)
+
+            logits = {j: answered(mine.private | prior.theta, read[j]) for j, prior in group.items()}
+            answers[GROUP] = agreed(logits, {j: prior.counts for j, prior in group.items()}, self.target)  # eqs. 6 and 7
         if self.cgl:
-            teachers.append((self.lam, F.log_softmax(answers(m.theta or mine.w), dim=1)))
+            w = mine.private | (m.theta or mine.w)
+            answers[GLOBAL] = F.log_softmax(in_chunks(lambda x: task.logits(w, x), party.data.train.x), dim=1)
+        return answers
 
-        def objective(theta: Params, z: Tensor, batch: Batch) -> Tensor:
-            logits = task.head(theta, z, train=True)
-            value, mine_ = task.criterion(logits, z, batch), F.log_softmax(logits, dim=1)
-            for weight, answer in teachers:
-                theirs = answer[batch.indices]
-                value = value + weight * (kl(mine_, theirs) if self.direction == "reverse" else kl(theirs, mine_))  # eqs. 8, 10
-            return value
-
-        return objective
+    def objective(self, task: Task, theta: Params, z: Tensor, batch: Batch) -> Tensor:
+        teachers = [(weight, batch.rows[name]) for name, weight in ((GROUP, 1.0), (GLOBAL, self.lam)) if name in batch.rows]
+        if not teachers:
+            return super().objective(task, theta, z, batch)
+        logits = task.head(theta, z, train=True)
+        value, y_hat = task.criterion(logits, z, batch), F.log_softmax(logits, dim=1)
+        for weight, theirs in teachers:
+            value = value + weight * (kl(y_hat, theirs) if self.direction == "reverse" else kl(theirs, y_hat))  # eqs. 8, 10
+        return value
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         usual, k, w = super().traffic(info, cohort), len(cohort), info.task.bytes(without=info.task.private)

@@ -14,22 +14,29 @@ first previous model is the one it receives. μ = 1 (the paper tunes {0.1, 1, 5,
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.algorithms.fedavg import FedAvg
+from comity.algorithms.fedavg import AveragedModel
 from comity.core import *
 
 
 @record
-class Own:
+class MoonState:
     """What a party keeps: its private parameters, and the model it trained last."""
 
     private: Params
     previous: Params
+
+
+@record
+class Compared:
+    """The two frozen models of eq. 3: the received one, and the party's last one."""
+
+    glob: Params
+    prev: Params
 
 
 def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor:
@@ -39,31 +46,27 @@ def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor:
 
 
 @algorithm
-class Moon(FedAvg):
+class Moon(AveragedModel[MoonState]):
     mu: float = option(1.0, "μ, weight of the contrastive term (eq. 4)", minimum=0)
     tau: float = option(0.5, "τ, temperature (eq. 3)", above=0)
 
-    def client(self, key: Key, party: Party) -> Own:
-        return Own(super().client(key, party), {})
+    def client(self, key: Key, party: Party) -> MoonState:
+        return MoonState(self.private(party.task.init(key), party.task), {})
 
-    def local(self, mine: Own, m: Model, party: Party, key: Key) -> tuple[Own, Model]:
-        received = m.theta | mine.private
-        eq4 = self.contrastive(party.task, received, mine.previous or received)
-        done = fit(eq4, received, party.data.train, key, party.training).theta
-        kept = self.kept(party.task)
-        return Own(keep(done, kept), done), Model(drop(done, kept))
+    async def local(self, mine: MoonState, m: Model, party: Party, key: Key) -> tuple[MoonState, Model]:
+        w = m.theta | mine.private
+        w_i = (await party.fit(self.eq4, w, key, Compared(w, mine.previous or w))).theta
+        return MoonState(self.private(w_i, party.task), w_i), Model(self.shared(w_i, party.task))
 
-    def contrastive(self, task: Task, w: Params, previous: Params) -> Loss:
-        def eq4(theta: Params, batch: Batch) -> Tensor:
-            z = task.features(theta, batch.x, train=True)
-            with torch.no_grad():
-                z_glob, z_prev = (task.features(frozen, batch.x) for frozen in (w, previous))
-            return task.objective(theta, z, batch) + self.mu * contrast(z, z_glob, z_prev, self.tau)
+    def eq4(self, task: Task, w_i: Params, batch: Batch, frozen: Compared) -> Tensor:
+        z = task.features(w_i, batch.x, train=True)
+        with torch.no_grad():
+            z_glob = task.features(frozen.glob, batch.x)
+            z_prev = task.features(frozen.prev, batch.x)
+        return task.objective(w_i, z, batch) + self.mu * contrast(z, z_glob, z_prev, self.tau)
 
-        return eq4
-
-    def settled(self, mine: Own, theta: Params) -> Own:
+    def settled(self, mine: MoonState, theta: Params) -> MoonState:
         return replace(mine, private=theta | mine.private)
 
-    def model(self, mine: Own, m: Any, party: Party) -> Params:
-        return dict(m.theta | mine.private)
+    def model(self, mine: MoonState, m: Model, party: Party) -> Params:
+        return m.theta | mine.private

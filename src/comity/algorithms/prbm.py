@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field, replace
-from typing import Any, Literal
+from typing import Literal
 
-from comity.algorithms.dbe import Dbe
+from comity.algorithms.dbe import Dbe, Mean
 from comity.core import *
 
 
@@ -29,10 +29,10 @@ class Prbm(Dbe):
     noise_q: float = field(default=0.0, init=False)
     bytes_formula = "the host's"
 
-    def start(self, s: Any, net: Net) -> Any:
+    def start(self, s: Wrapped[Mean | None], net: Net) -> Wrapped[Mean | None]:
         return replace(s, host=self.host.start(s.host, net))
 
-    def join(self, s: Any, net: Net, ids: Sequence[int]) -> Any:
+    def join(self, s: Wrapped[Mean | None], net: Net, ids: Sequence[int]) -> Wrapped[Mean | None]:
         return replace(s, host=self.host.join(s.host, net, ids))
 
     def join_traffic(self, info: Info) -> Traffic:

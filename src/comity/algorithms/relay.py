@@ -32,41 +32,115 @@ from comity.parts.server import shared_names
 V = "relay.V"
 
 
-@algorithm
-class Relay(Algorithm):
+@record
+class Drawn:
+    """A batch's draws: which set of observations each sample is compared with, and its negatives if they are drawn."""
+
+    pick: Tensor
+    negatives: Tensor | None
+
+
+@mixin
+class SharesRepresentations(Algorithm[S, C, M]):
+    """The loss and what is shown to others: with a relay and without."""
+
     shares = "representations"
     self_contained = True
     hears_peers = True
-    bytes_formula = "Σ_t |S_t| · C · (4·(M↑ + 1)·d' + 5 up, 4·(M↓ + 1)·d' + M↓ + 1 down), the former once before"
 
     lambda_kd: float = option(10.0, "λ_KD, weight of the pull to the global class means", minimum=0)
     lambda_disc: float = option(1.0, "λ_disc, weight of the contrast", minimum=0)
     n_avg: int = option(10, "samples in an observation; 0: all of the class", minimum=0)
     m_up: int = option(1, "M↑, sets of observations a party sends", minimum=1)
-    m_down: int = option(1, "M↓, sets of observations it receives", minimum=1)
     kd_reduction: Literal["code", "paper"] = option("code", "‖·‖² divided by d' as in the code, or as printed")
     disc_reduction: Literal["code", "paper"] = option("code", "the contrast's terms divided by C as in the code, or as printed")
     disc: Literal["prob_product", "external"] = option("prob_product", "ĥ: by the classifier, or by a linear layer V of its own")
     disc_temperature: float = option(1.0, "T of the external ĥ = e^{a/T} / (e^{a/T} + (C−1)/C), a = ⟨Vs, Vt⟩", above=0)
     negatives: Literal["class", "marginal"] = option("class", "one of each other class, or C − 1 at random (for the bound)")
-    exclude_self: bool = option(True, "observations come from others only; the code draws oneself, too")
-    weights: Literal["samples", "uniform"] = option("samples", "global means by sample counts (code), or parties alike (thesis)")
-    begin: Literal["features", "random"] = option("features", "what round 1 uses: untrained models' representations, or noise")
-    aggregate: Literal["none", "predictor", "model"] = option("none", "average classifiers too, or whole models")
-    max_age: int = option(0, "forget uploads that are older, in rounds; 0: never", minimum=0)
-    age_decay: float = option(1.0, "weight of an upload by its age, a round", above=0, maximum=1)
     min_count: int = option(2, "a mean of fewer samples is not sent", minimum=1)
     guarded: float = option(0.0, "share of a party's samples that enter means of all only (level 1)", minimum=0, maximum=1)
     secret: float = option(0.0, "share of a party's samples that are never shared (level 2)", minimum=0, maximum=1)
 
     def check(self, info: Info) -> None:
         info.same_width("relay")
-        if self.aggregate != "none":
-            info.same_architecture(f"relay with aggregate={self.aggregate}")
         if 0 < self.n_avg < self.min_count:
             raise Refusal(f"n_avg must be at least min_count ({self.min_count}): smaller means are not sent.")
         if self.guarded + self.secret > 1:
             raise Refusal("guarded and secret are shares of the same samples: together at most 1.")
+
+    def first(self, key: Key, party: Party) -> Params:
+        """A party's model before round 1."""
+        d = party.task.width
+        external = {V: torch.randn(d, d, generator=key.fold(V).generator()) / d**0.5} if self.disc == "external" else {}
+        return party.task.init(key) | external
+
+    async def taught(self, theta: Params, m: Teacher, party: Party, key: Key) -> Params:
+        """E epochs under the method's loss."""
+        if not (self.lambda_kd or self.lambda_disc):
+            return (await party.fit(plain, theta, key)).theta
+        m = on_device(m, party.data.train.x.device)
+        known = m.known[:, None].to(m.means.dtype)
+        own = replace(m, known=known, means=known * m.means, shared={})
+        several = len(m.obs) > 1 or self.negatives == "marginal"
+        return (await party.fit(self.loss, theta, key, own, draw=self.drawn if several else None)).theta
+
+    def loss(self, task: Task, theta: Params, batch: Batch, m: Teacher) -> Tensor:
+        s = task.features(theta, batch.x, train=True)
+        logits = task.head(theta, s, train=True)
+        y = batch.y
+        kd = F.mse_loss(m.known[y] * s.flatten(1), m.means[y])  # over d' as in the code
+        drawn: Drawn | None = batch.drawn
+        pick: Any = 0 if drawn is None else drawn.pick
+        if self.disc == "external":
+            h = one_class_external(s.flatten(1), m.obs[pick], theta[V], self.disc_temperature)
+        else:
+            theirs = task.head(theta, m.obs.view(-1, *task.z_shape)).softmax(1)
+            h = one_class(logits.softmax(1), theirs.view(*m.obs.shape[:2], -1)[pick])
+        disc = contrast(h, m.seen[pick], y, None if drawn is None else drawn.negatives).mean()
+        weigh_kd = self.lambda_kd * (1 if self.kd_reduction == "code" else task.width)
+        weigh_disc = self.lambda_disc / (task.classes if self.disc_reduction == "code" else 1)
+        return cross_entropy(logits, y) + weigh_kd * kd + weigh_disc * disc
+
+    def drawn(self, batch: Batch, key: Key, m: Teacher) -> Drawn:
+        key = key.fold("observation", batch.number)
+        n = len(batch.y)
+        sets, classes = m.obs.shape[:2]
+        pick = torch.randint(sets, (n,), generator=key.generator()).to(batch.y.device)
+        if self.negatives == "class":
+            return Drawn(pick, None)
+        drawn = torch.randint(classes, (n, classes - 1), generator=key.fold("negatives").generator())
+        return Drawn(pick, drawn.to(batch.y.device))
+
+    def shown(self, theta: Params, party: Party, key: Key) -> Upload:
+        """What others may see of a party's representations: class means, and M↑ sets of observations."""
+        data = party.data.train
+        classes = party.task.classes
+        z = features_of(party.task, theta, data)
+        level = levels(len(data), self.guarded, self.secret, Key(0).fold("levels", party.stream)).to(z.device)
+        means, counts = class_means(z[level < 2], data.y[level < 2], classes, self.min_count)
+        free = level == 0
+        all_counts = torch.bincount(data.y[level < 2], minlength=classes)
+        draw = key.fold("observations")
+        obs, seen = observations(z[free], data.y[free], all_counts, self.m_up, self.n_avg, self.min_count, draw)
+        return Upload(means, counts, obs, seen, {})
+
+
+@algorithm
+class Relay(SharesRepresentations[Bank, Params, Teacher]):
+    bytes_formula = "Σ_t |S_t| · C · (4·(M↑ + 1)·d' + 5 up, 4·(M↓ + 1)·d' + M↓ + 1 down), the former once before"
+
+    m_down: int = option(1, "M↓, sets of observations it receives", minimum=1)
+    exclude_self: bool = option(True, "observations come from others only; the code draws oneself, too")
+    weights: Literal["samples", "uniform"] = option("samples", "global means by sample counts (code), or parties alike (thesis)")
+    begin: Literal["features", "random"] = option("features", "what round 1 uses: untrained models' representations, or noise")
+    aggregate: Literal["none", "predictor", "model"] = option("none", "average classifiers too, or whole models")
+    max_age: int = option(0, "forget uploads that are older, in rounds; 0: never", minimum=0)
+    age_decay: float = option(1.0, "weight of an upload by its age, a round", above=0, maximum=1)
+
+    def check(self, info: Info) -> None:
+        super().check(info)
+        if self.aggregate != "none":
+            info.same_architecture(f"relay with aggregate={self.aggregate}")
 
     def server(self, key: Key, info: Info) -> Bank:
         shared = keep(info.task.init(key), shared_names(info.task, self.aggregate))
@@ -75,9 +149,7 @@ class Relay(Algorithm):
         return Bank(info.task.classes, info.width, first, dict.fromkeys(first, 0), 0, 0, peers, shared, list(info.places))
 
     def client(self, key: Key, party: Party) -> Params:
-        d = party.task.width
-        external = {V: torch.randn(d, d, generator=key.fold(V).generator()) / d**0.5} if self.disc == "external" else {}
-        return party.task.init(key) | external
+        return self.first(key, party)
 
     def start(self, s: Bank, net: Net) -> Bank:
         if self.begin == "random":
@@ -94,55 +166,21 @@ class Relay(Algorithm):
         heard = s.heard_by(u, self.max_age)
         return s.teacher(u, heard, self.m_down, self.age_decay, self.exclude_self)
 
-    def show(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Upload]:
-        return mine, replace(self.upload(mine, party, key), shared={})
+    async def show(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Upload]:
+        return mine, self.upload(mine, party, key)
 
-    def local(self, mine: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, Upload]:
-        data = party.data.train
-        theta = fit(self.loss(party.task, on_device(m, data.x.device)), mine | m.shared, data, key, party.training).theta
-        return theta, self.upload(theta, party, key)
+    async def local(self, mine: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, Upload]:
+        theta = await self.taught(mine | m.shared, m, party, key)
+        shared = keep(theta, shared_names(party.task, self.aggregate))
+        return theta, replace(self.upload(theta, party, key), shared=shared)
 
     def upload(self, theta: Params, party: Party, key: Key) -> Upload:
-        task, data = party.task, party.data.train
-        z, of = features_of(task, theta, data), Key(0).fold("levels", party.stream)
-        level = levels(len(data), self.guarded, self.secret, of).to(z.device)
-        means, counts = class_means(z[level < 2], data.y[level < 2], task.classes, self.min_count)
-        free, draw = level == 0, key.fold("observations")
-        all_ = torch.bincount(data.y[level < 2], minlength=task.classes)
-        obs, seen = observations(z[free], data.y[free], all_, self.m_up, self.n_avg, self.min_count, draw)
-        counts = counts if self.weights == "samples" else (counts > 0).int()
-        return Upload(means, counts, obs, seen, keep(theta, shared_names(task, self.aggregate)))
+        made = self.shown(theta, party, key)
+        return made if self.weights == "samples" else replace(made, counts=(made.counts > 0).int())
 
-    def loss(self, task: Task, m: Teacher) -> Loss:
-        if not (self.lambda_kd or self.lambda_disc):
-            return task.loss
-
-        several, marginal = len(m.obs) > 1 or self.negatives == "marginal", self.negatives == "marginal"
-        m = replace(m, known=m.known[:, None].to(m.means.dtype))
-        means = m.known * m.means
-        weigh_kd = self.lambda_kd * (1 if self.kd_reduction == "code" else task.width)
-        weigh_disc = self.lambda_disc / (task.classes if self.disc_reduction == "code" else 1)
-
-        def value(theta: Params, batch: Batch) -> Tensor:
-            s = task.features(theta, batch.x, train=True)
-            logits, y = task.head(theta, s, train=True), batch.y
-            kd = F.mse_loss(m.known[y] * s.flatten(1), means[y])  # over d' as in the code
-            pick: Any = 0
-            key = batch.key.fold("observation", batch.number) if several else batch.key
-            if several:
-                pick = torch.randint(len(m.obs), (len(y),), generator=key.generator()).to(y.device)
-            if self.disc == "external":
-                h = one_class_external(s.flatten(1), m.obs[pick], theta[V], self.disc_temperature)
-            else:
-                theirs = task.head(theta, m.obs.view(-1, *task.z_shape)).softmax(1)
-                h = one_class(logits.softmax(1), theirs.view(*m.obs.shape[:2], -1)[pick])
-            disc = contrast(h, m.seen[pick], y, self.negatives, key.fold("negatives") if marginal else key).mean()
-            return cross_entropy(logits, y) + weigh_kd * kd + weigh_disc * disc
-
-        return value
-
-    def welcome(self, mine: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, None]:
-        return self.local(mine, m, party, key)[0], None
+    async def welcome(self, mine: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, None]:
+        mine, _ = await self.local(mine, m, party, key)
+        return mine, None
 
     def model(self, mine: Params, m: Teacher, party: Party) -> Params:
         return mine

@@ -11,20 +11,17 @@ Deviations: relay's. Who asks whom is drawn by whoever coordinates the round, wh
 
 from __future__ import annotations
 
-from dataclasses import field
-from typing import Any, Literal
-
 import torch
 from torch import Tensor
 
-from comity.algorithms.relay import Relay
+from comity.algorithms.relay import SharesRepresentations
 from comity.core import *
 from comity.parts.bank import Teacher
 from comity.parts.peer import Group, PeerToPeer
 
 
 @record
-class Own:
+class RelayPeerState:
     """What a party keeps: its model, the mean of what it heard of each class, and how often it did."""
 
     theta: Params
@@ -41,22 +38,15 @@ class Told:
 
 
 @algorithm
-class RelayP2p(PeerToPeer, Relay):
+class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPeerState, Empty]):
     bytes_formula = "Σ_t Σ_{v asks u} (C · (4·M↑·d' + 1) between peers, 4 down)"
 
     neighbours: int = option(1, "parties that a party asks a round, drawn anew", minimum=1)
     running: float = option(0.0, "r, weight of the newest observations in the mean; 0: all alike", minimum=0, maximum=1)
-    m_down: int = field(default=1, init=False)
-    exclude_self: bool = field(default=True, init=False)
-    weights: Literal["samples", "uniform"] = field(default="samples", init=False)
-    begin: Literal["features", "random"] = field(default="features", init=False)
-    aggregate: Literal["none", "predictor", "model"] = field(default="none", init=False)
-    max_age: int = field(default=0, init=False)
-    age_decay: float = field(default=1.0, init=False)
 
-    def client(self, key: Key, party: Party) -> Any:
+    def client(self, key: Key, party: Party) -> RelayPeerState:
         c, d = party.task.classes, party.task.width
-        return Own(super().client(key, party), torch.zeros(c, d), torch.zeros(c, dtype=torch.int32))
+        return RelayPeerState(self.first(key, party), torch.zeros(c, d), torch.zeros(c, dtype=torch.int32))
 
     def exchange(self, net: Net, learners: list[int], others: list[int]) -> None:
         asked = {v: self.sources(net.info, v, others) for v in learners}
@@ -64,8 +54,8 @@ class RelayP2p(PeerToPeer, Relay):
         asked = {v: [us[k] for k in keys[v].choose(self.few(us), len(us))] for v, us in asked.items()}
         tellers = {u: Group([v for v in learners if u in asked[v]]) for u in others}
         told = net.call(self.tell, {u: group for u, group in tellers.items() if group.ids})
-        post = {(u, v): parcel for u, to in told.items() for v, parcel in to.items()}
-        net.call(self.local, dict.fromkeys(learners, Empty()), post)
+        parcels = {(u, v): parcel for u, to in told.items() for v, parcel in to.items()}
+        net.call(self.local, dict.fromkeys(learners, Empty()), parcels)
 
     def sources(self, info: Info, v: int, others: list[int]) -> list[int]:
         return [u for u in others if info.listens(v, u)]
@@ -73,28 +63,24 @@ class RelayP2p(PeerToPeer, Relay):
     def few(self, sources: list[int]) -> int:
         return min(self.neighbours, len(sources))
 
-    def tell(self, mine: Own, m: Group, party: Party, key: Key) -> tuple[Own, dict[int, Sealed]]:
-        made = self.upload(mine.theta, party, key)
+    async def tell(self, mine: RelayPeerState, m: Group, party: Party, key: Key) -> tuple[RelayPeerState, dict[int, Sealed]]:
+        made = self.shown(mine.theta, party, key)
         return mine, dict.fromkeys(m.ids, seal(Told(made.obs, made.seen)))
 
-    def local(self, mine: Any, m: Any, party: Party, key: Key) -> tuple[Any, Any]:
-        mean, heard, c = mine.mean, mine.heard, party.task.classes
+    async def local(self, mine: RelayPeerState, m: Empty, party: Party, key: Key) -> tuple[RelayPeerState, None]:
+        mean, heard = mine.mean, mine.heard
         told = [(obs, given.seen) for _, given in sorted(party.inbox.items()) for obs in given.obs]
         for obs, seen in told:
             heard = heard + seen.int()
             rate = torch.where(heard == 1, 1.0, self.running or 1 / heard.clamp(min=1)) * seen
             mean = mean + rate[:, None] * (obs - mean)
-        nothing = [(torch.zeros_like(mean), torch.zeros(c, dtype=torch.bool, device=mean.device))]
+        nothing = [(torch.zeros_like(mean), torch.zeros_like(heard, dtype=torch.bool))]
         obs, seen = (torch.stack(part) for part in zip(*(told or nothing), strict=True))
-        teacher = Teacher(mean, heard > 0, obs, seen, {})
-        theta = fit(self.loss(party.task, teacher), mine.theta, party.data.train, key, party.training).theta
-        return Own(theta, mean, heard), None
+        theta = await self.taught(mine.theta, Teacher(mean, heard > 0, obs, seen, {}), party, key)
+        return RelayPeerState(theta, mean, heard), None
 
-    def model(self, mine: Any, m: Any, party: Party) -> Params:
-        return dict(mine.theta)
-
-    def start_traffic(self, info: Info) -> Traffic:
-        return Traffic()
+    def model(self, mine: RelayPeerState, m: Empty, party: Party) -> Params:
+        return mine.theta
 
     def join_traffic(self, info: Info) -> Traffic:
         return self.telling(info, list(info.late), list(info.parties))

@@ -15,12 +15,11 @@ Deviations: none; l.16 averages uniformly, as printed. Option II assumes plain S
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from comity.algorithms.fedavg import FedAvg
 from comity.core import *
+from comity.parts.averaged import AveragesWeights
 
 
 @record
@@ -32,7 +31,7 @@ class Control:
 
 
 @record
-class Own:
+class ScaffoldState:
     """What a party keeps: its private parameters and c_i."""
 
     private: Params
@@ -52,7 +51,7 @@ def zeros(theta: Params) -> Params:
 
 
 @algorithm
-class Scaffold(FedAvg):
+class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
     server_lr: float = option(1.0, "η_g, the server's step size (l.16)", minimum=0)
     bytes_formula = "2 · Σ_t |S_t| · (S + S_c),  S_c = bytes of the shared parameters without buffers"
 
@@ -62,40 +61,47 @@ class Scaffold(FedAvg):
             raise Refusal("scaffold's control variates assume plain SGD: use --optimizer sgd without momentum.")
 
     def server(self, key: Key, info: Info) -> Control:
-        x = super().server(key, info)
+        x = self.shared(info.task.init(key), info.task)
         return Control(x, zeros(x))
 
-    def client(self, key: Key, party: Party) -> Own:
-        theta, kept = party.task.init(key), self.kept(party.task)
-        return Own(keep(theta, kept), zeros(drop(theta, kept)))
+    def client(self, key: Key, party: Party) -> ScaffoldState:
+        theta = party.task.init(key)
+        return ScaffoldState(self.private(theta, party.task), zeros(self.shared(theta, party.task)))
 
     def view(self, s: Control, i: int) -> Control:
         return s
 
     def round(self, s: Control, net: Net, t: int) -> Control:
-        replies = net.call(self.local, {i: self.view(s, i) for i in net.sample(t)})
-        mean = average({i: r.theta for i, r in replies.items()}, dict.fromkeys(replies, 1.0))
-        x = mean | {k: s.theta[k] + self.server_lr * (mean[k] - s.theta[k]) for k in s.c}  # buffers are averaged
-        dc = average({i: r.dc for i, r in replies.items()}, dict.fromkeys(replies, 1.0))
-        share = len(replies) / len(net.info.names)
-        return Control(x, {k: c + share * dc[k] for k, c in s.c.items()})  # l.16-17
+        y = Averaging()
+        dc = Averaging()
+        cohort = net.sample(t)
+        heard = 0
+        for _, change in net.replies(self.local, {i: self.view(s, i) for i in cohort}):
+            y.add(change.theta, weight=1.0)
+            dc.add(change.dc, weight=1.0)
+            heard += 1
+        mean = y.value()
+        x = mean | {k: s.theta[k] + self.server_lr * (mean[k] - s.theta[k]) for k in s.c}  # l.16; buffers are averaged
+        share = heard / len(net.info.names)
+        mean_dc = dc.value()
+        return Control(x, {k: c + share * mean_dc[k] for k, c in s.c.items()})  # l.17
 
-    def local(self, mine: Own, m: Control, party: Party, key: Key) -> tuple[Own, Change]:
+    async def local(self, mine: ScaffoldState, m: Control, party: Party, key: Key) -> tuple[ScaffoldState, Change]:
         drift = {k: c - mine.c[k] for k, c in m.c.items()}
-        how = party.training
-        done = fit(self.loss(party.task, m), m.theta | mine.private, party.data.train, key, how, add=drift)  # l.10
-        kept = self.kept(party.task)
-        private, y = keep(done.theta, kept), drop(done.theta, kept)
+        done = await party.fit(plain, m.theta | mine.private, key, add=drift)  # l.10
+        private = self.private(done.theta, party.task)
+        y = self.shared(done.theta, party.task)
         if not done.steps:
             return mine, Change(y, zeros(y))
-        c_new = {k: (m.theta[k] - y[k]) / (done.steps * how.lr) - drift[k] for k in mine.c}  # l.12, option II
-        return Own(private, c_new), Change(y, {k: c_new[k] - c for k, c in mine.c.items()})
+        K_eta = done.steps * party.training.lr
+        c_new = {k: (m.theta[k] - y[k]) / K_eta - drift[k] for k in mine.c}  # l.12, option II
+        return ScaffoldState(private, c_new), Change(y, {k: c_new[k] - c for k, c in mine.c.items()})
 
-    def settled(self, mine: Own, theta: Params) -> Own:
+    def settled(self, mine: ScaffoldState, theta: Params) -> ScaffoldState:
         return replace(mine, private=theta | mine.private)
 
-    def model(self, mine: Own, m: Any, party: Party) -> Params:
-        return dict(m.theta | mine.private)
+    def model(self, mine: ScaffoldState, m: Control, party: Party) -> Params:
+        return m.theta | mine.private
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         kept = self.kept(info.task)

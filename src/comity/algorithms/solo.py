@@ -12,7 +12,7 @@ from comity.core import *
 
 
 @algorithm
-class Solo(Algorithm):
+class Solo(Algorithm[Empty, Params, Empty]):
     shares = "nothing"
     self_contained = True
     bytes_formula = "0"
@@ -30,11 +30,12 @@ class Solo(Algorithm):
         net.call(self.local, {i: Empty() for i in net.sample(t)})
         return s
 
-    def local(self, F_i: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Empty]:
-        return fit(party.task.loss, F_i, party.data.train, key, party.training).theta, Empty()
+    async def local(self, F_i: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Empty]:
+        return (await party.fit(plain, F_i, key)).theta, Empty()
 
-    def welcome(self, F_i: Params, m: Empty, party: Party, key: Key) -> tuple[Params, None]:
-        return self.local(F_i, m, party, key)[0], None
+    async def welcome(self, F_i: Params, m: Empty, party: Party, key: Key) -> tuple[Params, None]:
+        F_i, _ = await self.local(F_i, m, party, key)
+        return F_i, None
 
     def model(self, F_i: Params, m: Empty, party: Party) -> Params:
         return F_i

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from comity.cli import text_plot
-from comity.core.net import Ledger
+from comity.core.ledger import Ledger
 from comity.experiments.build import Job
 from comity.experiments.folder import read_metrics
 from comity.measure import conventions

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, BinaryIO
 
-from comity.core.net import SERVER
+from comity.core.ledger import SERVER
 from comity.errors import ComityError
 from comity.experiments.checkpoint import held
 from comity.studies.compare import finished

@@ -1,21 +1,11 @@
-"""The shape of Comity: records, keys, tasks, fit, algorithms and the net. `from comity.core import *` is all a method needs."""
+"""The language of methods: records, keys, tasks, trainings, algorithms and the net. A method says `from comity.core import *`."""
 
-from comity.core.algorithm import (
-    SHARES,
-    Algorithm,
-    Averaging,
-    Work,
-    Wrapper,
-    algorithm,
-    average,
-    mixin,
-    option,
-)
-from comity.core.fit import Fit, Loss, Stepper, fit, gradient, run
-from comity.core.kernels import cross_entropy
+from comity.core.aggregate import Averaging, average
+from comity.core.algorithm import SHARES, Algorithm, AnyAlgorithm, C, M, S, Work, algorithm, mixin, option
+from comity.core.fit import Draw, FitRequest, Fitted, FoldRequest, Loss, Pull, Working, gradient, plain
+from comity.core.kernels import cross_entropy, input_gradient
 from comity.core.key import Key
-from comity.core.moments import Moments
-from comity.core.net import Net
+from comity.core.net import Edge, Net
 from comity.core.party import Info, Party, Traffic, with_task
 from comity.core.record import (
     Empty,
@@ -33,50 +23,61 @@ from comity.core.record import (
 )
 from comity.core.samples import PartyData, Samples
 from comity.core.task import Batch, Task, in_chunks
-from comity.core.training import Training, batches
+from comity.core.training import Moments, Training, batches
+from comity.core.wrapper import Wrapped, Wrapper
 from comity.errors import Refusal
 
 __all__ = [
     "SHARES",
     "Algorithm",
+    "AnyAlgorithm",
     "Averaging",
     "Batch",
+    "C",
+    "Draw",
+    "Edge",
     "Empty",
-    "Fit",
+    "FitRequest",
+    "Fitted",
+    "FoldRequest",
     "Info",
     "Key",
     "Loss",
+    "M",
     "Model",
     "Moments",
     "Net",
     "Params",
     "Party",
     "PartyData",
+    "Pull",
     "Refusal",
+    "S",
     "Samples",
     "Sealed",
-    "Stepper",
     "Task",
     "Traffic",
     "Training",
     "Work",
+    "Working",
+    "Wrapped",
     "Wrapper",
     "algorithm",
     "average",
     "batches",
     "cross_entropy",
     "drop",
-    "fit",
     "gradient",
     "in_chunks",
+    "input_gradient",
     "is_buffer",
     "keep",
     "mixin",
     "on_device",
     "option",
     "payload",
+    "plain",
     "record",
-    "run",
     "seal",
     "trainable",
     "with_task",

@@ -1,4 +1,4 @@
-"""How models are judged: on a party's own validation and test data."""
+"""How good a party's model is: on the party's own validation and test data, at the party."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core.auc import area
 from comity.core.record import Params, record
 from comity.core.samples import PartyData, Samples
 from comity.core.task import Task, in_chunks
@@ -26,7 +25,7 @@ class Score:
 
 
 @record
-class Judgement:
+class Evaluation:
     """A party's evaluation of what it would deploy.
 
     At the end only: which test samples were right, and the area under the ROC curve (binary, or over all pairs of sample and
@@ -39,8 +38,8 @@ class Judgement:
     auc: float | None
 
 
-def judge(task: Task, theta: Params, data: PartyData, final: bool) -> Judgement:
-    """A party's judgement of a model."""
+def evaluate(task: Task, theta: Params, data: PartyData, final: bool) -> Evaluation:
+    """A party's evaluation of a model."""
 
     def score(part: Samples) -> tuple[Score, Tensor, Tensor]:
         if not len(part):
@@ -52,12 +51,19 @@ def judge(task: Task, theta: Params, data: PartyData, final: bool) -> Judgement:
     validation, _, _ = score(data.validation)
     test, right, logits = score(data.test)
     if not final:
-        return Judgement(validation, test, None, None)
-    return Judgement(validation, test, right, area(logits, data.test.y))
+        return Evaluation(validation, test, None, None)
+    return Evaluation(validation, test, right, _area(logits, data.test.y))
 
 
-def judge_together(task: Task, theta: Params, parties: Sequence[PartyData]) -> list[Judgement]:
-    """Each party's judgement of a model that all of them have: everybody's data in one pass."""
+def _area(logits: Tensor, y: Tensor) -> float | None:
+    """Under the ROC curve: for two classes of the second one's score; for more, over all pairs of sample and class."""
+    from comity.measure.auc import auc, auc_micro  # lazily: measures know the core, not the other way round
+
+    return auc(logits[:, 1] - logits[:, 0], y == 1) if logits.shape[1] == 2 else auc_micro(logits, y)
+
+
+def evaluate_together(task: Task, theta: Params, parties: Sequence[PartyData]) -> list[Evaluation]:
+    """Each party's evaluation of a model that all of them have: everybody's data in one pass."""
     parts = [part for data in parties for part in (data.validation, data.test)]
     there = [part for part in parts if len(part)]
     logits = in_chunks(lambda x: task.logits(theta, x), torch.cat([part.x for part in there]))
@@ -70,4 +76,4 @@ def judge_together(task: Task, theta: Params, parties: Sequence[PartyData]) -> l
     for n in map(len, parts):
         correct, loss = next(found) if n else (0, 0.0)
         scores.append(Score(correct, n, loss / max(1, n)))
-    return [Judgement(validation, test, None, None) for validation, test in zip(scores[::2], scores[1::2], strict=True)]
+    return [Evaluation(validation, test, None, None) for validation, test in zip(scores[::2], scores[1::2], strict=True)]

@@ -1,33 +1,34 @@
-"""The net: the only way out of a party. Every letter, reply and parcel is charged to a ledger."""
+"""The net: what a round may use. Every letter, reply and parcel is charged to a ledger.
+
+A net knows the parties' numbers and names and can ask them to work; where they live, and what they keep, is the engine's
+matter. It has no way to a party's state.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from comity.core.algorithm import Algorithm, Work, chain
+from comity.core.algorithm import Algorithm
+from comity.core.descent import fold, train
+from comity.core.fit import Draw, FitRequest, Fitted, FoldRequest, Loss, Working
 from comity.core.key import Key
-from comity.core.party import Info
-from comity.core.record import Sealed, payload
+from comity.core.ledger import SERVER, Ledger
+from comity.core.party import Info, Party
+from comity.core.record import Params, Sealed, payload
+from comity.core.samples import Samples
+from comity.core.task import Batch, Task
+from comity.core.training import Moments, Training
+from comity.core.wrapper import chain
 from comity.errors import ComityError
 
-SERVER = "server"
+L = TypeVar("L")
+O = TypeVar("O")  # noqa: E741 - what a loss gets beside its batch
+R = TypeVar("R")
+S = TypeVar("S")
 Edge = tuple[int, int]
-
-
-class Charge(NamedTuple):
-    """A row of the ledger."""
-
-    round: int
-    work: str
-    src: str
-    dst: str
-    kind: str
-    bytes: int
+"""(sender, recipient), by their numbers."""
 
 
 class Note(NamedTuple):
@@ -40,27 +41,8 @@ class Note(NamedTuple):
     value: float
 
 
-@dataclass
-class Ledger:
-    """Every byte that crossed, in order; `total` by kind."""
-
-    rows: list[Charge] = field(default_factory=list)
-    total: Counter[str] = field(default_factory=Counter)
-
-    def charge(self, round: int, work: str, src: str, dst: str, kind: str, size: int) -> None:
-        """Write a row, unless nothing crossed."""
-        if size:
-            self.rows.append(Charge(round, work, src, dst, kind, size))
-            self.total[kind] += size
-
-    def take(self) -> list[Charge]:
-        """The rows since the last call, which are then forgotten; the totals stay."""
-        rows, self.rows = self.rows, []
-        return rows
-
-
-class Silence(ComityError):
-    """Nobody answered a call: the round is over, and the state stays as it was."""
+class NoReplies(ComityError):
+    """Nobody answered a call: the round is over, and the server's state stays as it was."""
 
 
 class Call(NamedTuple):
@@ -68,85 +50,95 @@ class Call(NamedTuple):
 
     work: str
     depth: int
+    """How many wrappers are around the work's owner."""
     round: int
     use: int
+    """How often this work was asked for in this round before."""
 
 
-class Saved(NamedTuple):
-    """A party's state on disk."""
+class Answer(NamedTuple):
+    """What comes back of a call from one party."""
 
-    party: int
-    file: str
-    bytes: int
-    crc: int
-
-
-class Intake:
-    """Replies handed on in party order, however they come: early ones wait for those before them."""
-
-    def __init__(self, ids: Iterable[int], each: Callable[[int, Any], None]) -> None:
-        self._due = deque(ids)
-        self._each = each
-        self._early: dict[int, Any] = {}
-        self._sizes: dict[int, int] = {}
-
-    def take(self, i: int, reply: Any) -> None:
-        """One more is there."""
-        self._early[i] = reply
-        while self._due and self._due[0] in self._early:
-            self._pass(self._due.popleft())
-
-    def end(self) -> dict[int, int]:
-        """Nobody else will answer; what each reply weighed."""
-        for i in sorted(self._early):
-            self._pass(i)
-        return self._sizes
-
-    def _pass(self, i: int) -> None:
-        reply = self._early.pop(i)
-        self._sizes[i] = payload(reply)
-        self._each(i, reply)
+    reply: Any
+    steps: int
+    """Gradient steps that it took."""
+    remark: str = ""
+    """What a user should know of how it was computed."""
 
 
-class Net(ABC):
-    """What a round may use. Engines say where the parties live, by `deliver`, `save`, `load`, `state` and `close`."""
+class Works(Protocol):
+    """What a net needs of an engine: that parties work, and that their answers come back in any order."""
 
-    def __init__(self, algorithm: Algorithm, info: Info, root: Key, participation: float) -> None:
-        self.algorithm = algorithm
+    def work(self, call: Call, letters: Mapping[int, Any], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]: ...
+
+
+def cohort(root: Key, participation: float, info: Info, t: int) -> list[int]:
+    """Who is drawn for round t: known beforehand, so that a plan can count exactly.
+
+    The draw is the whole federation's: the place of a party that was left out stays empty, and the others keep their turns.
+    """
+    if participation >= 1:
+        return list(info.parties)
+    n = info.whole or len(info.names)
+    drawn = set(root.fold("sample", t).choose(max(1, round(participation * n)), n))
+    return [i for i in info.parties if info.stream(i) in drawn]
+
+
+def in_order(ids: Iterable[int], answers: Iterable[tuple[int, R]]) -> Iterator[tuple[int, R]]:
+    """Answers in the order of `ids`, however they come: early ones wait for those before them, each is let go at once."""
+    due = list(reversed(list(ids)))
+    early: dict[int, R] = {}
+    for i, answer in answers:
+        early[i] = answer
+        del answer
+        while due and due[-1] in early:
+            yield due[-1], early.pop(due.pop())
+    for i in sorted(early):
+        yield i, early.pop(i)
+
+
+class Net:
+    """What a round may use: who takes part, asking parties to work, training at the server, keys, and notes."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any, Any, Any],
+        info: Info,
+        root: Key,
+        participation: float,
+        works: Works,
+        answered: Callable[[int], None] = lambda count: None,
+    ) -> None:
         self.info = info
         self.ledger = Ledger()
         self.notes: list[Note] = []
+        self.remarks: dict[str, None] = {}
+        """What a user should know of how works were computed, each sentence once."""
         self.steps = 0
+        self.server_steps = 0
         self.round = 0
         self._root = root
         self._owners = chain(algorithm)
         self._participation = participation
+        self._works = works
+        self._answered = answered
         self._uses: Counter[tuple[int, str]] = Counter()
-        self._intake: Intake | None = None
+        self._unheard = ""
+        """The work whose replies a loop is going through."""
+        self._layers = info.task.network.layer_stream(self.key("layers"))
 
     def begin(self, t: int) -> None:
         """Enter round t."""
         self.round = t
         self._uses.clear()
+        self._layers = self.info.task.network.layer_stream(self.key("layers"))
 
     def sample(self, t: int) -> list[int]:
         """The parties that take part in round t."""
-        drawn = self.cohort(self._root, self._participation, self.info, t)
+        drawn = cohort(self._root, self._participation, self.info, t)
         if not drawn:
-            raise Silence(f"Nobody who was drawn for round {t} is there.")
+            raise NoReplies(f"Nobody who was drawn for round {t} is there.")
         return drawn
-
-    @staticmethod
-    def cohort(root: Key, participation: float, info: Info, t: int) -> list[int]:
-        """Who is drawn for round t: known beforehand, so that a plan can count exactly.
-
-        The draw is the whole federation's: the place of a party that was left out stays empty, and the others keep their turns.
-        """
-        if participation >= 1:
-            return list(info.parties)
-        n = info.whole or len(info.names)
-        drawn = set(root.fold("sample", t).choose(max(1, round(participation * n)), n))
-        return [i for i in info.parties if info.stream(i) in drawn]
 
     def key(self, *path: int | str) -> Key:
         """A key for the server's own randomness in this round."""
@@ -159,96 +151,116 @@ class Net(ABC):
 
     def call(
         self,
-        work: Work,
-        mail: Mapping[int, Any],
-        post: Mapping[Edge, Sealed] | None = None,
-        each: Callable[[int, Any], None] | None = None,
-    ) -> dict[int, Any]:
+        work: Callable[[Any, L, Party, Key], Working[tuple[Any, R]]],
+        letters: Mapping[int, L],
+        parcels: Mapping[Edge, Sealed] | None = None,
+    ) -> dict[int, R]:
         """Ask parties to work; the replies come in party order, and may be fewer than the letters but not none.
 
-        `post` delivers sealed parcels from earlier replies: (sender, recipient) -> parcel, for this call only. With `each`,
-        replies are handed to it in party order, as soon as they are there, and then let go: only None is returned for them.
+        `parcels` delivers sealed ones from earlier replies: (sender, recipient) -> parcel, for this call only.
         """
+        return dict(self.replies(work, letters, parcels))
+
+    def replies(
+        self,
+        work: Callable[[Any, L, Party, Key], Working[tuple[Any, R]]],
+        letters: Mapping[int, L],
+        parcels: Mapping[Edge, Sealed] | None = None,
+    ) -> Iterator[tuple[int, R]]:
+        """The same, one reply at a time, so that an average needs the memory of one model: for sums that are taken in passing.
+
+        Parties are asked when the first reply is wanted. A loop over them may not be left before all are heard.
+        """
+        call = self._call(work)
+        parcels = parcels or {}
+        for (src, dst), parcel in sorted(parcels.items()):
+            self._charge(call.work, self.info.name(src), self.info.name(dst), "peer", parcel.size)
+            if dst not in letters:
+                raise ComityError(f"A parcel for {self.info.name(dst)} came without a letter to it in {call.work}.")
+        ordered = {i: letters[i] for i in sorted(letters)}
+        self.charge_letters(call.work, ordered, "down")
+        heard = 0
+        self._unheard = call.work
+        for i, answer in in_order(ordered, self._works.work(call, ordered, parcels)):
+            heard += 1
+            yield i, self._accepted(call, i, answer)
+        self._unheard = ""
+        if ordered and not heard:
+            raise NoReplies(f"No party answered {call.work} in round {self.round}.")
+
+    def fit(
+        self,
+        loss: Loss[O],
+        theta: Params,
+        samples: Samples,
+        key: Key,
+        own: O,
+        *,
+        task: Task,
+        training: Training,
+        before: Moments | None = None,
+        draw: Draw[O] | None = None,
+    ) -> Fitted:
+        """Train a model at the server; `before` continues its optimizer. The rest is as in `Party.fit`."""
+        with self._layers:
+            done = train(FitRequest(loss, theta, samples, key, training, task, own, before=before, draw=draw))
+        self.server_steps += done.steps
+        return done
+
+    def fold(self, step: Callable[[S, Batch], S], state: S, samples: Samples, key: Key, training: Training) -> S:
+        """A step of the method's own at the server, folded over batches."""
+        with self._layers:
+            done = fold(FoldRequest(step, state, samples, key, training))
+        self.server_steps += training.steps_for(len(samples))
+        return done
+
+    def charge_letters(self, work: str, letters: Mapping[int, Any], kind: str) -> None:
+        """Write down what goes to parties; most often all get one and the same, which is weighed once."""
+        weighed: dict[int, int] = {}
+        for i, letter in letters.items():
+            if id(letter) not in weighed:
+                weighed[id(letter)] = payload(letter)
+            self._charge(work, SERVER, self.info.name(i), kind, weighed[id(letter)])
+
+    def charge_reply(self, work: str, i: int, reply: Any, kind: str) -> None:
+        """Write down what came from a party."""
+        self._charge(work, self.info.name(i), SERVER, kind, payload(reply))
+        self._answered(1)
+
+    def charge_introduction(self, ids: Iterable[int]) -> None:
+        """Write down what makes up `info`: names, sizes and wishes go up; classes and width come down."""
+        for i in ids:
+            name = self.info.name(i)
+            wish = self.info.peers[i] if i < len(self.info.peers) else None
+            self._charge("introduce", name, SERVER, "setup", payload([name, 0, list(wish or ())]))
+            self._charge("introduce", SERVER, name, "setup", payload([self.info.task.classes, self.info.width]))
+
+    def take_notes(self) -> list[Note]:
+        """The notes since the last call, which are then forgotten."""
+        self._check_all_heard()
+        notes, self.notes = self.notes, []
+        return notes
+
+    def _check_all_heard(self) -> None:
+        if self._unheard:
+            raise ComityError(f"Not all replies of {self._unheard} were heard: a loop over net.replies may not be left early.")
+
+    def _call(self, work: Callable[..., Any]) -> Call:
+        self._check_all_heard()
         name: str = getattr(work, "__name__", "")
         owner = getattr(work, "__self__", None)
         depth = next((d for d, a in enumerate(self._owners) if a is owner), None)
         if depth is None:
             raise ComityError(f"A work must be a method of the algorithm itself, but {work!r} is not.")
-        call = Call(name, depth, self.round, self._uses[depth, name])
         self._uses[depth, name] += 1
-        parcels = dict(post or {})
-        for (src, dst), parcel in sorted(parcels.items()):
-            self._charge(name, self.info.name(src), self.info.name(dst), "peer", parcel.size)
-            if dst not in mail:
-                raise ComityError(f"A parcel for {self.info.name(dst)} came without a letter to it in {name}.")
-        return self._exchange(call, mail, parcels, up="up", down="down", each=each)
+        return Call(name, depth, self.round, self._uses[depth, name] - 1)
 
-    def evaluate(self, views: Mapping[int, Any], final: bool) -> dict[int, Any]:
-        """Let parties judge their deployable models on their own data; the traffic is charged as `eval`."""
-        return self._exchange(Call("evaluate", -1, self.round, int(final)), views, {}, up="eval", down="eval")
-
-    def alone(self, ids: Iterable[int]) -> dict[int, Any]:
-        """Let parties judge what they would have without anybody: trained on their own data only; nothing crosses but figures."""
-        return self._exchange(Call("alone", -1, self.round, 0), dict.fromkeys(ids), {}, up="eval", down="eval")
-
-    def introduce(self, ids: Iterable[int]) -> None:
-        """Charge what makes up `info`: names, sizes and wishes go up; classes and width come down."""
-        for i in ids:
-            name, wish = self.info.name(i), self.info.peers[i] if i < len(self.info.peers) else None
-            self._charge("introduce", name, SERVER, "setup", payload([name, 0, list(wish or ())]))
-            self._charge("introduce", SERVER, name, "setup", payload([self.info.task.classes, self.info.width]))
-
-    def _exchange(
-        self,
-        call: Call,
-        mail: Mapping[int, Any],
-        post: Mapping[Edge, Sealed],
-        up: str,
-        down: str,
-        each: Callable[[int, Any], None] | None = None,
-    ) -> dict[int, Any]:
-        letters = {i: mail[i] for i in sorted(mail)}
-        weighed: dict[int, int] = {}  # most often all get one and the same
-        for i, letter in letters.items():
-            size = weighed[id(letter)] = weighed[id(letter)] if id(letter) in weighed else payload(letter)
-            self._charge(call.work, SERVER, self.info.name(i), down, size)
-        self._intake = Intake(letters, each) if each else None
-        answers = self.deliver(call, letters, post)
-        if letters and not answers:
-            raise Silence(f"No party answered {call.work} in round {self.round}.")
-        taken = self._intake.end() if self._intake else {}
-        replies = {}
-        for i in sorted(answers):
-            replies[i], steps = answers[i]
-            self.steps += steps
-            self._charge(call.work, self.info.name(i), SERVER, up, taken[i] if i in taken else payload(replies[i]))
-        return replies
-
-    def arrived(self, i: int, answer: tuple[Any, int]) -> tuple[Any, int]:
-        """For engines: what is kept of an answer that is there."""
-        if self._intake is None:
-            return answer
-        self._intake.take(i, answer[0])
-        return None, answer[1]
+    def _accepted(self, call: Call, i: int, answer: Answer) -> Any:
+        self.steps += answer.steps
+        if answer.remark:
+            self.remarks[answer.remark] = None
+        self.charge_reply(call.work, i, answer.reply, "up")
+        return answer.reply
 
     def _charge(self, work: str, src: str, dst: str, kind: str, size: int) -> None:
         self.ledger.charge(self.round, work, src, dst, kind, size)
-
-    @abstractmethod
-    def deliver(self, call: Call, mail: Mapping[int, Any], post: Mapping[Edge, Sealed]) -> dict[int, tuple[Any, int]]:
-        """Have each party work: number -> (reply, gradient steps made)."""
-
-    @abstractmethod
-    def save(self, folder: Path, t: int) -> list[Saved]:
-        """Write the party states that changed since the last save."""
-
-    @abstractmethod
-    def load(self, folder: Path, states: Iterable[Saved]) -> None:
-        """Put saved states back."""
-
-    @abstractmethod
-    def state(self, i: int) -> Any:
-        """A party's state, for whoever acts on that party's behalf: never for a round."""
-
-    def close(self) -> None:
-        """Let go of processes and connections."""

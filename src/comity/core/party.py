@@ -1,27 +1,33 @@
-"""Who takes part: what a party knows of itself, what everybody may know, and traffic between them in closed form."""
+"""Who takes part: what a party knows of itself and may ask for, what everybody may know, and traffic in closed form."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar, overload
 
-from comity.core.samples import PartyData
-from comity.core.task import Task
+from comity.core.fit import Draw, FitRequest, FoldRequest, Loss, Pull
+from comity.core.key import Key
+from comity.core.record import Params
+from comity.core.samples import PartyData, Samples
+from comity.core.task import Batch, Task
 from comity.core.training import Training
 from comity.errors import Refusal
+
+O = TypeVar("O")  # noqa: E741 - what is a party's own
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
 class Party:
-    """What a party knows of itself."""
+    """What a party knows of itself, and what it can ask for while it works."""
 
     id: int
     name: str
     task: Task
     training: Training
     data: PartyData
-    parties: int = 1
+    federation_size: int = 1
     """How many parties there are."""
     inbox: Mapping[int, Any] = field(default_factory=dict)
     """Parcels from other parties, by sender, for the length of one work."""
@@ -32,6 +38,80 @@ class Party:
     def stream(self) -> int:
         """The number that its random streams are made of: leaving out others does not change it."""
         return self.id if self.place is None else self.place
+
+    @overload
+    def fit(
+        self,
+        loss: Loss[None],
+        theta: Params,
+        key: Key,
+        own: None = None,
+        *,
+        task: Task | None = None,
+        samples: Samples | None = None,
+        training: Training | None = None,
+        only: frozenset[str] | None = None,
+        add: Params | None = None,
+        pull: Pull | None = None,
+        draw: Draw[None] | None = None,
+    ) -> FitRequest[None]: ...
+    @overload
+    def fit(
+        self,
+        loss: Loss[O],
+        theta: Params,
+        key: Key,
+        own: O,
+        *,
+        task: Task | None = None,
+        samples: Samples | None = None,
+        training: Training | None = None,
+        only: frozenset[str] | None = None,
+        add: Params | None = None,
+        pull: Pull | None = None,
+        draw: Draw[O] | None = None,
+    ) -> FitRequest[O]: ...
+    def fit(
+        self,
+        loss: Loss[Any],
+        theta: Params,
+        key: Key,
+        own: Any = None,
+        *,
+        task: Task | None = None,
+        samples: Samples | None = None,
+        training: Training | None = None,
+        only: frozenset[str] | None = None,
+        add: Params | None = None,
+        pull: Pull | None = None,
+        draw: Draw[Any] | None = None,
+    ) -> FitRequest[Any]:
+        """Ask for a training: `done = await party.fit(self.loss, theta, key, own)`, then `done.theta`.
+
+        `loss(task, theta, batch, own)` is minimised from `theta`, which is not changed, on the party's data, by its task and
+        its way of training, unless others are given. `own` is a record of all that the loss needs beside the task. `only`
+        names what is trained (all but the buffers, unless told). `add` is added to every gradient; `pull` is a pull to a fixed
+        point. `draw(batch, key, own)` makes a batch's random tensors, which the loss finds in `batch.drawn`.
+        """
+        return FitRequest(
+            objective=loss,
+            begin=theta,
+            samples=samples or self.data.train,
+            key=key,
+            training=training or self.training,
+            task=task or self.task,
+            own=own,
+            only=only,
+            add=add,
+            pull=pull,
+            draw=draw,
+        )
+
+    def fold(
+        self, step: Callable[[S, Batch], S], state: S, key: Key, training: Training | None = None, samples: Samples | None = None
+    ) -> FoldRequest[S]:
+        """Ask for a step of one's own (an inner loop, a mixture) over batches: `state = await party.fold(step, state, key)`."""
+        return FoldRequest(step, state, samples or self.data.train, key, training or self.training)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, dataclass_transform
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from comity.errors import ComityError
 
 C = TypeVar("C", bound=type)
 Params = dict[str, Tensor]
@@ -85,6 +88,80 @@ def leaves(tree: Any) -> list[Any]:
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
     """The same tree with `function` applied to each leaf."""
     return pytree.tree_map(function, tree)
+
+
+class ReadOnlyDict(dict[Any, Any]):
+    """A dict that a loss may read but not write to."""
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise ComityError(READ_ONLY)
+
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse
+
+
+class ReadOnlyList(list[Any]):
+    """A list that a loss may read but not write to."""
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise ComityError(READ_ONLY)
+
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+    append = extend = insert = pop = remove = clear = sort = reverse = _refuse
+
+
+READ_ONLY = "A loss may not write to what it is given: what it notes from batch to batch goes into batch.scratch."
+PLAIN = (Tensor, bool, int, float, str, bytes, type(None))
+
+
+def read_only(tree: Any) -> Any:
+    """A tree as losses get it: dicts, lists and arrays that refuse to be written to, around the same tensors.
+
+    Only records, dicts, lists, tuples, tensors, numpy arrays and plain values may be in it: of any other object nobody knows
+    whether it is the same for all parties, or what a loss does to it.
+    """
+    if isinstance(tree, PLAIN):
+        return tree
+    if isinstance(tree, np.ndarray):
+        view = tree.view()
+        view.flags.writeable = False
+        return view
+    if is_record(tree):
+        return _with_fields(tree, {name: read_only(value) for name, value in vars(tree).items()})
+    if isinstance(tree, dict):
+        return ReadOnlyDict((key, read_only(value)) for key, value in tree.items())
+    if isinstance(tree, list):
+        return ReadOnlyList(map(read_only, tree))
+    if isinstance(tree, tuple):
+        values = map(read_only, tree)
+        return type(tree)(*values) if hasattr(tree, "_fields") else tuple(values)
+    raise ComityError(
+        f"What a loss gets beside its batch is a record of tensors and plain values, but a {type(tree).__name__} is in it."
+    )
+
+
+def _with_fields(old: Any, values: dict[str, Any]) -> Any:
+    """A record of the same type with other fields: it was checked when it was made."""
+    made = object.__new__(type(old))
+    made.__dict__.update(values)
+    return made
+
+
+def tensor_versions(tree: Any) -> list[int]:
+    """How often each tensor in a tree was written to: another list later tells that one was."""
+    return [leaf._version for leaf in leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _register_read_only() -> None:
+    """To map and stack read-only trees as all others."""
+    pytree.register_pytree_node(
+        ReadOnlyDict,
+        lambda tree: (list(tree.values()), list(tree)),
+        lambda values, names: ReadOnlyDict(zip(names, values, strict=True)),
+    )
+    pytree.register_pytree_node(ReadOnlyList, lambda tree: (list(tree), None), lambda values, _: ReadOnlyList(values))
+
+
+_register_read_only()
 
 
 def on_device(tree: Any, device: torch.device) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
@@ -24,6 +24,8 @@ class Samples:
 
     x: Tensor
     y: Tensor
+    rows: dict[str, Tensor] = field(default_factory=dict)
+    """Whatever else belongs to each sample, row by row (a teacher's answers, for instance): batches bring it along."""
 
     @staticmethod
     def of(whose: str, x: Array, y: Array) -> Samples:
@@ -64,7 +66,7 @@ class Samples:
     def take(self, indices: Sequence[int] | Ints | Tensor) -> Samples:
         """The samples at `indices`, in that order, in memory of their own."""
         at = torch.as_tensor(indices, dtype=torch.int64)
-        return Samples(self.x[at], self.y[at])
+        return Samples(self.x[at], self.y[at], {name: rows[at] for name, rows in self.rows.items()})
 
     def digest(self) -> str:
         """A short name for exactly these values."""

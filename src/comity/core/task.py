@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from comity.core.kernels import cross_entropy
 from comity.core.key import Key
@@ -34,19 +36,44 @@ class Network(Protocol):
     def draws(self) -> bool: ...
     @property
     def dense(self) -> bool: ...
-    def drawing(self, key: Key) -> AbstractContextManager[None]: ...
+    def layer_stream(self, key: Key) -> AbstractContextManager[object]: ...
 
 
 @dataclass(slots=True)
 class Batch:
-    """A mini-batch. `scratch` lives for one `fit`: a loss may leave there what it needs at the next batch."""
+    """A mini-batch, as a loss gets it."""
 
     x: Tensor
     y: Tensor
     indices: Tensor
-    key: Key
+    """Where its samples stand among the party's."""
     number: int
+    """How many batches of this training came before it."""
     scratch: dict[str, Tensor]
+    """Lives for one training: a loss may leave here what it needs at the next batch, or what its work reads at the end."""
+    rows: dict[str, Tensor] = field(default_factory=dict)
+    """What else belongs to its samples (see `Samples.rows`)."""
+    drawn: Any = None
+    """What the training's `draw` made for this batch: randomness comes as data."""
+
+
+def _stackable(cls: type) -> None:
+    """Make a task class a pytree whose leaves are its tensors and those of tasks within it.
+
+    By these parties' tasks may differ (DBE's consensus) and still be trained together; all other fields must be equal.
+    """
+
+    def flatten(task: Any) -> tuple[list[Any], tuple[list[str], dict[str, Any]]]:
+        parts = {f.name: getattr(task, f.name) for f in fields(task)}
+        inner = [name for name, value in parts.items() if isinstance(value, Tensor | Task)]
+        return [parts.pop(name) for name in inner], (inner, parts)
+
+    def unflatten(values: Iterable[Any], context: tuple[list[str], dict[str, Any]]) -> Any:
+        made: Any = object.__new__(cls)  # checked when it was made: only its tensors are others now
+        made.__dict__.update(context[1], **dict(zip(context[0], values, strict=True)))
+        return made
+
+    pytree.register_pytree_node(cls, flatten, unflatten)
 
 
 REMEMBERED = 4
@@ -63,6 +90,9 @@ class Task:
     cut: str
     private: frozenset[str] = field(default=frozenset())
     """Names that never leave a party, whatever the algorithm (the BatchNorm policy and wrappers add to it)."""
+
+    def __init_subclass__(cls) -> None:
+        _stackable(cls)
 
     def __post_init__(self) -> None:
         if self.cut not in self.network.stages[:-1]:
@@ -154,7 +184,10 @@ class Task:
         return self.objective(theta, self.features(theta, batch.x, train=True), batch)
 
 
-def in_chunks(function: Any, x: Tensor, rows: int = 512) -> Tensor:
+_stackable(Task)
+
+
+def in_chunks(function: Callable[[Tensor], Tensor], x: Tensor, rows: int = 512) -> Tensor:
     """`function(x)` without gradients, a few hundred rows at a time."""
     with torch.no_grad():
         parts = [function(part) for part in x.split(rows)]

@@ -1,4 +1,4 @@
-"""How parties train, and the mini-batches that come of it."""
+"""How parties train: the settings, the mini-batches that come of them, and what an optimizer remembers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Literal
 from torch import Tensor
 
 from comity.core.key import Key
+from comity.core.record import Params, record
 from comity.core.samples import Samples
 from comity.core.task import Batch
 
-BLOCK = 64  # batches gathered at once: one indexing call for many steps, and bounded memory
+GATHERED_BATCHES = 64  # made by one indexing call: few calls for many steps, and bounded memory
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,15 @@ class Training:
         return (whole if self.batch >= self.min_batch else 0) + (rest >= self.min_batch and rest > 0)
 
 
+@record
+class Moments:
+    """What an optimizer remembers: momentum, or Adam's first and second moments and its step count."""
+
+    first: Params
+    second: Params
+    count: int
+
+
 def orders(samples: int, key: Key, training: Training) -> Iterator[Tensor]:
     """The samples in a fresh order each epoch, without those of batches that are not made."""
     left, epoch = training.steps_for(samples), 0
@@ -57,14 +67,15 @@ def orders(samples: int, key: Key, training: Training) -> Iterator[Tensor]:
 
 
 def batches(data: Samples, key: Key, training: Training) -> Iterator[Batch]:
-    """Mini-batches in a fresh order each epoch."""
+    """Mini-batches in a fresh order each epoch; all of them share one `scratch`."""
     scratch: dict[str, Tensor] = {}
     number = 0
     for order in orders(len(data), key, training):
-        for block in order.to(data.x.device).split(training.batch * BLOCK):
+        for block in order.to(data.x.device).split(training.batch * GATHERED_BATCHES):
             xs = data.x.index_select(0, block).split(training.batch)
             ys = data.y.index_select(0, block).split(training.batch)
-            for x, y, indices in zip(xs, ys, block.split(training.batch), strict=True):
+            rows = {name: every.index_select(0, block).split(training.batch) for name, every in data.rows.items()}
+            for n, (x, y, indices) in enumerate(zip(xs, ys, block.split(training.batch), strict=True)):
                 seen = training.augment(x, key.fold("augment", number)) if training.augment else x
-                yield Batch(seen, y, indices, key, number, scratch)
+                yield Batch(seen, y, indices, number, scratch, {name: each[n] for name, each in rows.items()})
                 number += 1

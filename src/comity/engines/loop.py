@@ -1,62 +1,56 @@
-"""All parties in this process, one after the other or side by side."""
+"""All parties in this process, one after the other."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from comity.core.algorithm import Algorithm
-from comity.core.key import Key
-from comity.core.net import Call, Edge, Net, Saved
-from comity.core.party import Info, Party
+from comity.core.evaluation import Evaluation
+from comity.core.net import Answer, Call, Edge
 from comity.core.record import Sealed
-from comity.engines.site_store import Residents
-from comity.engines.stacked import scheduler
-
-Done = Callable[[int], None]
-
-
-def inboxes(post: Mapping[Edge, Sealed]) -> dict[int, dict[int, Sealed]]:
-    """Parcels by recipient, then by sender."""
-    sorted_out: dict[int, dict[int, Sealed]] = defaultdict(dict)
-    for (src, dst), parcel in post.items():
-        sorted_out[dst][src] = parcel
-    return sorted_out
+from comity.engines.engine import Engine, Inboxes, Scheduler, Sites, inboxes
+from comity.engines.saved import Saved
+from comity.engines.site_store import SiteStore
 
 
-class LoopNet(Net):
-    """The plainest engine: a message is the object itself."""
+class OneByOne:
+    """The plainest order: a party's work from beginning to end, then the next one's."""
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        info: Info,
-        root: Key,
-        participation: float,
-        parties: Iterable[Party],
-        done: Done,
-        stacked: bool = False,
-    ) -> None:
-        super().__init__(algorithm, info, root, participation)
-        self._sites = Residents(algorithm, parties, root)
-        self._done = done
-        self._stacked = stacked
+    def work(self, sites: Sites, call: Call, letters: Mapping[int, Any], inboxes: Inboxes) -> Iterator[tuple[int, Answer]]:
+        for i, letter in letters.items():
+            yield i, sites[i].work(call, letter, inboxes.get(i, {}))
 
-    def deliver(self, call: Call, mail: Mapping[int, Any], post: Mapping[Edge, Sealed]) -> dict[int, tuple[Any, int]]:
-        answers = {}
-        for i, answer in scheduler.work(self._sites, call, mail, inboxes(post), self._stacked):
-            answers[i] = self.arrived(i, answer)
-            self._sites.settle([i])
-            self._done(1)
-        return answers
+    def evaluate(self, sites: Sites, letters: Mapping[int, Any], final: bool) -> Iterator[tuple[int, Evaluation]]:
+        for i, letter in letters.items():
+            yield i, sites[i].evaluate(letter, final)
+
+
+class LoopEngine(Engine):
+    """Parties of this process: a message is the object itself."""
+
+    def __init__(self, sites: SiteStore, scheduler: Scheduler) -> None:
+        self.sites = sites
+        self._scheduler = scheduler
+
+    def work(self, call: Call, letters: Mapping[int, Any], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
+        for i, answer in self._scheduler.work(self.sites, call, letters, inboxes(parcels)):
+            self.sites.release([i])
+            yield i, answer
+
+    def evaluate(self, letters: Mapping[int, Any], final: bool) -> Iterator[tuple[int, Evaluation]]:
+        for i, evaluation in self._scheduler.evaluate(self.sites, letters, final):
+            self.sites.release([i])
+            yield i, evaluation
+
+    def evaluate_solo(self, ids: Iterable[int], t: int) -> Iterator[tuple[int, Evaluation]]:
+        for i in ids:
+            evaluation = self.sites[i].evaluate_solo(t)
+            self.sites.release([i])
+            yield i, evaluation
 
     def save(self, folder: Path, t: int) -> list[Saved]:
-        return self._sites.save(folder, t)
+        return self.sites.save(folder, t)
 
     def load(self, folder: Path, states: Iterable[Saved]) -> None:
-        self._sites.load(folder, states)
-
-    def state(self, i: int) -> Any:
-        return self._sites[i].mine
+        self.sites.load(folder, states)

@@ -10,28 +10,29 @@ import multiprocessing
 import selectors
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from comity.core.algorithm import Algorithm
+from comity.core.algorithm import AnyAlgorithm
+from comity.core.evaluation import Evaluation
 from comity.core.key import Key
-from comity.core.net import Call, Edge, Net, Saved
-from comity.core.party import Info, Party
+from comity.core.net import Answer, Call, Edge
+from comity.core.party import Party
 from comity.core.record import Sealed, payload
 from comity.engines.allocator import give_back, keep_freed_memory
 from comity.engines.channel import Channel
-from comity.engines.handover import Handover
-from comity.engines.loop import Done, inboxes
-from comity.engines.sealing import Lock
-from comity.engines.site_store import Residents
-from comity.engines.stacked import scheduler
+from comity.engines.engine import Engine, Scheduler, inboxes
+from comity.engines.saved import Saved
+from comity.engines.sealing import Handover, Lock
+from comity.engines.site_store import SiteStore
 from comity.errors import ComityError, Refusal, describe
 
 # Replies are sent in batches: few messages for many small ones, live progress for slow ones, large ones while in the cache.
 FLUSH_SECONDS, FLUSH_BYTES = 0.2, 4_000_000
+ENDED = "A worker process ended unexpectedly; the run can be resumed."
 
 
 def deal(loads: Mapping[int, int], workers: int, homes: Mapping[int, int]) -> list[list[int]]:
@@ -45,25 +46,13 @@ def deal(loads: Mapping[int, int], workers: int, homes: Mapping[int, int]) -> li
     return [sorted(hand) for hand in hands]
 
 
-class ProcessNet(Net):
+class ProcessEngine(Engine):
     """Workers forked once; letters go to the worker where the party lives."""
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        info: Info,
-        root: Key,
-        participation: float,
-        parties: Iterable[Party],
-        done: Done,
-        workers: int,
-        stacked: bool = False,
-    ) -> None:
-        super().__init__(algorithm, info, root, participation)
+    def __init__(self, algorithm: AnyAlgorithm, parties: Iterable[Party], root: Key, scheduler: Scheduler, workers: int) -> None:
         if "fork" not in multiprocessing.get_all_start_methods():
             raise Refusal("The process engine needs a system that can fork: use --engine loop here.")
         everyone = list(parties)
-        self._done = done
         self._loads = {p.id: len(p.data.train) for p in everyone}
         self._homes: dict[int, int] = {}
         self._lines: list[Channel] = []
@@ -77,7 +66,7 @@ class ProcessNet(Net):
             strangers = [*self._lines, here]
             process = fork.Process(
                 target=_worker,
-                args=(there, strangers, handover, w, algorithm, everyone, root, stacked),
+                args=(there, strangers, handover, w, algorithm, everyone, root, scheduler),
                 daemon=True,
             )
             process.start()
@@ -86,30 +75,29 @@ class ProcessNet(Net):
             self._processes.append(process)
         handover.close()
 
-    def deliver(self, call: Call, mail: Mapping[int, Any], post: Mapping[Edge, Sealed]) -> dict[int, tuple[Any, int]]:
-        parcels = inboxes(post)
-        asked = set()
-        for w, hand in enumerate(self._deal(mail)):
-            if mine := {i: mail[i] for i in hand}:
-                boxes = {i: parcels[i] for i in mine if i in parcels}
-                self._send(w, {"do": "work", "call": tuple(call), "mail": mine, "post": boxes})
-                asked.add(w)
-        answers: dict[int, tuple[Any, int]] = {}
-        with selectors.DefaultSelector() as ready:
-            for w in asked:
-                ready.register(self._lines[w], selectors.EVENT_READ, w)
-            while asked:
-                for event, _ in ready.select():
-                    answer = self._receive(event.data)
-                    answers |= {i: self.arrived(i, one) for i, one in answer["answers"].items()}
-                    self._homes |= dict.fromkeys(answer["keeping"], event.data)
-                    self._done(len(answer["answers"]))
-                    if answer["last"]:
-                        asked.discard(event.data)
-        return answers
+    def work(self, call: Call, letters: Mapping[int, Any], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
+        boxes = inboxes(parcels)
+        asks: dict[int, dict[str, Any]] = {}
+        for w, hand in enumerate(self._deal(letters)):
+            own = {i: boxes[i] for i in hand if i in boxes}
+            asks[w] = {"do": "work", "call": tuple(call), "letters": {i: letters[i] for i in hand}, "inboxes": own}
+        for i, answer in self._answers(asks):
+            yield i, Answer(*answer)
+
+    def evaluate(self, letters: Mapping[int, Any], final: bool) -> Iterator[tuple[int, Evaluation]]:
+        hands = enumerate(self._deal(letters))
+        asks = {w: {"do": "evaluate", "letters": {i: letters[i] for i in hand}, "final": final} for w, hand in hands}
+        yield from self._answers(asks)
+
+    def evaluate_solo(self, ids: Iterable[int], t: int) -> Iterator[tuple[int, Evaluation]]:
+        hands = enumerate(self._deal(ids))
+        asks = {w: {"do": "evaluate solo", "letters": dict.fromkeys(hand), "round": t} for w, hand in hands}
+        yield from self._answers(asks)
 
     def save(self, folder: Path, t: int) -> list[Saved]:
-        return [Saved(*s) for s in self._all({"do": "save", "folder": str(folder), "round": t})]
+        for w in range(len(self._lines)):
+            self._send(w, {"do": "save", "folder": str(folder), "round": t})
+        return [Saved(*item) for w in range(len(self._lines)) for item in self._receive(w)["saved"]]
 
     def load(self, folder: Path, states: Iterable[Saved]) -> None:
         kept = {saved.party: saved for saved in states}
@@ -117,11 +105,6 @@ class ProcessNet(Net):
             self._homes |= dict.fromkeys(hand, w)
             self._send(w, {"do": "load", "folder": str(folder), "states": [tuple(kept[i]) for i in hand]})
             self._receive(w)
-
-    def state(self, i: int) -> Any:
-        home = self._homes.get(i, 0)
-        self._send(home, {"do": "state", "party": i})
-        return self._receive(home)["state"]
 
     def close(self) -> None:
         for line in self._lines:
@@ -136,26 +119,39 @@ class ProcessNet(Net):
     def _deal(self, ids: Iterable[int]) -> list[list[int]]:
         return deal({i: self._loads[i] for i in ids}, len(self._lines), self._homes)
 
-    def _all(self, ask: dict[str, Any]) -> list[Any]:
-        """Ask every worker the same, and join their lists."""
-        for w in range(len(self._lines)):
-            self._send(w, ask)
-        return [item for w in range(len(self._lines)) for item in self._receive(w)["list"]]
+    def _answers(self, asks: Mapping[int, dict[str, Any]]) -> Iterator[tuple[int, Any]]:
+        """Ask workers, and hand on what they answer as it comes."""
+        asked = {w for w, ask in asks.items() if ask["letters"]}
+        for w in asked:
+            self._send(w, asks[w])
+        with selectors.DefaultSelector() as ready:
+            for w in asked:
+                ready.register(self._lines[w], selectors.EVENT_READ, w)
+            while asked:
+                for event, _ in ready.select():
+                    message = self._receive(event.data)
+                    self._homes |= dict.fromkeys(message["keeping"], event.data)
+                    if message["last"]:
+                        asked.discard(event.data)
+                    answers: dict[int, Any] = message.pop("answers")
+                    while answers:  # each is let go as soon as it is handed on
+                        i = next(iter(answers))
+                        yield i, answers.pop(i)
 
     def _send(self, w: int, ask: dict[str, Any]) -> None:
         try:
             self._lines[w].send(ask)
         except OSError as why:
-            raise ComityError("A worker process ended unexpectedly; the run can be resumed.") from why
+            raise ComityError(ENDED) from why
 
     def _receive(self, w: int) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = self._lines[w].receive()
+            message: dict[str, Any] = self._lines[w].receive()
         except (OSError, EOFError) as why:
-            raise ComityError("A worker process ended unexpectedly; the run can be resumed.") from why
-        if "error" in answer:
-            raise ComityError(answer["error"])
-        return answer
+            raise ComityError(ENDED) from why
+        if "error" in message:
+            raise ComityError(message["error"])
+        return message
 
 
 def _worker(
@@ -163,24 +159,24 @@ def _worker(
     strangers: list[Channel],
     handover: Handover,
     number: int,
-    algorithm: Algorithm,
+    algorithm: AnyAlgorithm,
     parties: list[Party],
     root: Key,
-    stacked: bool,
+    scheduler: Scheduler,
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to answer; a worker ends when the line does
     for stranger in strangers:
         stranger.close()
     torch.set_num_threads(1)
     keep_freed_memory()
-    sites: Residents | None = None
+    sites: SiteStore | None = None
     try:
         lock = handover.lock(number)
         while True:
             ask = line.receive()
             try:
-                sites = sites or Residents(algorithm, parties, root)
-                _answer(line, ask, sites, lock, stacked)
+                sites = sites or SiteStore(algorithm, parties, root)
+                _answer(line, ask, sites, lock, scheduler)
             except (EOFError, BrokenPipeError):
                 raise
             except Exception as why:
@@ -189,23 +185,34 @@ def _worker(
         return
 
 
-def _answer(line: Channel, ask: dict[str, Any], sites: Residents, lock: Lock, stacked: bool) -> None:
+def _answer(line: Channel, ask: dict[str, Any], sites: SiteStore, lock: Lock, scheduler: Scheduler) -> None:
     match ask["do"]:
         case "work":
-            call, ready, size, flushed = Call(*ask["call"]), {}, 0, time.monotonic()
-            answers = scheduler.work(sites, call, ask["mail"], lock.open(ask["post"]), stacked)
-            for left, (i, answer) in zip(range(len(ask["mail"]) - 1, -1, -1), answers, strict=True):
-                ready[i] = lock.close(answer)
-                size += payload(ready[i])
-                if not left or size > FLUSH_BYTES or time.monotonic() - flushed > FLUSH_SECONDS:
-                    line.send({"answers": ready, "keeping": sites.settle(ready), "last": not left})
-                    ready, size, flushed = {}, 0, time.monotonic()
+            call = Call(*ask["call"])
+            answers = scheduler.work(sites, call, ask["letters"], lock.open(ask["inboxes"]))
+            _send_answers(line, sites, len(ask["letters"]), ((i, lock.close(tuple(answer))) for i, answer in answers))
+        case "evaluate":
+            _send_answers(line, sites, len(ask["letters"]), scheduler.evaluate(sites, ask["letters"], ask["final"]))
+        case "evaluate solo":
+            alone = ((i, sites[i].evaluate_solo(ask["round"])) for i in ask["letters"])
+            _send_answers(line, sites, len(ask["letters"]), alone)
         case "save":
-            folder, t = Path(ask["folder"]), ask["round"]
-            line.send({"list": [tuple(saved) for saved in sites.save(folder, t)]})
+            line.send({"saved": [tuple(saved) for saved in sites.save(Path(ask["folder"]), ask["round"])]})
         case "load":
             sites.load(Path(ask["folder"]), [Saved(*s) for s in ask["states"]])
-            line.send({"list": []})
-        case "state":
-            line.send({"state": sites[ask["party"]].mine})
-            sites.settle([ask["party"]])
+            line.send({"loaded": True})
+
+
+def _send_answers(line: Channel, sites: SiteStore, count: int, answers: Iterator[tuple[int, Any]]) -> None:
+    ready: dict[int, Any] = {}
+    size = 0
+    flushed = time.monotonic()
+    for i, answer in answers:
+        count -= 1
+        ready[i] = answer
+        size += payload(answer)
+        if not count or size > FLUSH_BYTES or time.monotonic() - flushed > FLUSH_SECONDS:
+            line.send({"answers": ready, "keeping": sites.release(ready), "last": not count})
+            ready = {}
+            size = 0
+            flushed = time.monotonic()

@@ -1,11 +1,13 @@
 """Parcels outside of the processes where their senders and recipients live: authenticated ciphertext (ChaCha20-Poly1305).
 
-The engine sees to it that the carrier never has the secret.
+The carrier never has the secret: of several worker processes the first draws it and hands it to the others over sockets whose
+ends in the server's process are closed. A party still opens its own inbox only: that is the site's doing, as on every engine.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 from typing import Any
 
 import torch
@@ -57,3 +59,31 @@ def _on_parcels(function: Any, tree: Any) -> Any:
         return made[id(node)]
 
     return tree_map(leaf, tree)
+
+
+class Handover:
+    """How workers come to one secret. Made before they are forked; `close` in the process that must not know it."""
+
+    def __init__(self, workers: int) -> None:
+        self._pairs = [socket.socketpair() for _ in range(1, workers)]
+
+    def close(self) -> None:
+        """Let go of all ends."""
+        for pair in self._pairs:
+            for end in pair:
+                end.close()
+
+    def lock(self, worker: int) -> Lock:
+        """In worker 0: draw the secret and hand it on; in another: receive it."""
+        if worker == 0:
+            secret = os.urandom(SECRET)
+            for giver, _ in self._pairs:
+                giver.sendall(secret)
+        else:
+            for giver, _ in self._pairs:
+                giver.close()  # so that a dead first worker is noticed
+            secret = self._pairs[worker - 1][1].recv(SECRET, socket.MSG_WAITALL)
+            if len(secret) < SECRET:
+                raise EOFError
+        self.close()
+        return Lock(secret)

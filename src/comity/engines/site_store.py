@@ -1,36 +1,36 @@
-"""Parties at home in one process, a thousand of them if need be.
+"""The parties of one process, a thousand of them if need be.
 
 A site is made when its party is first asked, and let go when the party keeps nothing. What does not fit into the memory set
-aside for states lies in a file that has no name, so that it is gone with the process, however that ends.
+aside for states is spilled to a file that has no name, so that it is gone with the process, however that ends.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from comity.core.algorithm import Algorithm
+from comity.core.algorithm import AnyAlgorithm
 from comity.core.key import Key
-from comity.core.net import Saved
 from comity.core.party import Party
+from comity.engines.saved import Saved
 from comity.engines.site import Site
 from comity.errors import Refusal
 
-ROOM = 128 << 20
-ROOM_VARIABLE = "COMITY_STATE_BYTES"
+STATE_BYTES = 128 << 20
+STATE_BYTES_VARIABLE = "COMITY_STATE_BYTES"
 
 
-def room() -> int:
+def state_bytes() -> int:
     """Bytes of states that a process keeps in memory."""
-    wish = os.environ.get(ROOM_VARIABLE, "")
+    wish = os.environ.get(STATE_BYTES_VARIABLE, "")
     if wish and not wish.isdecimal():
-        raise Refusal(f"{ROOM_VARIABLE} must be a number of bytes, not {wish!r}.")
-    return int(wish) if wish else ROOM
+        raise Refusal(f"{STATE_BYTES_VARIABLE} must be a number of bytes, not {wish!r}.")
+    return int(wish) if wish else STATE_BYTES
 
 
-class Shelf:
+class SpillFile:
     """States in a file without a name, each in a place of its own; one that has grown gets a new place at the end."""
 
     def __init__(self) -> None:
@@ -55,34 +55,30 @@ class Shelf:
         return self._file.read(size)
 
 
-class Residents:
+class SiteStore:
     """Sites by party number."""
 
-    def __init__(self, algorithm: Algorithm, parties: Iterable[Party], root: Key) -> None:
-        self._common = algorithm, root
+    def __init__(self, algorithm: AnyAlgorithm, parties: Iterable[Party], root: Key) -> None:
+        self._algorithm = algorithm
+        self._root = root
         self._parties: Mapping[int, Party] = {party.id: party for party in parties}
         self._sites: dict[int, Site] = {}
         self._sizes: dict[int, int] = {}
         self._used = 0
-        self._room = room()
-        self._shelf: Shelf | None = None
+        self._room = state_bytes()
+        self._spill: SpillFile | None = None
 
     def __getitem__(self, i: int) -> Site:
         if i not in self._sites:
-            algorithm, root = self._common
-            self._sites[i] = Site(algorithm, self._parties[i], root)
+            self._sites[i] = Site(self._algorithm, self._parties[i], self._root)
         site = self._sites[i]
-        if site.away:
-            assert self._shelf
-            site.back(self._shelf.get(i))
+        if site.spilled:
+            assert self._spill
+            site.restore(self._spill.get(i))
         return site
 
-    def __iter__(self) -> Iterator[Site]:
-        """All parties' sites, those made that were not there yet."""
-        return (self[i] for i in self._parties)
-
-    def settle(self, ids: Iterable[int]) -> list[int]:
-        """After a work of these parties: who of them keeps something. What does not fit goes on the shelf."""
+    def release(self, ids: Iterable[int]) -> list[int]:
+        """After a work of these parties: who of them keeps something. What does not fit is spilled."""
         keeping = []
         for i in ids:
             site = self._sites[i]
@@ -96,17 +92,17 @@ class Residents:
                 self._sizes[i] = size
                 continue
             self._used -= size
-            self._shelf = self._shelf or Shelf()
-            if (blob := site.leave()) is not None:
-                self._shelf.put(i, blob)
+            self._spill = self._spill or SpillFile()
+            if (blob := site.spill()) is not None:
+                self._spill.put(i, blob)
         return keeping
 
     def save(self, folder: Path, t: int) -> list[Saved]:
         """Write the states that changed since the last time."""
         made = []
         for i, site in self._sites.items():
-            shelved = self._shelf.get(i) if site.away and self._shelf else None
-            if saved := site.save(folder, t, shelved):
+            spilled = self._spill.get(i) if site.spilled and self._spill else None
+            if saved := site.save(folder, t, spilled):
                 made.append(saved)
         return made
 
@@ -114,4 +110,4 @@ class Residents:
         """Put saved states back."""
         for saved in states:
             self[saved.party].load(folder, saved)
-            self.settle([saved.party])
+            self.release([saved.party])

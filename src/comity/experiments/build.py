@@ -11,18 +11,23 @@ from typing import Protocol
 import torch
 
 from comity import algorithms, models
-from comity.core.algorithm import Algorithm, chain
+from comity.core.algorithm import AnyAlgorithm
 from comity.core.key import Key
-from comity.core.net import Ledger, Net
+from comity.core.ledger import Ledger
+from comity.core.net import Net, cohort
 from comity.core.party import Info, Party
 from comity.core.samples import PartyData, Samples
 from comity.core.task import Task, batchnorm_private
+from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.data import load as load_dataset
 from comity.data.augment import Augment
 from comity.data.dataset import AUTO
-from comity.engines.loop import LoopNet
-from comity.engines.process import ProcessNet
+from comity.engines.engine import Engine, Scheduler
+from comity.engines.loop import LoopEngine, OneByOne
+from comity.engines.process import ProcessEngine
+from comity.engines.site_store import SiteStore
+from comity.engines.stacked.scheduler import SideBySide, gains_by_stacking
 from comity.errors import Refusal, unknown
 from comity.experiments.config import Experiment
 from comity.spec import split
@@ -59,7 +64,7 @@ class Job:
 
     experiment: Experiment
     federation: Federation
-    algorithm: Algorithm
+    algorithm: AnyAlgorithm
     parties: list[Party]
     info: Info
 
@@ -70,7 +75,7 @@ class Job:
 
     def cohort(self, t: int) -> list[int]:
         """The parties of round t."""
-        return Net.cohort(self.root, self.experiment.participation, self.info, t)
+        return cohort(self.root, self.experiment.participation, self.info, t)
 
     def cautions(self) -> list[str]:
         """What a user should know before this run, a sentence each."""
@@ -89,14 +94,17 @@ class Job:
         late = sum(each[i] for i in self.info.late)
         return late + sum(each[i] for t in range(1, self.experiment.rounds + 1) for i in self.cohort(t))
 
-    def net(self, progress: Progress) -> Net:
-        """The engine that the experiment names."""
-        common = (self.algorithm, self.info, self.root, self.experiment.participation, self.parties, progress.parties)
+    def engine(self) -> Engine:
+        """The engine that the experiment names, with all parties on it."""
         engine, workers = self.experiment.engine, self.experiment.workers or 1
-        stacked = engine == "stacked" and all(a.stacks for a in chain(self.algorithm))
-        if engine == "process" or (engine == "stacked" and workers > 1):
-            return ProcessNet(*common, workers=workers, stacked=stacked)
-        return LoopNet(*common, stacked=stacked)
+        scheduler: Scheduler = SideBySide() if engine == "stacked" else OneByOne()
+        if engine == "process" or workers > 1:
+            return ProcessEngine(self.algorithm, self.parties, self.root, scheduler, workers)
+        return LoopEngine(SiteStore(self.algorithm, self.parties, self.root), scheduler)
+
+    def net(self, engine: Engine, progress: Progress) -> Net:
+        """What rounds use to reach the parties on an engine."""
+        return Net(self.algorithm, self.info, self.root, self.experiment.participation, engine, progress.parties)
 
 
 SKEWED = 0.25
@@ -195,7 +203,7 @@ def prepare(experiment: Experiment, federation: Federation, model: models.Pair |
 def _cohort(experiment: Experiment, info: Info) -> int:
     """How many take part in a round; in the last one, if places of parties that were left out stay empty."""
     root, share = Key.root(experiment.seed), experiment.participation
-    return next((many for t in range(experiment.rounds, 0, -1) if (many := len(Net.cohort(root, share, info, t)))), 1)
+    return next((many for t in range(experiment.rounds, 0, -1) if (many := len(cohort(root, share, info, t)))), 1)
 
 
 def _peers(experiment: Experiment, name: str, names: Sequence[str], known: Sequence[str]) -> tuple[int, ...] | None:
@@ -231,7 +239,7 @@ FEW = 4  # parties of a worker that are faster one by one than stacked
 def _stacks(job: Job) -> bool:
     """Whether parties' trainings can be one computation, and are faster so."""
     networks = [p.task.network for p in job.parties]
-    return all(a.stacks for a in chain(job.algorithm)) and all(n.dense and not n.draws for n in networks)
+    return all(map(gains_by_stacking, networks))
 
 
 def _with_engine(job: Job, device: torch.device) -> Experiment:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from comity.core.codec import encode
-from comity.core.net import Net, Saved
 from comity.core.record import Empty, leaves
-from comity.engines.site import read_state
+from comity.engines.engine import Engine
+from comity.engines.saved import Saved, read_state, write_state
 from comity.errors import ComityError, Refusal
 
 MANIFEST = "manifest.json"
@@ -75,16 +75,15 @@ class Checkpoints:
         """Whether the last checkpoint is old enough for another."""
         return time.monotonic() - self.last >= interval()
 
-    def save(self, t: int, server: Any, net: Net, lengths: dict[str, int], counters: dict[str, Any]) -> None:
+    def save(self, t: int, server: Any, engine: Engine, lengths: dict[str, int], counters: dict[str, Any]) -> None:
         """Write the state after round t."""
         begin = time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
         parties = dict(self.manifest.parties) if self.manifest else {}
-        parties |= {saved.party: saved for saved in net.save(self.folder, t)}
+        parties |= {saved.party: saved for saved in engine.save(self.folder, t)}
         blob = encode(server if leaves(server) else Empty())
-        file = f"server-{t}.safetensors"
-        (self.folder / file).write_bytes(blob)
-        made = Manifest(t, Saved(-1, file, len(blob), zlib.crc32(blob)), parties, lengths, counters)
+        saved = write_state(self.folder, f"server-{t}.safetensors", -1, blob)
+        made = Manifest(t, saved, parties, lengths, counters)
         text = {
             "round": t,
             "server": list(made.server),

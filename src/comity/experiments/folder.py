@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from comity.core.net import Charge, Note
+from comity.core.ledger import Charge
+from comity.core.net import Note
 from comity.errors import ComityError
 
 COLUMNS = {

@@ -21,15 +21,16 @@ import torch
 from torch import Tensor
 
 from comity import models
-from comity.core.algorithm import chain
-from comity.core.evaluation import Judgement
-from comity.core.fit import METER, Meter
-from comity.core.net import Charge, Net, Note, Silence
+from comity.core.evaluation import Evaluation
+from comity.core.ledger import Charge
+from comity.core.net import Net, NoReplies, Note, in_order
 from comity.core.record import Empty, Params, on_device
 from comity.core.task import Task, in_chunks
+from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.data import load as load_dataset
 from comity.engines.allocator import freed_memory_kept
+from comity.engines.engine import Engine
 from comity.engines.site import Site
 from comity.errors import ComityError, Refusal, unknown
 from comity.experiments import config
@@ -85,7 +86,7 @@ class Result:
         """What that party would deploy after the last round."""
         i, checkpoints, mine = self._kept(party)
         letter, who = self.job.algorithm.view(checkpoints.server_state(), i), self.job.parties[i]
-        return Deployed(self.job.algorithm.at(who, mine).task, self.job.algorithm.model(mine, letter, who))
+        return Deployed(self.job.algorithm.party_for(who, mine).task, self.job.algorithm.model(mine, letter, who))
 
     def state(self, party: str) -> Any:
         """What the method keeps at that party."""
@@ -132,13 +133,14 @@ def _execute(job: Job, folder: Path, progress: Progress, track: Trackers, resume
     manifest = checkpoints.load() if resume else None
     device = job.parties[0].data.train.x.device
     seconds = defaultdict(float, manifest.counters["seconds"] if manifest else {})
-    net, server, course = job.net(progress), Meter(), Course(rounds, job.experiment.patience)
+    engine, course = job.engine(), Course(rounds, job.experiment.patience)
+    net = job.net(engine, progress)
     summary = None
     try:
         if manifest:
-            net.load(checkpoints.folder, manifest.parties.values())
+            engine.load(checkpoints.folder, manifest.parties.values())
             net.ledger.total.update(manifest.counters["bytes"])
-            net.steps, server.steps = manifest.counters["steps"], manifest.counters["server_steps"]
+            net.steps, net.server_steps = manifest.counters["steps"], manifest.counters["server_steps"]
             s, done = on_device(checkpoints.server_state(), device), manifest.round
             course.load(manifest.counters.get("course", {}))  # runs of earlier versions have none
             tables.cut(manifest.lengths)  # last: a damaged checkpoint must not cost any rows
@@ -155,46 +157,44 @@ def _execute(job: Job, folder: Path, progress: Progress, track: Trackers, resume
             rounds = course.rounds
             tick = time.perf_counter()
             net.begin(t)
-            with _serving(job, net, server):
-                if t == 0:
-                    net.introduce(job.info.parties)
-                    s = algorithm.start(s, net)
-                elif t <= rounds:
-                    s = _round(job, net, s, t)
-                else:
-                    s = _join(job, net, s)
-                if t == rounds and any(a.finishes for a in chain(algorithm)):
-                    _evaluate(job, net, s, None, suffix="-unfinished")
-                    s = algorithm.finish(s, net)
+            if t == 0:
+                net.charge_introduction(job.info.parties)
+                s = algorithm.start(s, net)
+            elif t <= rounds:
+                s = _round(job, net, s, t)
+            else:
+                s = _join(job, net, engine, s)
+            if t == rounds and any(a.finishes for a in chain(algorithm)):
+                _evaluate(job, net, engine, s, None, suffix="-unfinished")
+                s = algorithm.finish(s, net)
             trained = time.perf_counter()
             accuracy = None
             if (t % job.experiment.eval_every == 0 and t <= rounds) or t == rounds:
-                accuracy, chosen_by = _evaluate(job, net, s, folder if t == rounds else None)
+                accuracy, chosen_by = _evaluate(job, net, engine, s, folder if t == rounds else None)
                 course.seen(t, chosen_by)
             evaluated = time.perf_counter()
-            notes = net.notes.copy()
-            net.notes.clear()
+            notes = net.take_notes()
             tables.add("metrics.csv", notes)
             tables.add("ledger.csv", net.ledger.take())
             seconds["train"] += trained - tick
             seconds["evaluate"] += evaluated - trained
-            counters = {"bytes": dict(net.ledger.total), "seconds": dict(seconds), **_steps(net, server)}
+            counters = {"bytes": dict(net.ledger.total), "seconds": dict(seconds), **_steps(net)}
             counters["course"] = course.dump()
             spent = checkpoints.seconds
             if checkpoints.due() or t == last:
-                checkpoints.save(t, s, net, dict(tables.lengths), counters)
+                checkpoints.save(t, s, engine, dict(tables.lengths), counters)
             row = (trained - tick, evaluated - trained, checkpoints.seconds - spent)
             tables.add("timing.csv", [(t, *(f"{value:.4f}" for value in row), peak_memory())])
             if t <= rounds:
                 progress.round(t, accuracy, net.ledger)
             track.round(t, notes, net.ledger.total)
         seconds["total"] = seconds["setup"] + seconds["train"] + seconds["evaluate"] + checkpoints.seconds
-        made = {"rounds": course.rounds, **_steps(net, server)}
+        made = {"rounds": course.rounds, **_steps(net)}
         summary = summarise(job, read_metrics(folder), net.ledger.total, made, dict(seconds))
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         return Result(folder, job, summary)
     finally:
-        net.close()
+        engine.close()
         progress.end()
         track.end(summary)
 
@@ -232,31 +232,41 @@ class Course:
             setattr(self, name, value)
 
 
-def _steps(net: Net, server: Meter) -> dict[str, int]:
-    return {"steps": net.steps, "server_steps": server.steps}
+def _steps(net: Net) -> dict[str, int]:
+    return {"steps": net.steps, "server_steps": net.server_steps}
 
 
-@contextlib.contextmanager
-def _serving(job: Job, net: Net, server: Meter) -> Iterator[None]:
-    """Where the algorithm's code runs at the server: its steps are counted, its layers draw from the round's key."""
-    token = METER.set(server)
-    try:
-        with job.info.task.network.drawing(net.key("layers")):
-            yield
-    finally:
-        METER.reset(token)
+def _evaluations(net: Net, engine: Engine, letters: Mapping[int, Any], final: bool) -> dict[int, Evaluation]:
+    """Let parties evaluate what they would deploy on their own data; the traffic is charged as `eval`."""
+    net.charge_letters("evaluate", letters, "eval")
+    found = {}
+    for i, evaluation in in_order(letters, engine.evaluate(letters, final)):
+        net.charge_reply("evaluate", i, evaluation, "eval")
+        found[i] = evaluation
+    if letters and not found:
+        raise NoReplies(f"No party answered evaluate in round {net.round}.")
+    return found
+
+
+def _solo_evaluations(net: Net, engine: Engine, ids: Iterable[int]) -> dict[int, Evaluation]:
+    """Let parties evaluate what they would have without anybody: nothing crosses but figures."""
+    found = {}
+    for i, evaluation in in_order(ids, engine.evaluate_solo(ids, net.round)):
+        net.charge_reply("alone", i, evaluation, "eval")
+        found[i] = evaluation
+    return found
 
 
 def _round(job: Job, net: Net, s: Any, t: int) -> Any:
     """One round; where nobody answers, the state stays as it was."""
     try:
         return job.algorithm.round(s, net, t)
-    except Silence:
+    except NoReplies:
         net.note("silence", 1.0)
         return s
 
 
-def _note(net: Net, judged: Mapping[int, Judgement], suffix: str = "") -> None:
+def _note(net: Net, judged: Mapping[int, Evaluation], suffix: str = "") -> None:
     for i, judgement in judged.items():
         for split, score in (("validation", judgement.validation), ("test", judgement.test)):
             if score.count:
@@ -268,23 +278,23 @@ def _letters(job: Job, s: Any, ids: Iterable[int]) -> dict[int, Any]:
     return {i: Empty() if job.algorithm.self_contained else job.algorithm.view(s, i) for i in ids}
 
 
-def _join(job: Job, net: Net, s: Any) -> Any:
+def _join(job: Job, net: Net, engine: Engine, s: Any) -> Any:
     """Newcomers after the last round: what each is offered, what it has after its warm-up, and what it would have alone."""
     late = job.info.late
-    net.introduce(late)
-    _note(net, net.evaluate(_letters(job, s, late), final=False), "-offered")
-    _note(net, net.alone(late), "-alone")
+    net.charge_introduction(late)
+    _note(net, _evaluations(net, engine, _letters(job, s, late), final=False), "-offered")
+    _note(net, _solo_evaluations(net, engine, late), "-alone")
     s = job.algorithm.join(s, net, late)
-    _note(net, net.evaluate(_letters(job, s, late), final=False), "-joined")
+    _note(net, _evaluations(net, engine, _letters(job, s, late), final=False), "-joined")
     return s
 
 
-def _evaluate(job: Job, net: Net, s: Any, final: Path | None, suffix: str = "") -> tuple[float | None, float]:
+def _evaluate(job: Job, net: Net, engine: Engine, s: Any, final: Path | None, suffix: str = "") -> tuple[float | None, float]:
     """Each party judges its own model; the mean test accuracy, and the accuracy that rounds are chosen by.
 
     At the end also which test samples were right.
     """
-    judged: Mapping[int, Judgement] = net.evaluate(_letters(job, s, job.info.parties), final is not None)
+    judged: Mapping[int, Evaluation] = _evaluations(net, engine, _letters(job, s, job.info.parties), final is not None)
     _note(net, judged, suffix)
     if suffix:
         return None, 0.0

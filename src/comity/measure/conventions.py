@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from comity.core.net import SERVER, Note
+from comity.core.ledger import SERVER
+from comity.core.net import Note
 from comity.errors import ComityError
 from comity.experiments.folder import read_metrics
 from comity.measure.fairness import fairness

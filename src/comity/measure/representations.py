@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 
 from comity import models
-from comity.core.algorithm import chain
-from comity.core.fit import fit
+from comity.core.descent import train
+from comity.core.fit import plain
 from comity.core.key import Key
 from comity.core.party import Party
 from comity.core.record import Empty, Params, on_device
 from comity.core.samples import Samples
 from comity.core.task import Network, Task
+from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import ComityError, Refusal, unknown
 from comity.experiments.build import Job
@@ -74,7 +75,7 @@ def offered(job: Job, folder: Path) -> Iterator[Offered]:
         mine = algorithm.client(job.root.fold("init"), party) if saved is None else saved.mine
         letter = Empty() if algorithm.self_contained else algorithm.view(server, i)
         mine, letter = on_device(mine, device), on_device(letter, device)
-        yield Offered(algorithm.at(party, mine), dict(algorithm.model(mine, letter, party)))
+        yield Offered(algorithm.party_for(party, mine), dict(algorithm.model(mine, letter, party)))
 
 
 def own_model(job: Job) -> bool:
@@ -85,8 +86,8 @@ def own_model(job: Job) -> bool:
 def trained(model: Offered, key: Key) -> Offered:
     """The model after one local training, the same for every method (see above)."""
     party = model.party
-    with party.task.network.drawing(key.fold("layers")):
-        theta = fit(party.task.loss, model.theta, party.data.train, key, replace(party.training, keep=False)).theta
+    with party.task.network.layer_stream(key.fold("layers")):
+        theta = train(party.fit(plain, model.theta, key, training=replace(party.training, keep=False))).theta
     return Offered(party, theta)
 
 

@@ -6,7 +6,8 @@ import math
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
-from comity.core.net import SERVER, Note
+from comity.core.ledger import SERVER
+from comity.core.net import Note
 
 if TYPE_CHECKING:
     from comity.experiments.build import Job

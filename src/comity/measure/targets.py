@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from comity.core.net import Charge
+from comity.core.ledger import Charge
 from comity.errors import ComityError
 from comity.measure.conventions import Line
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from comity.core.key import Key
 from comity.core.record import Params
+from comity.models.layer_stream import LayerStream
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Modules:
     def init(self, key: Key) -> Params:
         """Each layer's own reset, its randomness from the key; what has no reset keeps the values it was given."""
         theta: Params = {}
-        with self.drawing(key.fold("weights")):
+        with LayerStream(key.fold("weights")):
             for names, module in zip(self._names, self._parts, strict=True):
                 for layer in module.modules():
                     if callable(reset := getattr(layer, "reset_parameters", None)):
@@ -74,12 +73,9 @@ class Modules:
             x = functional_call(module, {theirs: theta[ours] for ours, theirs in names.items()}, (x,))
         return x
 
-    @contextlib.contextmanager
-    def drawing(self, key: Key) -> Iterator[None]:
-        """Torch's global generator put to `key` for a while: a user's layers (dropout) may know no other."""
-        with torch.random.fork_rng(devices=[]):
-            torch.random.manual_seed(key.bits & 0x7FFF_FFFF_FFFF_FFFF)
-            yield
+    def layer_stream(self, key: Key) -> LayerStream:
+        """Where a user's layers draw from `key`."""
+        return LayerStream(key)
 
     def shape_after(self, stage: str) -> tuple[int, ...]:
         """The shape of one sample after a stage, found by sending two zeros through."""

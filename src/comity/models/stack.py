@@ -8,8 +8,8 @@ and fewer values are left for the second.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +21,7 @@ from comity.core.kernels import linear as linear_layer
 from comity.core.key import Key
 from comity.core.record import Params
 from comity.errors import Refusal
+from comity.models.layer_stream import LayerStream
 
 Shape = tuple[int, ...]
 Apply = Callable[[Params, Tensor, bool], Tensor]
@@ -109,21 +110,13 @@ class Stack:
         """Whether all work is in linear layers: then many parties' copies are faster as one computation."""
         return all(layer.dense for stage in self.all_stages for layer in stage.layers)
 
-    def drawing(self, key: Key) -> AbstractContextManager[None]:
+    def layer_stream(self, key: Key) -> AbstractContextManager[object]:
         """Where the layers that draw at random draw from `key`; without such layers nothing is done."""
-        return drawn_from(key) if self.draws else nullcontext()
+        return LayerStream(key) if self.draws else nullcontext()
 
     def shape_after(self, stage: str) -> Shape:
         """The shape of one sample after a stage."""
         return self.all_stages[self.stages.index(stage)].layers[-1].shape
-
-
-@contextmanager
-def drawn_from(key: Key) -> Iterator[None]:
-    """Torch's global generator put to `key` for a while: dropout knows no other."""
-    with torch.random.fork_rng(devices=[]):
-        torch.random.manual_seed(key.bits & 0x7FFF_FFFF_FFFF_FFFF)
-        yield
 
 
 def uniform(shape: Shape, fan_in: int, generator: torch.Generator) -> Tensor:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import Key, Params, Task, mixin, option
+from comity.core import Key, Params, Task, input_gradient, mixin, option, record
 
 
 def _slope(task: Task, theta: Params, x: Tensor, y: Tensor) -> Tensor:
     """Each sample's gradient of its own loss."""
-    x = x.detach().requires_grad_()
-    (slope,) = torch.autograd.grad(F.cross_entropy(task.logits(theta, x), y, reduction="sum"), x)
-    return slope
+
+    def total(x: Tensor) -> Tensor:
+        return F.cross_entropy(task.logits(theta, x), y, reduction="sum")
+
+    return input_gradient(total, x)
 
 
 def distance(a: Tensor, b: Tensor, squared: bool) -> Tensor:
@@ -25,71 +27,77 @@ def distance(a: Tensor, b: Tensor, squared: bool) -> Tensor:
     return gap if squared else gap.sqrt()
 
 
-@dataclass
+@record
+class Range:
+    """Where perturbed inputs stay."""
+
+    low: Tensor
+    high: Tensor
+
+
+@dataclass(frozen=True)
 class Attack:
-    """T(z, h): pushes samples to where a model errs, labels fixed. `lam` is the dual's multiplier, which learns the radius."""
+    """T(z, h): pushes samples to where a model errs, labels fixed."""
 
     kind: str
     epsilon: float
     steps: int
     lr: float
     squared: bool
-    lam: float
     lam_lr: float
     lam_steps: int = 1
-    low: float = -torch.inf
-    high: float = torch.inf
     jitter: float = 0.0
 
-    def __call__(self, task: Task, theta: Params, x: Tensor, y: Tensor, key: Key) -> Tensor:
+    def noise(self, x: Tensor, key: Key) -> Tensor | None:
+        """What an attack on x begins with, drawn; None if it begins at x itself."""
+        scale = self.jitter if self.kind == "pgd" else 1e-4  # the plain distance has no gradient at x itself
+        return scale * torch.randn(x.shape, generator=key.generator(), dtype=x.dtype).to(x.device) if scale else None
+
+    def __call__(
+        self, task: Task, theta: Params, x: Tensor, y: Tensor, noise: Tensor | None, lam: Tensor, range_: Range
+    ) -> tuple[Tensor, Tensor]:
+        """The samples after the attack, and `lam`, the dual's multiplier, which learns the radius."""
         theta = {k: v.detach() for k, v in theta.items()}
+        begin = x if noise is None else x + noise
         if self.kind == "pgd":
-            return self._pgd(task, theta, x, y, key)
+            return self._pgd(task, theta, x, y, begin, range_), lam
         z = x
         for _ in range(self.lam_steps):
-            z = self._wasserstein(task, theta, x, y, key)
+            z = self._wasserstein(task, theta, x, y, begin, lam, range_)
             budget = self.epsilon ** (2 if self.squared else 1)
-            self.lam = next_lambda(self.lam, self.lam_lr, budget, distance(z, x, self.squared))
-        return z
+            lam = next_lambda(lam, self.lam_lr, budget, distance(z, x, self.squared))
+        return z, lam
 
-    def _pgd(self, task: Task, theta: Params, x: Tensor, y: Tensor, key: Key) -> Tensor:
-        z = x + self._noise(x, key, self.jitter) if self.jitter else x
+    def _pgd(self, task: Task, theta: Params, x: Tensor, y: Tensor, z: Tensor, range_: Range) -> Tensor:
         for _ in range(self.steps):
             z = z + self.lr * _slope(task, theta, z, y).sign()
             z = x + (z - x).clamp(-self.epsilon, self.epsilon)
-            z = z.clamp(self.low, self.high)
+            z = z.clamp(range_.low, range_.high)
         return z.detach()
 
-    def _wasserstein(self, task: Task, theta: Params, x: Tensor, y: Tensor, key: Key) -> Tensor:
+    def _wasserstein(self, task: Task, theta: Params, x: Tensor, y: Tensor, z: Tensor, lam: Tensor, range_: Range) -> Tensor:
         """Algorithm 1, l.3: ascent on ℓ(z) − λ d(z, x)."""
-        z = x + self._noise(x, key, 1e-4)  # the plain distance has no gradient at x itself
-        pull = 2 * self.lam * self.lr
+        pull = 2 * lam * self.lr
         for _ in range(self.steps):
             up = self.lr * _slope(task, theta, z, y)
             if self.squared:
                 z = (z + up + pull * x) / (1 + pull)  # implicit in the quadratic cost, so that no λ is too large
             else:
                 gap = (z + up - x).flatten(1)  # the proximal step of ‖·‖: shrink towards x
-                shrink = 1 - self.lr * self.lam / torch.linalg.vector_norm(gap, dim=1, keepdim=True).clamp(min=1e-12)
+                shrink = 1 - self.lr * lam / torch.linalg.vector_norm(gap, dim=1, keepdim=True).clamp(min=1e-12)
                 z = x + (gap * shrink.clamp(min=0)).view_as(x)
-            z = z.clamp(self.low, self.high)
+            z = z.clamp(range_.low, range_.high)
         return z.detach()
 
-    @staticmethod
-    def _noise(x: Tensor, key: Key, scale: float) -> Tensor:
-        return scale * torch.randn(x.shape, generator=key.generator(), dtype=x.dtype).to(x.device)
 
-
-def next_lambda(lam: float, lr: float, budget: float, distances: Tensor) -> float:
+def next_lambda(lam: Tensor, lr: float, budget: float, distances: Tensor) -> Tensor:
     """Algorithm 1, l.5: λ ← max(0, λ − α_λ (ε − mean d)), descent on the dual; a squared cost has the budget ε²."""
-    return max(0.0, lam - lr * (budget - distances.mean().item()))
+    return (lam - lr * (budget - distances.mean().to(lam.dtype))).clamp(min=0.0)
 
 
 @mixin
 class Attacks:
     """The options of a method that perturbs samples."""
-
-    stacks: ClassVar[bool] = False  # an attack begins at random
 
     attack: Literal["pgd", "wasserstein"] = option("pgd", "T: steps of the sign in an ℓ∞ ball, or Algorithm 1 (Wasserstein)")
     epsilon: float = option(0.03, "ε, radius of the attack", minimum=0)
@@ -101,11 +109,22 @@ class Attacks:
     lambda_steps: int = option(1, "updates of λ in each attack; it is kept from one to the next", minimum=1)
     clamp: Literal["data", "unit", "none"] = option("data", "perturbed inputs stay in the range of the data, in [0, 1], or not")
 
-    def attacker(self, lam: float, data: Tensor, as_code: bool = False) -> Attack:
-        """T with this λ, for inputs like these; the public code starts from a little noise and clamps to [0, 1]."""
+    def attacker(self, as_code: bool = False) -> Attack:
+        """T; the public code starts from a little noise."""
         steps, lr = (5, 0.01) if self.attack == "pgd" else (15, 0.1)
-        ends = {"data": (data.min().item(), data.max().item()), "unit": (0.0, 1.0), "none": (-torch.inf, torch.inf)}
+        return Attack(
+            self.attack,
+            self.epsilon,
+            self.attack_steps or steps,
+            self.attack_lr or lr,
+            self.cost == "l2sq",
+            self.lambda_lr,
+            self.lambda_steps,
+            0.001 if as_code else 0.0,
+        )
+
+    def range_of(self, data: Tensor, as_code: bool = False) -> Range:
+        """Where perturbed inputs stay; in the public code in [0, 1]."""
+        ends = {"data": (data.min(), data.max()), "unit": (0.0, 1.0), "none": (-torch.inf, torch.inf)}
         low, high = ends["unit" if as_code else self.clamp]
-        steps, lr, squared = self.attack_steps or steps, self.attack_lr or lr, self.cost == "l2sq"
-        jitter = 0.001 if as_code else 0.0
-        return Attack(self.attack, self.epsilon, steps, lr, squared, lam, self.lambda_lr, self.lambda_steps, low, high, jitter)
+        return Range(torch.as_tensor(low, dtype=data.dtype), torch.as_tensor(high, dtype=data.dtype))

@@ -74,17 +74,17 @@ def pooled(means: Sequence[Tensor], weights: Sequence[Tensor], classes: int, wid
     return sums / torch.where(total > 0, total, 1)[:, None], total > 0
 
 
-def contrast(h: Tensor, seen: Tensor, y: Tensor, negatives: str, key: Key) -> Tensor:
+def contrast(h: Tensor, seen: Tensor, y: Tensor, negatives: Tensor | None) -> Tensor:
     """−log ĥ(s, t^y) − Σ_{c≠y} log(1 − ĥ(s, t^c)) of each sample, without classes that were not seen; h is ĥ of all classes.
 
-    With `marginal` negatives the sum runs over as many classes drawn at random, one's own possibly among them.
+    With `negatives` the sum runs over those classes, as many drawn at random, one's own possibly among them.
     """
-    h, own = h.clamp(1e-7, 1 - 1e-7), F.one_hot(y, h.shape[1])
-    if negatives == "class":
+    h = h.clamp(1e-7, 1 - 1e-7)
+    own = F.one_hot(y, h.shape[1])
+    if negatives is None:
         return (F.binary_cross_entropy(h, own.to(h.dtype), reduction="none") * seen).sum(1)
-    drawn = torch.randint(h.shape[1], (len(h), h.shape[1] - 1), generator=key.generator()).to(h.device)
-    wrong = (-(1 - h).log() * seen).gather(1, drawn).sum(1)
-    return (-h.log() * seen)[own.bool()] + wrong
+    wrong = (-(1 - h).log() * seen).gather(1, negatives).sum(1)
+    return (-h.log() * seen).gather(1, y[:, None]).squeeze(1) + wrong
 
 
 def one_class(s: Tensor, t: Tensor) -> Tensor:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import Batch, Loss, Params, Refusal, Samples, Task
+from comity.core import Batch, Params, Refusal, Samples, Task, record
 from comity.models.stack import Builder, conv, flat, image, linear, mean_over_image, relu
 
 HIDDEN = {"linear": 0, "shallow": 1, "mlp": 2, "deep": 4}
 
 
+@cache
 def discriminator(kind: str, width: int, hidden: int, outputs: int) -> Task:
     """linear, shallow, mlp or deep: 1, 2, 3 or 5 FC layers with ReLU between; conv: the values as an image, two convolutions."""
     build = Builder("discriminator", (width,)).stage("input", flat)
@@ -41,15 +44,28 @@ def carried(old: Params, fresh: Params, how: str) -> Params:
     return {k: old[k] if k in kept and old[k].shape == v.shape else v for k, v in fresh.items()}
 
 
-def tell_apart(disc: Task, me: int, others: Mapping[int, Tensor]) -> Loss:
+OTHERS = "others."
+
+
+@record
+class Owners:
+    """Whose features are whose: my number, and the others' in the order of their features."""
+
+    me: Tensor
+    others: Tensor
+
+
+def with_others(data: Samples, features: Sequence[Tensor]) -> Samples:
+    """Samples that bring along what others' extractors made of them."""
+    return replace(data, rows={f"{OTHERS}{n}": z for n, z in enumerate(features)})
+
+
+def tell_apart(disc: Task, D: Params, batch: Batch, owners: Owners) -> Tensor:
     """FedUFO's eq. 5: a batch of my features is mine, and what other extractors made of the same samples is theirs."""
 
-    def eq5(D: Params, batch: Batch) -> Tensor:
-        def named(z: Tensor, owner: int) -> Tensor:
-            return F.cross_entropy(disc.logits(D, z), torch.full((len(z),), owner, device=z.device))
+    def named(z: Tensor, owner: Tensor) -> Tensor:
+        return F.cross_entropy(disc.logits(D, z), owner.expand(len(z)))
 
-        value = named(batch.x, me)
-        theirs = [named(z[batch.indices], j) for j, z in others.items()]
-        return value + torch.stack(theirs).mean() if theirs else value
-
-    return eq5
+    value = named(batch.x, owners.me)
+    theirs = [named(batch.rows[f"{OTHERS}{n}"], owner) for n, owner in enumerate(owners.others)]
+    return value + torch.stack(theirs).mean() if theirs else value

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Generic
 
-from comity.core import Algorithm, Empty, Info, Key, Net, record
+from comity.core import Algorithm, C, Empty, Info, Key, Net, record
 
 
 @record
@@ -16,27 +16,24 @@ class Group:
     ids: list[int]
 
 
-class PeerToPeer(Algorithm):
+class PeerToPeer(Algorithm[Empty, C, Empty], Generic[C]):
     """A round, and the welcome of newcomers, are one exchange: some parties learn, some are there to be turned to."""
 
     @abstractmethod
     def exchange(self, net: Net, learners: list[int], others: list[int]) -> None:
         """What parties do with each other."""
 
-    def server(self, key: Key, info: Info) -> Any:
+    def server(self, key: Key, info: Info) -> Empty:
         return Empty()
 
-    def start(self, s: Any, net: Net) -> Any:
+    def view(self, s: Empty, i: int) -> Empty:
         return s
 
-    def view(self, s: Any, i: int) -> Any:
-        return s
-
-    def round(self, s: Any, net: Net, t: int) -> Any:
+    def round(self, s: Empty, net: Net, t: int) -> Empty:
         group = net.sample(t)
         self.exchange(net, group, group)
         return s
 
-    def join(self, s: Any, net: Net, ids: Sequence[int]) -> Any:
+    def join(self, s: Empty, net: Net, ids: Sequence[int]) -> Empty:
         self.exchange(net, list(ids), list(net.info.parties))
         return s

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import Batch, Key, Loss, Params, Task
+from comity.core import Batch, Key, Params, Task
 
 PREDICTOR = ("simsiam.down", "simsiam.up")
 
@@ -61,17 +61,17 @@ class SelfSupervised(Task):
         return theta | {n: torch.randn(s, generator=key.fold(n).generator()) / s[1] ** 0.5 for n, s in both}
 
     def objective(self, theta: Params, z: Tensor, batch: Batch) -> Tensor:
-        view = augmented(batch.x, batch.key.fold("view", batch.number))
-        other = self.features(theta, view, train=True).flatten(1)
+        other = self.features(theta, batch.drawn, train=True).flatten(1)
         if self.kind == "simsiam":
             return simsiam(z.flatten(1), other, theta)
         return ntxent(z.flatten(1), other, self.temperature)
 
 
-def probe(task: Task) -> Loss:
+def second_view(batch: Batch, key: Key, own: object) -> Tensor:
+    """What a self-supervised task needs drawn for a batch: the other view of its samples."""
+    return augmented(batch.x, key.fold("view", batch.number))
+
+
+def probe(task: Task, theta: Params, batch: Batch, own: object) -> Tensor:
     """The loss of a head on frozen representations: the body answers in evaluation mode, so that nothing in it moves."""
-
-    def loss(theta: Params, batch: Batch) -> Tensor:
-        return task.objective(theta, task.features(theta, batch.x), batch)
-
-    return loss
+    return task.objective(theta, task.features(theta, batch.x), batch)

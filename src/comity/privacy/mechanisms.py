@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
 
-from comity.core import Batch, Key, Params, Samples, Task, Training, batches, run
+from comity.core import Batch, Key, Params, Task
 from comity.privacy.accounting import gaussian_sigma
 
 
@@ -43,8 +45,8 @@ def release_epsilon(how: str, epsilon: float, width: int) -> float:
     return epsilon * width if how == "paper" else epsilon
 
 
-def private_fit(task: Task, theta: Params, data: Samples, key: Key, how: Training, clip: float, noise: float) -> Params:
-    """DP-SGD: each sample's gradient clipped to `clip`, their sum with Gaussian noise of `noise` · `clip`, plain steps."""
+def private_step(task: Task, key: Key, lr: float, clip: float, noise: float) -> Callable[[Params, Batch], Params]:
+    """DP-SGD's step: each sample's gradient is clipped to `clip`, their sum gets Gaussian noise of `noise` · `clip`."""
 
     def one(weights: Params, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(task.logits(weights, x[None]), y[None])
@@ -55,12 +57,12 @@ def private_fit(task: Task, theta: Params, data: Samples, key: Key, how: Trainin
         grads = each(weights, batch.x, batch.y)
         norms = torch.stack([g.flatten(1).square().sum(1) for g in grads.values()]).sum(0).sqrt()
         share = (clip / norms.clamp(min=1e-12)).clamp(max=1)
-        generator = batch.key.fold("noise", batch.number).generator()
+        generator = key.fold("noise", batch.number).generator()
         moved = {}
         for name, g in grads.items():
             total = torch.tensordot(share, g, dims=1)
             total = total + noise * clip * torch.randn(total.shape, generator=generator).to(total.device)
-            moved[name] = weights[name] - how.lr * total / len(batch.y)
+            moved[name] = weights[name] - lr * total / len(batch.y)
         return weights | moved
 
-    return run(step, theta, batches(data, key, how))
+    return step

@@ -7,9 +7,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from comity.core import Info, Key, Params, Samples, Task, Training, fit, mixin, option
+from comity.core import Info, Key, Net, Params, Samples, Task, Training, mixin, option, plain
 from comity.privacy.accounting import sampled_gaussian_epsilon
-from comity.privacy.mechanisms import noised, private_fit, release_epsilon
+from comity.privacy.mechanisms import noised, private_step, release_epsilon
 
 
 @mixin
@@ -26,11 +26,12 @@ class PrivateRows:
         """Rows as they leave the party."""
         return noised(z, self.noise, self.epsilon, self.delta, key)
 
-    def fitted(self, task: Task, theta: Params, data: Samples, key: Key, how: Training) -> Params:
+    def fitted(self, net: Net, task: Task, theta: Params, data: Samples, key: Key, how: Training) -> Params:
         """What a server learns from rows: by DP-SGD if asked."""
         if self.disc_noise:
-            return private_fit(task, theta, data, key, how, self.disc_clip, self.disc_noise)
-        return fit(task.loss, theta, data, key, how).theta
+            step = private_step(task, key, how.lr, self.disc_clip, self.disc_noise)
+            return net.fold(step, theta, data, key, how)
+        return net.fit(plain, theta, data, key, None, task=task, training=how).theta
 
     def spent(self, t: int, width: int, rows: int, how: Training) -> dict[str, float]:
         """ε after t rounds: sequential composition at the party, Rényi accounting at the server; and as the paper counts."""

@@ -13,7 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from comity.core.net import Charge, Note
+from comity.core.ledger import Charge
+from comity.core.net import Note
 from comity.data.split import Share, Split
 from comity.errors import Refusal
 from comity.experiments.build import Job

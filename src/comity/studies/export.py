@@ -107,7 +107,7 @@ def load(folder: Path) -> Exported:
     task = Task(network, classes, told["cut"] or network.cut)
     nothing = Samples(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64))
     party = Party(0, told["party"], task, Training(), PartyData(nothing, nothing, nothing))
-    task = algorithm.at(party, state.mine).task
+    task = algorithm.party_for(party, state.mine).task
     return Exported(Deployed(task, state.theta), Preprocess.of(told["preprocess"]), tuple(told["class_names"]))
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from comity.algorithms import compose
-from comity.core.algorithm import chain
+from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import Refusal, unknown
 from comity.experiments.build import Progress, Quiet, federation_of, prepare

@@ -76,7 +76,8 @@ def _try(job: Job) -> tuple[float, float]:
     stacked = job.experiment.engine == "stacked"
     largest = sorted(range(len(sizes)), key=lambda i: -sizes[i])[: min(TRIED, job.info.cohort) if stacked else 1]
     here = replace(job, experiment=job.experiment.but(engine="stacked" if stacked else "loop", workers=1 if stacked else None))
-    net = here.net(Quiet())
+    engine = here.engine()
+    net = here.net(engine, Quiet())
     net.sample = lambda t: sorted(largest)  # type: ignore[method-assign]
     try:
         s = job.algorithm.server(job.root.fold("init"), job.info)
@@ -86,7 +87,7 @@ def _try(job: Job) -> tuple[float, float]:
         net.begin(1)
         s = job.algorithm.round(s, net, 1)
         trained = time.perf_counter()
-        net.evaluate({i: job.algorithm.view(s, i) for i in largest}, final=False)
+        list(engine.evaluate({i: job.algorithm.view(s, i) for i in largest}, final=False))
         evaluated = time.perf_counter()
     finally:
         torch.set_num_threads(threads)

@@ -1,1 +1,1 @@
-"""Many parties' trainings as one computation."""
+"""Many parties' trainings as one computation: the numbers of one by one, up to rounding."""

@@ -1,94 +1,57 @@
-"""Parties' works side by side: each runs up to its next `fit`, then all of those are trained together.
-
-A work is a pure function, so it can be run again: where it asks for a training that nobody has done yet it is stopped, and when
-the training is done it runs from its beginning with the results so far at hand. If its training turns out not to be one
-computation with others', the work runs again and trains by itself: nothing that its loss may write to is lost then.
-"""
+"""Parties' works side by side: each runs up to its next training, then all of those are done together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
-from comity.core.evaluation import judge_together
-from comity.core.fit import FITTER, Fit, Request, alone
-from comity.core.net import Call
-from comity.core.record import Sealed, tree_map
+from comity.core.evaluation import Evaluation, evaluate_together
+from comity.core.fit import FitRequest, Fitted
+from comity.core.net import Answer, Call
+from comity.core.record import tree_map
 from comity.core.task import Network
-from comity.engines.site import Home, Site
-from comity.engines.stacked.together import fit_together
+from comity.engines.engine import Inboxes, Sites
+from comity.engines.running import RunningWork
+from comity.engines.site import PartyState, Site
+from comity.engines.stacked.together import train_together
 
-Answer = tuple[Any, int]
 BLOCK_BYTES = 6_000_000  # of weights trained together: they should stay in the cache from step to step
 BLOCK_PARTIES = 64
 
 
-class Sites(Protocol):
-    """By party number."""
-
-    def __getitem__(self, i: int) -> Site: ...
-
-
-class Pause(Exception):
-    """A work has come to a training that is not done yet."""
-
-    def __init__(self, asked: Request) -> None:
-        self.asked = asked
-
-
-class Script:
-    """The trainings of one work that are done, in the order in which it asks for them."""
-
-    def __init__(self) -> None:
-        self.done: list[Fit] = []
-        self.by_itself = False
-        """Whether all further trainings are done where they are asked for."""
-        self._at = 0
-
-    def begin(self) -> None:
-        """The work runs from its beginning."""
-        self._at = 0
-
-    def __call__(self, asked: Request) -> Fit:
-        if self._at < len(self.done):
-            self._at += 1
-            return self.done[self._at - 1]
-        if self.by_itself:
-            return alone(asked)
-        raise Pause(asked)
-
-
-def work(
-    sites: Sites, call: Call, mail: Mapping[int, Any], boxes: Mapping[int, dict[int, Sealed]], stacked: bool
-) -> Iterator[tuple[int, Answer]]:
-    """Have each party work: its number and its answer, as they are done."""
-    if stacked and call.depth < 0 and call.work == "evaluate" and not call.use:
-        yield from _judged(sites, mail)
-        return
-    side_by_side = [i for i in mail if stacked and call.depth >= 0 and _stacks(sites[i].party.task.network)]
-    for i in sorted(mail.keys() - set(side_by_side)) if side_by_side else mail:
-        yield i, sites[i].work(call, mail[i], boxes.get(i, {}))
-    for block in _blocks(sites, side_by_side):
-        yield from _together(block, sites, call, mail, boxes)
-
-
-def _judged(sites: Sites, mail: Mapping[int, Any]) -> Iterator[tuple[int, Answer]]:
-    """Parties' judgements; of those who have one and the same model in one pass."""
-    everyone = list(mail)
-    for block in (everyone[at : at + BLOCK_PARTIES] for at in range(0, len(everyone), BLOCK_PARTIES)):
-        groups: dict[tuple[int, ...], list[int]] = {}
-        models = {i: sites[i].deployed(mail[i]) for i in block}
-        for i, (task, theta) in models.items():
-            groups.setdefault((id(task), *map(id, theta.values())), []).append(i)
-        for ids in groups.values():
-            for i, judgement in zip(ids, judge_together(*models[ids[0]], [sites[i].party.data for i in ids]), strict=True):
-                yield i, (judgement, 0)
-
-
-def _stacks(network: Network) -> bool:
+def gains_by_stacking(network: Network) -> bool:
+    """Whether parties with such networks are trained together: convolutions gain nothing, dropout draws party by party."""
     return network.dense and not network.draws
+
+
+class SideBySide:
+    """Many parties' trainings as one computation, as far as they can be."""
+
+    def work(self, sites: Sites, call: Call, letters: Mapping[int, Any], inboxes: Inboxes) -> Iterator[tuple[int, Answer]]:
+        """Those whose networks gain nothing one by one, then the others in blocks."""
+        blocks = [i for i in letters if gains_by_stacking(sites[i].party.task.network)]
+        for i in sorted(letters.keys() - set(blocks)) if blocks else letters:
+            yield i, sites[i].work(call, letters[i], inboxes.get(i, {}))
+        for block in _blocks(sites, blocks):
+            yield from _work_block({i: sites[i].begin(call, letters[i], inboxes.get(i, {})) for i in block}, sites)
+
+    def evaluate(self, sites: Sites, letters: Mapping[int, Any], final: bool) -> Iterator[tuple[int, Evaluation]]:
+        """Of those who have one and the same model in one pass; at the end each by itself, as on all engines."""
+        if final:
+            for i, letter in letters.items():
+                yield i, sites[i].evaluate(letter, final)
+            return
+        everyone = list(letters)
+        for at in range(0, len(everyone), BLOCK_PARTIES):
+            models = {i: sites[i].deployed(letters[i]) for i in everyone[at : at + BLOCK_PARTIES]}
+            groups: dict[tuple[int, ...], list[int]] = {}
+            for i, (task, theta) in models.items():
+                groups.setdefault((id(task), *map(id, theta.values())), []).append(i)
+            for ids in groups.values():
+                data = [sites[i].party.data for i in ids]
+                yield from zip(ids, evaluate_together(*models[ids[0]], data), strict=True)
 
 
 def _blocks(sites: Sites, ids: Sequence[int]) -> Iterator[list[int]]:
@@ -97,47 +60,51 @@ def _blocks(sites: Sites, ids: Sequence[int]) -> Iterator[list[int]]:
     while ordered:
         weight = sites[ordered[0]].party.task.bytes()
         most = max(1, min(BLOCK_PARTIES, BLOCK_BYTES // max(1, weight)))
-        many = -(-len(ordered) // -(-len(ordered) // most))  # as few blocks as possible, of one size
+        blocks = -(-len(ordered) // most)  # as few as possible, of one size
+        many = -(-len(ordered) // blocks)
         yield ordered[:many]
         ordered = ordered[many:]
 
 
-def _together(
-    ids: list[int], sites: Sites, call: Call, mail: Mapping[int, Any], boxes: Mapping[int, dict[int, Sealed]]
-) -> Iterator[tuple[int, Answer]]:
-    scripts = {i: Script() for i in ids}
-    while scripts:
-        asked: dict[int, Request] = {}
-        for i, script in list(scripts.items()):
-            site = sites[i]
-            before = site.home
-            script.begin()
-            token = FITTER.set(script)
-            try:
-                answer = site.work(call, mail[i], boxes.get(i, {}))
-            except Pause as pause:
-                asked[i] = pause.asked
-                continue
-            finally:
-                FITTER.reset(token)
-            if site.home is not before:
-                site.home = _in_own_memory(site.home)
-            del scripts[i]
-            yield i, answer
-        for i, done in zip(asked, fit_together(list(asked.values())), strict=True):
+def _work_block(works: dict[int, RunningWork], sites: Sites) -> Iterator[tuple[int, Answer]]:
+    """Have works that have begun go on from training to training, until each has ended."""
+    while works:
+        for i in [i for i, running in works.items() if not running.request]:
+            yield i, _end(sites[i], works.pop(i))
+        trained, reasons = _train([running.request for running in works.values()])
+        for running, done, why in zip(works.values(), trained, reasons, strict=True):
+            running.remark = running.remark or why
             if done:
-                scripts[i].done.append(done)
+                running.answer(done)
             else:
-                scripts[i].by_itself = True
+                running.train()
 
 
-def _in_own_memory(home: Home) -> Home:
+def _train(requests: Sequence[Any]) -> tuple[list[Fitted | None], list[str]]:
+    """What came of each request; None, and the reason, for those that must be answered one by one."""
+    trained: list[Fitted | None] = [None] * len(requests)
+    reasons = [""] * len(requests)
+    fits = [n for n, request in enumerate(requests) if isinstance(request, FitRequest)]
+    for n, (done, why) in zip(fits, train_together([requests[n] for n in fits]), strict=True):
+        trained[n], reasons[n] = done, why
+    return trained, reasons
+
+
+def _end(site: Site, running: RunningWork) -> Answer:
+    before = site.state
+    answer = site.end(running)
+    if site.state is not before:
+        site.state = _in_own_memory(site.state)
+    return answer
+
+
+def _in_own_memory(state: PartyState) -> PartyState:
     """What a party keeps, in memory of its own: a row would keep the whole block alive."""
-    if not home.mine and not home.moments:
-        return home
 
     def own(leaf: Any) -> Any:
         return leaf.clone() if isinstance(leaf, Tensor) and leaf._base is not None else leaf
 
-    kept: Home = tree_map(own, home)
+    if not state.mine and not state.moments:
+        return state
+    kept: PartyState = tree_map(own, state)
     return kept

@@ -1,69 +1,88 @@
 """Many parties' local training as one: their parameters stacked, each step one batched computation for all of them.
 
 A step of a small model is mostly overhead and waiting for memory; of twenty small models at once it is arithmetic. The numbers
-are those of `fit` up to rounding. Parties take a step together when their batches are of one size, else in groups or alone.
+are those of training one by one, up to rounding. Parties take a step together when their batches are of one size, else in
+groups or by themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from inspect import ismethod
 from itertools import accumulate, cycle, islice
+from textwrap import shorten
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from comity.core.alike import Unlike, join
-from comity.core.fit import Descent, Fit, Request
-from comity.core.kernels import SecondOrder, over_rows
-from comity.core.key import Key
-from comity.core.moments import Moments
-from comity.core.record import Params
+from comity.core.algorithm import Algorithm
+from comity.core.descent import Anchor, Descent, check_unwritten
+from comity.core.fit import FitRequest, Fitted
+from comity.core.kernels import over_rows
+from comity.core.record import Params, ReadOnlyDict, read_only, tensor_versions
 from comity.core.task import Batch
-from comity.core.training import Training, orders
+from comity.core.training import Moments, Training, orders
+from comity.engines.stacked.joined import Joined, Unlike
 
 VALUE = "the loss"
 GATHERED = 16_000_000  # bytes of inputs that are brought together at once
+Trained = tuple[Fitted | None, str]
+"""What came of a training; or None, and why it must be done by itself (no reason where that is nothing to speak of)."""
 
 
-def fit_together(asked: Sequence[Request]) -> list[Fit | None]:
-    """What `alone` would give for each, up to rounding; None for those that are not alike enough to be trained together."""
-    results: dict[int, Fit | None] = {}
-    for group in _groups(asked):
-        done = _together([asked[i] for i in group])
-        results |= zip(group, done, strict=True) if done else dict.fromkeys(group)
-    return [results[i] for i in range(len(asked))]
+def train_together(requests: Sequence[FitRequest[Any]]) -> list[Trained]:
+    """What training each by itself would give, up to rounding, as far as they can be one computation."""
+    results: dict[int, Trained] = {}
+    for group in _groups(requests):
+        results |= zip(group, _train_group([requests[n] for n in group]), strict=True)
+    return [results[n] for n in range(len(requests))]
 
 
-def _groups(asked: Sequence[Request]) -> list[list[int]]:
-    """Requests that train the same tensors in the same way, by their number of samples."""
+def _groups(requests: Sequence[FitRequest[Any]]) -> list[list[int]]:
+    """Requests that train the same tensors in the same way by the same function, by their number of samples."""
     found: dict[Any, list[int]] = {}
-    for i, r in enumerate(asked):
-        shapes = tuple((k, v.shape, v.dtype) for k, v in r.theta.items())
-        count = r.moments.count if r.moments else -1
-        found.setdefault((shapes, r.training, r.data.shape, r.only, r.add is None, count), []).append(i)
-    return [sorted(group, key=lambda i: -len(asked[i].data)) for group in found.values()]
+    for n, r in enumerate(requests):
+        shapes = tuple((k, v.shape, v.dtype) for k, v in r.begin.items())
+        count = r.before.count if r.before else -1
+        pull = None if r.pull is None else (tuple(r.pull.to), r.pull.weight)
+        rows = tuple((k, v.shape[1:], v.dtype) for k, v in r.samples.rows.items())
+        way = (r.objective, r.draw, shapes, r.training, r.samples.shape, rows, r.only, r.add is None, pull, count)
+        found.setdefault(way, []).append(n)
+    return [sorted(group, key=lambda n: -len(requests[n].samples)) for group in found.values()]
 
 
-def _together(asked: Sequence[Request]) -> list[Fit] | None:
-    """None where the parties' losses turn out not to be one computation."""
-    if len(asked) < 2:
-        return None
+def _train_group(requests: Sequence[FitRequest[Any]]) -> list[Trained]:
+    loss = requests[0].objective
+    if not _is_common(loss):
+        name = getattr(loss, "__qualname__", type(loss).__name__)
+        why = f"{name} is made anew at each party, so its trainings run one by one: let the loss be a method of the algorithm."
+        return [(None, why)] * len(requests)
+    if len(requests) < 2:
+        return [(None, "")]
     try:
-        return Together(asked).fit()
-    except (Unlike, SecondOrder, RuntimeError):  # torch refuses with a RuntimeError what depends on values or draws by itself
-        return None
+        return [(done, "") for done in Together(requests).train()]
+    except Unlike as why:
+        return [(None, f"Trainings of {loss.__qualname__} run one by one: {why}.")] * len(requests)
+    except Exception as why:  # torch refuses what depends on values or draws; an error of the loss itself is raised again
+        words = shorten(str(why), 120, placeholder="...")
+        said = f"Trainings of {loss.__qualname__} run one by one: stacked they fail ({type(why).__name__}: {words})."
+        return [(None, said)] * len(requests)
 
 
-class NoKey(Key):
-    """In place of a batch's key: parties' keys differ, so a loss that draws from them is not one computation."""
+def _is_common(loss: Any) -> bool:
+    """Whether a loss is one function for all parties: a method of the algorithm, or a function of a module.
 
-    def fold(self, *path: int | str) -> Key:
-        raise Unlike
+    Anything else (a closure, a lambda, a partial, another object's method) is made anew at each party and may hold anything.
+    """
+    if ismethod(loss):
+        return isinstance(loss.__self__, Algorithm) and not set(loss.__func__.__code__.co_freevars) - {"__class__"}
+    return isinstance(loss, FunctionType) and "<locals>" not in loss.__qualname__
 
 
-class Leg(NamedTuple):
+class Segment(NamedTuple):
     """Steps first..end-1, which these parties take together with batches of one size."""
 
     rows: tuple[int, ...]
@@ -72,9 +91,9 @@ class Leg(NamedTuple):
     size: int
 
 
-def _order(asked: Request) -> Tensor:
+def _order(request: FitRequest[Any]) -> Tensor:
     """The samples of all of a party's batches in a row."""
-    each = list(orders(len(asked.data), asked.key, asked.training))
+    each = list(orders(len(request.samples), request.key, request.training))
     return each[0] if len(each) == 1 else torch.cat(each) if each else torch.zeros(0, dtype=torch.int64)
 
 
@@ -89,123 +108,194 @@ def _sizes(samples: int, training: Training) -> tuple[list[int], list[int]]:
 class Together:
     """Parties in the middle of their training; row i of every stacked tensor is party i's."""
 
-    def __init__(self, asked: Sequence[Request]) -> None:
-        self.asked = asked
-        self.how, self.names = asked[0].training, asked[0].names
-        self.held, self.make = join([r.loss for r in asked])
-        self.theta = _stack([r.theta for r in asked])
-        self.shift = _stack([r.shift or {} for r in asked])
-        self.before = asked[0].moments.count if asked[0].moments else 0
+    def __init__(self, requests: Sequence[FitRequest[Any]]) -> None:
+        first = requests[0]
+        self.requests = requests
+        self.training = first.training
+        self.names = first.names
+        self.owns = [read_only(r.own) for r in requests]
+        self.own = Joined(self.owns)
+        self.task = Joined([r.task for r in requests])
+        self.theta = _stack([r.begin for r in requests])
+        self.shift = _stack([r.shift or {} for r in requests])
+        self.to = _stack([r.pull.to if r.pull else {} for r in requests])
+        self.before = first.before.count if first.before else 0
         self.first: Params = {}
         self.second: Params = {}
-        if asked[0].moments:
-            self.first = _stack([r.moments.first for r in asked if r.moments])
-            self.second = _stack([r.moments.second for r in asked if r.moments])
-        elif self.how.optimizer == "adam" or self.how.momentum:
+        if first.before:
+            self.first = _stack([r.before.first for r in requests if r.before])
+            self.second = _stack([r.before.second for r in requests if r.before])
+        elif self.training.optimizer == "adam" or self.training.momentum:
             self.first = {k: torch.zeros_like(self.theta[k]) for k in self.names}
-            self.second = {k: torch.zeros_like(self.theta[k]) for k in self.names if self.how.optimizer == "adam"}
-        self.orders = [_order(r) for r in asked]
-        self.sizes, self.begins = zip(*[_sizes(len(r.data), r.training) for r in asked], strict=True)
-        self.scratch: list[dict[str, Tensor]] = [{} for _ in asked]
-        self.last: list[Tensor | None] = [None for _ in asked]
+            self.second = {k: torch.zeros_like(self.theta[k]) for k in self.names if self.training.optimizer == "adam"}
+        self.orders = [_order(r) for r in requests]
+        sizes = [_sizes(len(r.samples), r.training) for r in requests]
+        self.sizes = [each for each, _ in sizes]
+        self.begins = [begins for _, begins in sizes]
+        self.scratch: list[dict[str, Tensor]] = [{} for _ in requests]
+        self.last: list[Tensor | None] = [None for _ in requests]
 
-    def fit(self) -> list[Fit]:
-        """All legs, and then what came out for each."""
-        for leg in self._legs():
-            if len(leg.rows) > 1:
-                self._walk(leg)
+    def train(self) -> list[Fitted]:
+        """All segments, and then what came out for each party."""
+        versions = [tensor_versions(own) for own in self.owns]
+        stacked = tensor_versions(self.own.rows)
+        for segment in self._segments():
+            if len(segment.rows) > 1:
+                self._walk(segment)
             else:
-                self._alone(leg)
-        return [self._done(i) for i in range(len(self.asked))]
+                self._walk_alone(segment)
+        for own, before in zip(self.owns, versions, strict=True):
+            check_unwritten(own, before)
+        check_unwritten(self.own.rows, stacked)
+        return [self._done(i) for i in range(len(self.requests))]
 
-    def _legs(self) -> Iterator[Leg]:
-        """Step by step those whose batches are of one size; as long as they stay the same it is one leg."""
-        under_way: dict[tuple[int, ...], Leg] = {}
+    def _segments(self) -> Iterator[Segment]:
+        """Step by step those whose batches are of one size; as long as they stay the same it is one segment."""
         if all(sizes is self.sizes[0] for sizes in self.sizes) and len(set(self.sizes[0])) == 1:
-            yield Leg(tuple(range(len(self.asked))), 0, len(self.sizes[0]), self.sizes[0][0])
+            yield Segment(tuple(range(len(self.requests))), 0, len(self.sizes[0]), self.sizes[0][0])
             return
+        under_way: dict[tuple[int, ...], Segment] = {}
         for number in range(max(map(len, self.sizes)) + 1):
             there: dict[int, list[int]] = {}
             for i, sizes in enumerate(self.sizes):
                 if number < len(sizes):
                     there.setdefault(sizes[number], []).append(i)
             now = {tuple(rows): size for size, rows in there.items()}
-            ended = [rows for rows, leg in under_way.items() if now.get(rows) != leg.size]
+            ended = [rows for rows, segment in under_way.items() if now.get(rows) != segment.size]
             yield from [under_way.pop(rows) for rows in ended]
             for rows, size in now.items():
-                begun = under_way.get(rows, Leg(rows, number, number, size))
+                begun = under_way.get(rows, Segment(rows, number, number, size))
                 under_way[rows] = begun._replace(end=number + 1)
 
-    def _walk(self, leg: Leg) -> None:
-        """Take a leg's steps on its parties' rows: in place if they lie side by side, else on copies that are put back."""
-        rows = leg.rows
+    def _descent(self, loss: Any, at: slice | Tensor | int, first_step: int) -> Descent:
+        """Descent on some rows; it works on them in place, or on copies if `at` makes such."""
+        theta, first, second = ({k: v[at] for k, v in state.items()} for state in (self.theta, self.first, self.second))
+        moments = Moments(first, second, self.before + first_step) if first else None
+        shift = [self.shift[k][at] for k in self.names] if self.shift else None
+        pull = self.requests[0].pull
+        places = [n for n, name in enumerate(self.names) if name in self.to]
+        anchor = Anchor(places, [self.to[self.names[n]][at] for n in places], pull.weight) if pull else None
+        return Descent(loss, self.training, theta, self.names, moments, shift, anchor)
+
+    def _walk(self, segment: Segment) -> None:
+        """Take a segment's steps on its parties' rows: in place if they lie side by side, else on copies that are put back."""
+        rows = segment.rows
         side_by_side = rows == tuple(range(rows[0], rows[-1] + 1))
         at: slice | Tensor = slice(rows[0], rows[-1] + 1) if side_by_side else torch.tensor(rows)
-        states = (self.theta, self.first, self.second)
-        theta, first, second = ({k: v[at] for k, v in state.items()} for state in states)
-        moments = Moments(first, second, self.before + leg.first) if first else None
-        shift = [self.shift[k][at] for k in self.names] if self.shift else None
-        held = {str(n): h[at] for n, h in enumerate(self.held)}
+        tasks = {k: v[at] for k, v in self.task.rows.items()}
+        owns = {k: v[at] for k, v in self.own.rows.items()}
         values = torch.zeros(len(rows))
+        function = self.requests[0].objective
 
         def loss(theta: Params, batch: Batch) -> Tensor:
-            def one(theta: Params, seen: Params, scratch: Params, own: Params) -> Params:
-                mine = Batch(seen["x"], seen["y"], seen["i"], NoKey(0), batch.number, scratch)
-                value = self.make(list(own.values()))(theta, mine)
-                return {**mine.scratch, VALUE: value}
+            drawn: Joined = batch.drawn
+
+            def one(
+                theta: Params, seen: Params, rows: Params, scratch: Params, task: Params, own: Params, draws: Params
+            ) -> Params:
+                notes = dict(scratch)
+                mine = Batch(seen["x"], seen["y"], seen["i"], batch.number, notes, rows, drawn.of(draws))
+                value = function(self.task.of(task), ReadOnlyDict(theta), mine, self.own.of(own))
+                return {**notes, VALUE: value}
 
             nonlocal values
-            kept = over_rows(one, theta, {"x": batch.x, "y": batch.y, "i": batch.indices}, batch.scratch, held)
+            seen = {"x": batch.x, "y": batch.y, "i": batch.indices}
+            kept = over_rows(one, theta, seen, batch.rows, batch.scratch, tasks, owns, drawn.rows)
             values = kept.pop(VALUE)
             batch.scratch.update(kept)
             return values.sum()
 
-        descent, scratch = Descent(loss, self.how, theta, self.names, moments, shift), _stack([self.scratch[i] for i in rows])
-        for batch in self._batches(leg, scratch):
+        descent = self._descent(loss, at, segment.first)
+        scratch = _stack([self.scratch[i] for i in rows])
+        for batch in self._batches(segment, scratch):
             descent.step(batch)
         descent.done()
         for n, i in enumerate(rows):
             self.last[i] = values[n].detach()
             self.scratch[i] = {k: v[n] for k, v in scratch.items()}
         if not side_by_side:
-            for state, changed in zip(states, (theta, first, second), strict=True):
-                for k, v in changed.items():
-                    state[k][at] = v
+            self._put_back(descent, at)
 
-    def _alone(self, leg: Leg) -> None:
-        """The same for one party: its own loss on its row, made anew, so that one that writes around itself is noticed."""
-        (i,) = leg.rows
-        asked, loss = self.asked[i], self.make([h[i] for h in self.held])
-        theta, first, second = ({k: v[i] for k, v in state.items()} for state in (self.theta, self.first, self.second))
-        moments = Moments(first, second, self.before + leg.first) if first else None
-        shift = [self.shift[k][i] for k in self.names] if self.shift else None
-        descent = Descent(loss, self.how, theta, self.names, moments, shift)
-        for batch in self._batches(leg, {}):
-            descent.step(Batch(batch.x[0], batch.y[0], batch.indices[0], asked.key, batch.number, self.scratch[i]))
+    def _put_back(self, descent: Descent, at: slice | Tensor) -> None:
+        moments = descent.moments
+        changed = (descent.theta, moments.first if moments else {}, moments.second if moments else {})
+        for state, new in zip((self.theta, self.first, self.second), changed, strict=True):
+            for k, v in new.items():
+                state[k][at] = v
+
+    def _walk_alone(self, segment: Segment) -> None:
+        """The same for one party: the loss itself on its row."""
+        (i,) = segment.rows
+        request = self.requests[i]
+
+        def loss(theta: Params, batch: Batch) -> Tensor:
+            return request.objective(request.task, ReadOnlyDict(theta), batch, self.owns[i])
+
+        descent = self._descent(loss, i, segment.first)
+        for batch in self._batches(segment, {}):
+            mine = _row(batch, 0, self.scratch[i])
+            mine.drawn = batch.drawn.of({k: v[0] for k, v in batch.drawn.rows.items()})
+            descent.step(mine)
         self.last[i] = descent.done().loss
 
-    def _batches(self, leg: Leg, scratch: dict[str, Tensor]) -> Iterator[Batch]:
-        """The leg's batches, stacked: row by row the parties' own."""
-        one, rows = self.asked[leg.rows[0]].data, leg.rows
-        some = max(1, GATHERED // max(1, len(rows) * leg.size * one.x[0].nbytes))
-        for begin in range(leg.first, leg.end, some):
-            many = min(some, leg.end - begin) * leg.size
-            x, y = one.x.new_empty(len(rows), many, *one.shape), one.y.new_empty(len(rows), many)
-            orders = torch.stack([self.orders[i][(at := self.begins[i][begin]) : at + many] for i in rows])
-            for n, i in enumerate(rows):
-                torch.index_select(self.asked[i].data.x, 0, orders[n], out=x[n])
-                torch.index_select(self.asked[i].data.y, 0, orders[n], out=y[n])
-            for number, at in enumerate(range(0, many, leg.size), begin):
-                seen, part = x[:, at : at + leg.size], slice(at, at + leg.size)
-                if change := self.how.augment:
-                    keys = (self.asked[i].key.fold("augment", number) for i in rows)
-                    seen = torch.stack([change(v, key) for v, key in zip(seen, keys, strict=True)])
-                yield Batch(seen, y[:, part], orders[:, part], NoKey(0), number, scratch)
+    def _batches(self, segment: Segment, scratch: dict[str, Tensor]) -> Iterator[Batch]:
+        """The segment's batches, stacked: row by row the parties' own."""
+        parties, size = segment.rows, segment.size
+        one = self.requests[parties[0]].samples
+        some = max(1, GATHERED // max(1, len(parties) * size * one.x[0].nbytes))
+        for begin in range(segment.first, segment.end, some):
+            many = min(some, segment.end - begin) * size
+            orders = torch.stack([self.orders[i][(at := self.begins[i][begin]) : at + many] for i in parties])
+            x = self._gathered([self.requests[i].samples.x for i in parties], orders)
+            y = self._gathered([self.requests[i].samples.y for i in parties], orders)
+            rows = {k: self._gathered([self.requests[i].samples.rows[k] for i in parties], orders) for k in one.rows}
+            for number, at in enumerate(range(0, many, size), begin):
+                part = slice(at, at + size)
+                seen = self._augmented(x[:, part], parties, number)
+                mine = {k: every[:, part] for k, every in rows.items()}
+                batch = Batch(seen, y[:, part], orders[:, part], number, scratch, mine)
+                batch.drawn = self._drawn(batch, parties)
+                yield batch
 
-    def _done(self, i: int) -> Fit:
+    @staticmethod
+    def _gathered(each: Sequence[Tensor], orders: Tensor) -> Tensor:
+        """The parties' samples in the order of their batches, one party a row."""
+        made = each[0].new_empty(*orders.shape, *each[0].shape[1:])
+        for n, samples in enumerate(each):
+            torch.index_select(samples, 0, orders[n], out=made[n])
+        return made
+
+    def _augmented(self, x: Tensor, rows: tuple[int, ...], number: int) -> Tensor:
+        change = self.training.augment
+        if change is None:
+            return x
+        keys = [self.requests[i].key.fold("augment", number) for i in rows]
+        return torch.stack([change(mine, key) for mine, key in zip(x, keys, strict=True)])
+
+    def _drawn(self, batch: Batch, rows: tuple[int, ...]) -> Joined:
+        """What each party draws for its row of the batch."""
+        draw = self.requests[rows[0]].draw
+        if draw is None:
+            return NOTHING
+        made = []
+        for n, i in enumerate(rows):
+            made.append(draw(_row(batch, n, {}), self.requests[i].key, self.owns[i]))
+        return Joined(made)
+
+    def _done(self, i: int) -> Fitted:
         theta, first, second = ({k: v[i] for k, v in state.items()} for state in (self.theta, self.first, self.second))
         steps = len(self.sizes[i])
-        return Fit(theta, Moments(first, second, self.before + steps) if first and steps else None, steps, self.last[i])
+        moments = Moments(first, second, self.before + steps) if first and steps else None
+        return Fitted(theta, moments, steps, self.last[i], self.scratch[i])
+
+
+NOTHING = Joined([None])
+
+
+def _row(batch: Batch, n: int, scratch: dict[str, Tensor]) -> Batch:
+    """One party's batch of a stacked one."""
+    rows = {k: every[n] for k, every in batch.rows.items()}
+    return Batch(batch.x[n], batch.y[n], batch.indices[n], batch.number, scratch, rows)
 
 
 def _stack(trees: Sequence[Params]) -> Params:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from comity.cli.screen import size
-from comity.core.net import SERVER
+from comity.core.ledger import SERVER
 from comity.errors import describe
 from comity.report.blocks import Chart, Data, Option, Section, Spec, Table
 from comity.report.charts import (

@@ -1,0 +1,118 @@
+"""Algorithms around others, and the chain that they make: `fedprox+dbe` is DBE around FedProx."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from comity.core.algorithm import Algorithm, AnyAlgorithm, Work
+from comity.core.key import Key
+from comity.core.party import Info, Party, Traffic
+from comity.core.record import Params, record
+
+if TYPE_CHECKING:
+    from comity.core.net import Net
+
+W = TypeVar("W")
+"""What the wrapper adds to a party's state."""
+
+
+@record
+class Wrapped(Generic[W]):
+    """The state of a wrapped party or server: the host's, and what the wrapper adds."""
+
+    host: Any
+    extra: W
+
+
+class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Any]):
+    """An algorithm around another: it changes the party's task and may make exchanges of its own.
+
+    The host's works run unchanged, under the same keys, on the party that `wrap_party` returns.
+    """
+
+    host: AnyAlgorithm
+
+    @classmethod
+    def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
+        """Refuse, with the reason, a host that this wrapper makes no sense around."""
+
+    @abstractmethod
+    def extra(self, key: Key, party: Party) -> W:
+        """What the wrapper adds to a party's state, before round 1."""
+
+    @abstractmethod
+    def wrap_party(self, party: Party, extra: W) -> Party:
+        """The party with the wrapper's task."""
+
+    def wrap_work(self, work: Work) -> Work:
+        """A host's work as it runs at a wrapped party."""
+
+        async def wrapped(mine: Wrapped[W], letter: Any, party: Party, key: Key) -> tuple[Wrapped[W], Any]:
+            host, reply = await work(mine.host, letter, self.wrap_party(party, mine.extra), key)
+            return Wrapped(host, mine.extra), reply
+
+        return wrapped
+
+    def check(self, info: Info) -> None:
+        self.host.check(info)
+
+    def server(self, key: Key, info: Info) -> Wrapped[W | None]:
+        return Wrapped(self.host.server(key, info), None)
+
+    def client(self, key: Key, party: Party) -> Wrapped[W]:
+        extra = self.extra(key, party)
+        return Wrapped(self.host.client(key, self.wrap_party(party, extra)), extra)
+
+    def start(self, s: Wrapped[W | None], net: Net) -> Wrapped[W | None]:
+        return replace(s, host=self.host.start(s.host, net))
+
+    def round(self, s: Wrapped[W | None], net: Net, t: int) -> Wrapped[W | None]:
+        return replace(s, host=self.host.round(s.host, net, t))
+
+    def finish(self, s: Wrapped[W | None], net: Net) -> Wrapped[W | None]:
+        return replace(s, host=self.host.finish(s.host, net))
+
+    def join(self, s: Wrapped[W | None], net: Net, ids: Sequence[int]) -> Wrapped[W | None]:
+        return replace(s, host=self.host.join(s.host, net, ids))
+
+    def view(self, s: Wrapped[W | None], i: int) -> Any:
+        return self.host.view(s.host, i)
+
+    def model(self, mine: Wrapped[W], m: Any, party: Party) -> Params:
+        return self.host.model(mine.host, m, self.wrap_party(party, mine.extra))
+
+    def party_for(self, party: Party, mine: Wrapped[W]) -> Party:
+        return self.host.party_for(self.wrap_party(party, mine.extra), mine.host)
+
+    def start_traffic(self, info: Info) -> Traffic:
+        return self.host.start_traffic(info)
+
+    def finish_traffic(self, info: Info) -> Traffic:
+        return self.host.finish_traffic(info)
+
+    def join_traffic(self, info: Info) -> Traffic:
+        return self.host.join_traffic(info)
+
+    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
+        return self.host.traffic(info, cohort)
+
+
+def chain(outermost: AnyAlgorithm) -> list[AnyAlgorithm]:
+    """An algorithm and its hosts, from the outside in."""
+    found = [outermost]
+    while isinstance(found[-1], Wrapper):
+        found.append(found[-1].host)
+    return found
+
+
+def work_of(outermost: AnyAlgorithm, depth: int, name: str) -> Work:
+    """The work `name` of the algorithm at `depth` of the chain, inside all the wrappers around it."""
+    owners = chain(outermost)
+    work: Work = getattr(owners[depth], name)
+    for wrapper in reversed(owners[:depth]):
+        assert isinstance(wrapper, Wrapper)
+        work = wrapper.wrap_work(work)
+    return work

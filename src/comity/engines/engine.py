@@ -1,0 +1,66 @@
+"""What every engine gives, wherever its parties live: they work, they evaluate their models, their states are kept."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from comity.core.evaluation import Evaluation
+from comity.core.net import Answer, Call, Edge
+from comity.core.record import Sealed
+from comity.engines.saved import Saved
+from comity.engines.site import Site
+
+Inboxes = Mapping[int, dict[int, Sealed]]
+"""Parcels by recipient, then by sender."""
+
+
+class Engine(ABC):
+    """Parties and what they keep. Answers come in any order, each as soon as it is there."""
+
+    @abstractmethod
+    def work(self, call: Call, letters: Mapping[int, Any], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
+        """Have each party that gets a letter do the work that is called for."""
+
+    @abstractmethod
+    def evaluate(self, letters: Mapping[int, Any], final: bool) -> Iterator[tuple[int, Evaluation]]:
+        """Have each party evaluate what it would deploy, given what the server would send it."""
+
+    @abstractmethod
+    def evaluate_solo(self, ids: Iterable[int], t: int) -> Iterator[tuple[int, Evaluation]]:
+        """Have each party evaluate what its own data alone would have given it, had it trained in round t."""
+
+    @abstractmethod
+    def save(self, folder: Path, t: int) -> list[Saved]:
+        """Write the party states that changed since the last save."""
+
+    @abstractmethod
+    def load(self, folder: Path, states: Iterable[Saved]) -> None:
+        """Put saved states back."""
+
+    def close(self) -> None:
+        """Let go of processes and connections."""
+
+
+class Sites(Protocol):
+    """The parties of one process, by their numbers."""
+
+    def __getitem__(self, i: int) -> Site: ...
+
+
+class Scheduler(Protocol):
+    """In which order, and how many at a time, the parties of one process work."""
+
+    def work(self, sites: Sites, call: Call, letters: Mapping[int, Any], inboxes: Inboxes) -> Iterator[tuple[int, Answer]]: ...
+    def evaluate(self, sites: Sites, letters: Mapping[int, Any], final: bool) -> Iterator[tuple[int, Evaluation]]: ...
+
+
+def inboxes(parcels: Mapping[Edge, Sealed]) -> dict[int, dict[int, Sealed]]:
+    """Parcels by recipient, then by sender."""
+    sorted_out: dict[int, dict[int, Sealed]] = defaultdict(dict)
+    for (src, dst), parcel in parcels.items():
+        sorted_out[dst][src] = parcel
+    return sorted_out

@@ -1,0 +1,51 @@
+"""What methods that average weights have in common: some names stay at the party, the others cross the wire."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from comity.core import Algorithm, C, Info, Key, M, Params, Party, Refusal, S, Task, Traffic, drop, keep
+
+
+class AveragesWeights(Algorithm[S, C, M]):
+    """A method whose parties train a model that they receive, keep what is private of it, and send the rest."""
+
+    bytes_formula = "2 · Σ_t |S_t| · S,  S = bytes of the shared weights"
+
+    @property
+    def one_model(self) -> bool:
+        return True
+
+    def check(self, info: Info) -> None:
+        info.same_architecture("averaging")
+        if self.kept(info.task) >= info.task.shapes.keys():
+            raise Refusal(f"Nothing of {info.task.network.name} would be shared: all its weights stay at the party.")
+
+    def kept(self, task: Task) -> frozenset[str]:
+        """The names that stay at the party; FedBN and FedPer differ here and nowhere else."""
+        return task.private
+
+    def shared(self, theta: Params, task: Task) -> Params:
+        """What of a model crosses the wire."""
+        return drop(theta, self.kept(task))
+
+    def private(self, theta: Params, task: Task) -> Params:
+        """What of a model stays at the party."""
+        return keep(theta, self.kept(task))
+
+    @abstractmethod
+    async def local(self, mine: C, m: M, party: Party, key: Key) -> tuple[C, Any]:
+        """A party's part in a round; its reply holds the weights as `theta`."""
+
+    async def welcome(self, mine: C, m: M, party: Party, key: Key) -> tuple[C, None]:
+        mine, reply = await self.local(mine, m, party, key)
+        return self.settled(mine, reply.theta), None
+
+    @abstractmethod
+    def settled(self, mine: C, theta: Params) -> C:
+        """The state of a newcomer that keeps what it trained from the received model."""
+
+    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
+        shared = len(cohort) * info.task.bytes(without=self.kept(info.task))
+        return Traffic(up=shared, down=shared)
