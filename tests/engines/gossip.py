@@ -17,8 +17,8 @@ from comity.core import (
     Traffic,
     algorithm,
     average,
-    fit,
     option,
+    plain,
     record,
     seal,
 )
@@ -39,7 +39,7 @@ class Posted:
 
 
 @algorithm
-class Gossip(Algorithm):
+class Gossip(Algorithm[Empty, Params, Empty]):
     shares = "model"
     share: float = option(0.5, "weight of the neighbour's model", minimum=0)
 
@@ -59,16 +59,16 @@ class Gossip(Algorithm):
         ring = net.sample(t)
         posted = net.call(self.offer, dict.fromkeys(ring, Empty()))
         after = dict(zip(ring, [*ring[1:], ring[0]], strict=True))
-        net.call(self.local, dict.fromkeys(ring, Empty()), post={(i, after[i]): posted[i].parcel for i in ring})
+        net.call(self.local, dict.fromkeys(ring, Empty()), parcels={(i, after[i]): posted[i].parcel for i in ring})
         return s
 
-    def offer(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Posted]:
+    async def offer(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Posted]:
         return mine, Posted(seal(Parcel(mine)))
 
-    def local(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Empty]:
+    async def local(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Empty]:
         (theirs,) = party.inbox.values()
         mixed = average({0: mine, 1: theirs.theta}, {0: 1 - self.share, 1: self.share})
-        return fit(party.task.loss, mixed, party.data.train, key, party.training).theta, Empty()
+        return (await party.fit(plain, mixed, key)).theta, Empty()
 
     def model(self, mine: Params, m: Empty, party: Party) -> Params:
         return mine

@@ -6,10 +6,10 @@ Idea: FedAvg, then an epoch at each party, whose result it keeps.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Empty, Info, Key, Net, Params, Party, Traffic, algorithm, fit, option
+from comity.core import Empty, Info, Key, Model, Net, Params, Party, Traffic, algorithm, option, plain
 
 
 @algorithm
@@ -25,9 +25,9 @@ class Tuned(FedAvg):
         net.call(self.tune, {i: self.view(s, i) for i in net.info.parties})
         return s
 
-    def tune(self, mine: Params, m: Any, party: Party, key: Key) -> tuple[Params, Empty]:
+    async def tune(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Empty]:
         how = replace(party.training, epochs=self.tune_epochs, steps=None)
-        return fit(party.task.loss, m.theta | mine, party.data.train, key, how).theta, Empty()
+        return (await party.fit(plain, m.theta | mine, key, training=how)).theta, Empty()
 
     def finish_traffic(self, info: Info) -> Traffic:
         return Traffic(down=len(info.names) * info.task.bytes(without=self.kept(info.task)))

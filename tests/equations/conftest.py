@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from comity.engines.loop import LoopNet
+from comity.core.net import Answer
+from comity.engines.loop import LoopEngine
 
 torch.set_num_threads(1)
 
@@ -24,16 +26,13 @@ def _no_global_randomness():
 def replies(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, Any]]:
     """The replies of each call as they came to the server."""
     seen: list[dict[int, Any]] = []
-    deliver, arrived = LoopNet.deliver, LoopNet.arrived
+    work = LoopEngine.work
 
-    def listening(self: LoopNet, *args: Any) -> dict[int, tuple[Any, int]]:
+    def listening(self: LoopEngine, *args: Any) -> Iterator[tuple[int, Answer]]:
         seen.append({})
-        return deliver(self, *args)
+        for i, answer in work(self, *args):
+            seen[-1][i] = answer.reply
+            yield i, answer
 
-    def heard(self: LoopNet, i: int, answer: tuple[Any, int]) -> tuple[Any, int]:
-        seen[-1][i] = answer[0]
-        return arrived(self, i, answer)
-
-    monkeypatch.setattr(LoopNet, "deliver", listening)
-    monkeypatch.setattr(LoopNet, "arrived", heard)
+    monkeypatch.setattr(LoopEngine, "work", listening)
     return seen

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 import comity
-from comity.core import Algorithm, Batch, Info, Key, Net, Params, Party, PartyData, Samples, Task, Training
-from comity.engines.loop import LoopNet
+from comity.core import AnyAlgorithm, Batch, Fitted, Info, Key, Net, Params, Party, PartyData, Samples, Task, Training
+from comity.core.descent import train
+from comity.core.fit import FitRequest, Pull, Working
+from comity.core.training import Moments
+from comity.engines.loop import LoopEngine, OneByOne
+from comity.engines.running import KeptMoments, RunningWork
+from comity.engines.site_store import SiteStore
 from comity.models import build
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class OneNumber:
 
     draws, dense = False, True
 
-    def drawing(self, key: Key) -> AbstractContextManager[None]:
+    def layer_stream(self, key: Key) -> AbstractContextManager[object]:
         return nullcontext()
 
     def shape_after(self, stage: str) -> tuple[int, ...]:
@@ -69,25 +76,79 @@ def party_of(task: Task, train: Samples, training: Training, i: int = 0, parties
     return Party(i, f"p{i}", task, training, PartyData(train, nothing, nothing), parties)
 
 
+class LoopNet(Net):
+    """A net over parties of this process, whose states a test may look at."""
+
+    def __init__(self, algorithm: AnyAlgorithm, info: Info, root: Key, participation: float, parties: Sequence[Party]) -> None:
+        self.engine = LoopEngine(SiteStore(algorithm, parties, root), OneByOne())
+        super().__init__(algorithm, info, root, participation, self.engine)
+
+    def state(self, i: int) -> Any:
+        """What the method keeps at a party."""
+        return self.engine.sites[i].mine
+
+
 def net_of(
-    algorithm: Algorithm,
+    algorithm: AnyAlgorithm,
     task: Task,
     data: Sequence[Samples],
     training: Training,
     participation: float = 1.0,
     seed: int = 0,
-) -> tuple[Net, Any]:
+) -> tuple[LoopNet, Any]:
     """A loop net over these parties, all with one task, and the server's state before round 1."""
     parties = [party_of(task, samples, training, i, len(data)) for i, samples in enumerate(data)]
     info = Info(tuple(p.name for p in parties), tuple(map(len, data)), (task,) * len(data), training, tuple(data[0].x.shape[1:]))
     algorithm.check(info)
     root = Key.root(seed)
-    net = LoopNet(algorithm, info, root, participation, parties, lambda count: None)
+    net = LoopNet(algorithm, info, root, participation, parties)
     net.begin(0)
     return net, algorithm.start(algorithm.server(root.fold("init"), info), net)
 
 
-def rounds(algorithm: Algorithm, net: Net, s: Any, count: int, first: int = 1) -> Any:
+def fit(
+    loss: Callable[[Params, Batch], Tensor],
+    theta: Params,
+    data: Samples,
+    key: Key,
+    how: Training,
+    *,
+    only: frozenset[str] | None = None,
+    add: Params | None = None,
+    pull: Pull | None = None,
+    moments: Moments | None = None,
+) -> Fitted:
+    """A training by itself, on a loss of weights and batch alone."""
+    request = FitRequest(
+        lambda task, theta, batch, own: loss(theta, batch),
+        theta,
+        data,
+        key,
+        how,
+        quadratic(),
+        None,
+        only=only,
+        add=add,
+        pull=pull,
+        before=moments,
+    )
+    return train(request)
+
+
+def worked(work: Working[T]) -> T:
+    """What a work, or a part of one, comes to: each training that it asks for is done at once."""
+
+    async def pair() -> tuple[T, None]:
+        return await work, None
+
+    running = RunningWork(pair(), "a work", KeptMoments({}, ""), nullcontext())
+    while running.request:
+        running.train()
+    result: T = running.result[0]
+    return result
+
+
+def rounds(algorithm: AnyAlgorithm, net: Net, s: Any, count: int, first: int = 1) -> Any:
     """The server's state after `count` rounds."""
     for t in range(first, first + count):
         net.begin(t)
@@ -107,7 +168,7 @@ def samples(count: int, shape: tuple[int, ...], classes: int, seed: int = 0) -> 
 
 def batch_of(data: Samples, scratch: dict[str, Tensor] | None = None) -> Batch:
     """All samples as one batch."""
-    return Batch(data.x, data.y, torch.arange(len(data)), Key(0), 0, {} if scratch is None else scratch)
+    return Batch(data.x, data.y, torch.arange(len(data)), 0, {} if scratch is None else scratch, data.rows)
 
 
 def federation(sizes: Sequence[int], shape: tuple[int, ...] = (6,), classes: int = 3, test: int = 6) -> comity.Federation:

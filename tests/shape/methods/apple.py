@@ -20,7 +20,7 @@ class Shares:
 
 
 @record
-class Own:
+class AppleState:
     core: Params
     p: Tensor
     mixed: Params
@@ -32,7 +32,7 @@ class Sent:
 
 
 @algorithm
-class Apple(Algorithm):
+class Apple(Algorithm[Shares, AppleState, Shares]):
     self_contained = True
     mu: float = option(0.1, "weight of the pull to p_0", minimum=0)
 
@@ -43,9 +43,9 @@ class Apple(Algorithm):
         sizes = torch.tensor(info.sizes, dtype=torch.float32)
         return Shares(sizes / sizes.sum())
 
-    def client(self, key: Key, party: Party) -> Own:
+    def client(self, key: Key, party: Party) -> AppleState:
         theta = party.task.init(key)
-        return Own(theta, torch.full((party.parties,), 1 / party.parties), theta)
+        return AppleState(theta, torch.full((party.federation_size,), 1 / party.federation_size), theta)
 
     def view(self, s: Shares, i: int) -> Shares:
         return s
@@ -57,10 +57,10 @@ class Apple(Algorithm):
         net.call(self.local, {i: self.view(s, i) for i in everyone}, post)
         return s
 
-    def send(self, mine: Own, m: Empty, party: Party, key: Key) -> tuple[Own, Sent]:
+    async def send(self, mine: AppleState, m: Empty, party: Party, key: Key) -> tuple[AppleState, Sent]:
         return mine, Sent(seal(Model(mine.core)))
 
-    def local(self, mine: Own, m: Shares, party: Party, key: Key) -> tuple[Own, Empty]:
+    async def local(self, mine: AppleState, m: Shares, party: Party, key: Key) -> tuple[AppleState, Empty]:
         lr, names = party.training.lr, list(trainable(mine.core))
         others = {j: sent.theta for j, sent in sorted(party.inbox.items())}
 
@@ -74,11 +74,11 @@ class Apple(Algorithm):
             _, grads = gradient(value, state)
             return state | {k: state[k] - lr * g for k, g in grads.items()}
 
-        done = run(step, mine.core | {"p": mine.p}, batches(party.data.train, key, party.training))
+        done = await party.fold(step, mine.core | {"p": mine.p}, key)
         core, p = {k: v for k, v in done.items() if k != "p"}, done["p"]
-        return Own(core, p, mix(core, p)), Empty()
+        return AppleState(core, p, mix(core, p)), Empty()
 
-    def model(self, mine: Own, m: Shares, party: Party) -> Params:
+    def model(self, mine: AppleState, m: Shares, party: Party) -> Params:
         return mine.mixed
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:

@@ -18,7 +18,7 @@ class Pair:
 
 
 @algorithm
-class PFedMe(Algorithm):
+class PFedMe(Algorithm[Params, Params, Model]):
     self_contained = True
     lam: float = option(15.0, "λ", minimum=0)
     inner_lr: float = option(0.05, "η_p", minimum=0)
@@ -40,7 +40,7 @@ class PFedMe(Algorithm):
         replies = net.call(self.local, {i: self.view(w, i) for i in net.sample(t)})
         return average({i: r.theta for i, r in replies.items()}, {i: net.info.sizes[i] for i in replies})
 
-    def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
         def step(state: Pair, batch: Batch) -> Pair:
             w, theta = state.w, state.theta
             for _ in range(self.inner_steps):
@@ -49,7 +49,7 @@ class PFedMe(Algorithm):
             moved = {k: w[k] - party.training.lr * self.lam * (w[k] - theta[k]) for k in trainable(w)}
             return Pair(theta | moved, theta)  # BatchNorm's buffers go with theta's passes
 
-        done = run(step, Pair(m.theta, m.theta), batches(party.data.train, key, party.training))
+        done = await party.fold(step, Pair(m.theta, m.theta), key)
         return done.theta, Model(done.w)
 
     def model(self, mine: Params, m: Model, party: Party) -> Params:
