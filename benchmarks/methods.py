@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from bare import BATCH, LR
 from comity import Federation
 from comity.algorithms.adcol import Adcol
 from comity.algorithms.relay import Relay
+from comity.core import descent
 from comity.engines.allocator import keep_freed_memory
 from comity.experiments import config
 from comity.experiments.build import Quiet, prepare
@@ -61,6 +61,17 @@ class Clock:
 
         return timed
 
+    def around_iterator(self, function: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        """The time until each item is there, not what is done with it."""
+
+        def timed(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            items = function(*args, **kwargs)
+            following = self.around(lambda: next(items, None))
+            while (item := following()) is not None:
+                yield item
+
+        return timed
+
 
 class Federated:
     """A method with its parties, round by round."""
@@ -70,9 +81,10 @@ class Federated:
         settings |= {"epochs": epochs, "participation": COHORT / PARTIES}
         self.job = prepare(config.experiment(settings), data)
         self.engine = self.job.experiment.engine
-        self._net = self.job.net(Quiet())
+        self._engine = self.job.engine()
+        self._net = self.job.net(self._engine, Quiet())
         self.parties = Clock()
-        self._net.deliver = self.parties.around(self._net.deliver)  # type: ignore[method-assign]
+        self._engine.work = self.parties.around_iterator(self._engine.work)  # type: ignore[method-assign]
         self.s = self.job.algorithm.server(self.job.root.fold("init"), self.job.info)
         self.s = self.job.algorithm.start(self.s, self._net)
         self._t = 0
@@ -85,11 +97,11 @@ class Federated:
         self.s = self.job.algorithm.round(self.s, self._net, self._t)
         seconds = time.perf_counter() - begin
         self._net.ledger.take()
-        self._net.notes.clear()
+        self._net.take_notes()
         return seconds, seconds - (self.parties.seconds - before)
 
     def close(self) -> None:
-        self._net.close()
+        self._engine.close()
 
 
 def federation() -> Federation:
@@ -151,10 +163,9 @@ def relay_steps(model: str, data: Federation, rounds: int) -> list[float]:
 
 def fed_sps(model: str, data: Federation, rounds: int) -> list[float]:
     """Rounds against the passes through networks in them: steps on weights, steps on samples, losses that select."""
-    module = importlib.import_module("comity.core.fit")  # in the package `fit` is the function
     clock = Clock()
     patches: list[tuple[Any, str]] = [
-        (module.Descent, "step"), (attack, "_slope"), (overlap, "gradient"), (overlap, "losses"), (overlap, "in_chunks"),
+        (descent.Descent, "step"), (attack, "_slope"), (overlap, "gradient"), (overlap, "losses"), (overlap, "in_chunks"),
     ]  # fmt: skip
     kept = [getattr(owner, name) for owner, name in patches]
     for (owner, name), function in zip(patches, kept, strict=True):

@@ -37,7 +37,9 @@ def compare(work: str, data: Data, engine: str, workers: int, rounds: int) -> tu
     federation = Federation.from_arrays({f"p{i}": (d, tiny) for i, d in enumerate(data)}, validation=0.0, classes=10)
     settings = {"algorithm": "fedavg", "model": work, "batch": BATCH, "lr": LR, "engine": engine, "workers": workers}
     job = prepare(config.experiment(settings), federation)
-    bare, net = Bare(work, data, workers), job.net(Quiet())
+    bare = Bare(work, data, workers)
+    engine = job.engine()
+    net = job.net(engine, Quiet())
     s = job.algorithm.server(job.root.fold("init"), job.info)
     floor, ours = [], []
     try:
@@ -49,7 +51,7 @@ def compare(work: str, data: Data, engine: str, workers: int, rounds: int) -> tu
             ours.append(time.perf_counter() - begin)
             net.ledger.take()
     finally:
-        net.close()
+        engine.close()
         bare.close()
     return floor[1:], ours[1:]
 

@@ -17,7 +17,7 @@ from contest import Contest, Over
 
 import comity
 from comity.cli import screen
-from comity.core.net import Ledger
+from comity.core.ledger import Ledger
 from comity.experiments import config
 from comity.experiments.build import Job, Quiet, prepare
 
@@ -38,10 +38,11 @@ def train(contest: Contest, job: Job) -> None:
     """Training and aggregation, as the engine does them."""
     torch.set_num_threads(1)
     gc.freeze()  # as a run does
-    net, t = job.net(Quiet()), 0
+    engine = job.engine()
+    net, t = job.net(engine, Quiet()), 0
     try:
         net.begin(t)
-        net.introduce(job.info.parties)
+        net.charge_introduction(job.info.parties)
         s = job.algorithm.start(job.algorithm.server(job.root.fold("init"), job.info), net)
         while True:
             contest.pause()
@@ -50,7 +51,7 @@ def train(contest: Contest, job: Job) -> None:
             s = job.algorithm.round(s, net, t)
             net.ledger.take()
     finally:
-        net.close()
+        engine.close()
 
 
 def main() -> None:

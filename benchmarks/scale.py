@@ -78,7 +78,8 @@ def child(settings: dict[str, Any]) -> None:
     job = prepare(config.experiment({"batch": 10, "lr": 0.005, "rounds": 20, "workers": 2} | settings), federation)
     gc.freeze()
     keep_freed_memory()
-    net = job.net(Quiet())
+    engine = job.engine()
+    net = job.net(engine, Quiet())
     s = job.algorithm.start(job.algorithm.server(job.root.fold("init"), job.info), net)
     print(json.dumps({"start": time.perf_counter() - begin}), flush=True)
     for t, _ in enumerate(sys.stdin, 1):
@@ -88,7 +89,7 @@ def child(settings: dict[str, Any]) -> None:
         net.ledger.take()
         seconds = time.perf_counter() - begin
         print(json.dumps({"seconds": seconds, "memory": sum(map(_proportional, tree(_pid())))}), flush=True)
-    net.close()
+    engine.close()
 
 
 def _pid() -> int:

@@ -17,10 +17,11 @@ from comity.experiments.build import Quiet, federation_of, prepare
 
 experiment = config.experiment({"algorithm": "fedavg", "parties": 10})
 job = prepare(experiment, federation_of(experiment))
-net = job.net(Quiet())
+engine = job.engine()
+net = job.net(engine, Quiet())
 net.begin(1)
 job.algorithm.round(job.algorithm.server(job.root.fold("init"), job.info), net, 1)
-net.close()
+engine.close()
 """
 
 

@@ -15,11 +15,18 @@ TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8
 
 
 @pytest.fixture(scope="module")
-def method(tmp_path_factory) -> str:
-    (code,) = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
-    path = tmp_path_factory.mktemp("mine") / "fedavgm.py"
-    path.write_text(code, encoding="utf-8")
-    return str(path)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page's methods, each as a file."""
+    made = tmp_path_factory.mktemp("mine")
+    momentum, weighted = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+    (made / "fedavgm.py").write_text(momentum, encoding="utf-8")
+    (made / "weighted.py").write_text(weighted, encoding="utf-8")
+    return made
+
+
+@pytest.fixture(scope="module")
+def method(folder: Path) -> str:
+    return str(folder / "fedavgm.py")
 
 
 @pytest.fixture(scope="module")
@@ -27,21 +34,31 @@ def federation() -> comity.Federation:
     return comity.load("digits").partition("iid", parties=3, seed=0)
 
 
-def test_it_runs_on_every_engine_alike(method, federation):
-    results = [comity.run(method, federation, rounds=3, engine=engine) for engine in ("loop", "process")]
-    assert results[0].metrics == results[1].metrics
+@pytest.mark.parametrize("name", ["fedavgm.py", "weighted.py"])
+def test_they_run_on_every_engine_alike(name: str, folder: Path, federation: comity.Federation) -> None:
+    loop, process, stacked = (
+        comity.run(str(folder / name), federation, rounds=3, engine=engine) for engine in ("loop", "process", "stacked")
+    )
+    assert loop.metrics == process.metrics
+    assert stacked.summary["accuracy"]["mean"] == pytest.approx(loop.summary["accuracy"]["mean"], abs=0.01)
+    for key, value in loop.model("p0").theta.items():
+        torch.testing.assert_close(stacked.model("p0").theta[key], value, rtol=1e-3, atol=1e-5)
+
+
+def test_it_learns_and_its_bytes_are_its_closed_form(method: str, federation: comity.Federation) -> None:
+    results = [comity.run(method, federation, rounds=3, engine="loop")]
     assert results[0].summary["accuracy"]["mean"] > 0.3
     start, rounds = traffic(results[0].job)
     assert sum(rounds, start).up == results[0].summary["bytes"]["up"]
 
 
-def test_without_momentum_it_is_fedavg(method, federation):
+def test_without_momentum_it_is_fedavg(method: str, federation: comity.Federation) -> None:
     ours = comity.run(method, federation, rounds=2, beta=0.0).model("p0").theta
     parent = comity.run("fedavg", federation, rounds=2).model("p0").theta
     assert all(torch.allclose(ours[k], parent[k], atol=1e-6) for k in parent)
 
 
-def test_momentum_moves_further(method, federation):
+def test_momentum_moves_further(method: str, federation: comity.Federation) -> None:
     ours = comity.run(method, federation, rounds=2, beta=0.9).model("p0").theta
     parent = comity.run("fedavg", federation, rounds=2).model("p0").theta
     assert any(not torch.allclose(ours[k], parent[k], atol=1e-4) for k in parent)
