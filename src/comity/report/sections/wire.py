@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from comity.cli.screen import size
 from comity.core.net import SERVER
 from comity.errors import describe
 from comity.report.blocks import Chart, Data, Option, Section, Spec, Table
@@ -23,6 +22,7 @@ from comity.report.charts import (
     word,
 )
 from comity.report.gather import Group, Method
+from comity.units import size
 
 KINDS = ("up", "down", "peer", "setup")
 NAMES = {"up": "to the server", "down": "from the server", "peer": "between parties", "setup": "before round 1"}
