@@ -23,6 +23,7 @@ from torch import Tensor
 
 from comity.algorithms.fedavg import FedAvg
 from comity.core import *
+from comity.core.diagnostics import Diagnostic, ParameterNorms
 
 OFFSET = "dbe.offset"
 MEAN = "dbe.mean"
@@ -102,6 +103,16 @@ class Dbe(Wrapper):
     noise_q: float = option(0.0, "q, share of an uploaded mean that is withheld (Table 3)", minimum=0, maximum=1)
 
     has_offset: ClassVar[bool] = True
+    diagnostics: ClassVar[tuple[Diagnostic, ...]] = (
+        ParameterNorms(
+            name="offsets",
+            title="the parties' offsets",
+            meaning="norms of the parties' offsets",
+            value="norm",
+            axis="Euclidean norm of the offset",
+            parameter=OFFSET,
+        ),
+    )
     bytes_formula = "the host's, and N · (S + 8·K) once before round 1"
 
     @classmethod

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 import torch
 from torch import Tensor
 
+from comity.core.diagnostics import Diagnostic
 from comity.core.key import Key
 from comity.core.party import Info, Party, Traffic
 from comity.core.record import Params, record
@@ -74,6 +75,8 @@ class Algorithm(ABC):
     """Whether parties' local trainings can be one computation: not if a loss draws from its batch's key or trains a model."""
     bytes_formula: ClassVar[str] = ""
     """The closed form that `traffic` computes, as `comity show` prints it."""
+    diagnostics: ClassVar[tuple[Diagnostic, ...]] = ()
+    """What a report shows of the figures that the method notes, and of the parameters that its parties keep."""
 
     @property
     def finishes(self) -> bool:

@@ -93,7 +93,12 @@ class Page:
     def _put(self, data: Data) -> str:
         """A table of data, once; its name in the page."""
         if id(data) not in self._names:
-            name = data.name if self._group in ("", "g0") else f"{data.name}-{self._group}"
+            plain = data.name if self._group in ("", "g0") else f"{data.name}-{self._group}"
+            name = plain
+            count = 1
+            while name in self.data:  # a user's method may call its diagnostics what it likes
+                count += 1
+                name = f"{plain}-{count}"
             self._names[id(data)] = name
             self.data[name] = {column: _packed(values) for column, values in data.columns.items()}
         return self._names[id(data)]

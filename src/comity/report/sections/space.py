@@ -1,4 +1,4 @@
-"""What models made of samples: representations before and after local training, whose they are, and methods' own signs."""
+"""What models make of samples: representations before and after local training, whose they are, and methods' own diagnostics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from comity.measure.separability import LEAST, separability
 from comity.report.blocks import Chart, Data, Section, Spec, Table
 from comity.report.charts import MANY, SHAPES, legend, quantity, tip
 from comity.report.gather import Group, Method
-from comity.report.sections.signs import signs
+from comity.report.sections.diagnostics import diagnostics
 
 SAMPLES = 400
 WIDTH = 256
@@ -51,7 +51,7 @@ def space(group: Group, chosen: Sequence[Method], seconds: float | None = None, 
             "mapped together, so that they can be compared. A party's own model has no before. The probe is linear and new."
         )
     _measured(section, group)
-    signs(section, group, reopen)
+    diagnostics(section, group, reopen)
     if not section.blocks:
         section.say("There is nothing to show of the chosen methods.", "missing")
     return section

@@ -31,9 +31,7 @@ NAMES = {"up": "to the server", "down": "from the server", "peer": "between part
 def wire(group: Group, reopen: bool = True) -> Section:
     """The sixth section."""
     section = Section("wire", "What crossed the wire")
-    talking = [
-        m for m in group.methods if any(row.kind in ("up", "down", "peer") and row.bytes for run in m.runs for row in run.ledger)
-    ]
+    talking = [method for method in group.methods if talks(method)]
     if not talking:
         section.say("Nothing crossed the wire: every party trained alone.")
         return section
@@ -43,6 +41,11 @@ def wire(group: Group, reopen: bool = True) -> Section:
     if reopen:
         section.blocks.append(_closed_form(section, talking))
     return section
+
+
+def talks(method: Method) -> bool:
+    """Whether anything crossed the wire in training."""
+    return any(row.kind in ("up", "down", "peer") and row.bytes for run in method.runs for row in run.ledger)
 
 
 def _mean(method: Method, key: Any) -> dict[Any, float]:
