@@ -119,7 +119,9 @@ class Federation:
         A party gives `(x, y)`, of which the `own` protocol keeps a test part, or `((x, y), (x_test, y_test))`. Values
         are used as they are. Without `classes`, there are as many as the largest label says.
         """
-        rule, validation, seed = read(test), check_validation(validation), coerce("seed", seed, int)
+        rule = read(test)
+        validation = check_validation(validation)
+        seed = coerce("seed", seed, int)
         if not isinstance(rule, Own):
             raise Refusal(
                 f"Parties that bring their own arrays have no common test set for {test!r}; "
@@ -135,7 +137,8 @@ class Federation:
         data: dict[str, PartyData] = {}
         shares: dict[str, Share] = {}
         for name, (samples, tests) in given.items():
-            y, everything = samples.y.numpy(), np.arange(len(samples))
+            y = samples.y.numpy()
+            everything = np.arange(len(samples))
             if tests:
                 learn, held = everything[:-tests], everything[-tests:]
             else:
@@ -160,8 +163,7 @@ def share(
 ) -> Share:
     """A party's share: of what it learns from, a stratified part is kept for validation (none if it has too few)."""
     kept = stratified(y[learn], validation, key.fold("validation", party).numpy())
-    train, validate, held = (tuple(part.tolist()) for part in (learn[~kept], learn[kept], test))
-    return Share(train, validate, held, shift, labels)
+    return Share(tuple(learn[~kept].tolist()), tuple(learn[kept].tolist()), tuple(test.tolist()), shift, labels)
 
 
 def _gather(name: str, given: Pair | tuple[Pair, Pair]) -> tuple[Samples, int]:

@@ -176,7 +176,8 @@ def _classes(name: str, chosen: Columns, values: list[Any]) -> tuple[NDArray[np.
 def _pictures(parts: list[Rows], column: str) -> tuple[NDArray[np.uint8], int]:
     """Bytes N x C x H x W, grey if all pictures are, and how many sizes they had."""
     looks = [(picture.mode, picture.size) for picture in _values(parts, column)]
-    grey, sizes = all(mode in ("1", "L") for mode, _ in looks), {size for _, size in looks}
+    grey = all(mode in ("1", "L") for mode, _ in looks)
+    sizes = {size for _, size in looks}
     width, height = looks[0][1] if len(sizes) == 1 else (SIZE, SIZE)
     made = np.empty((len(looks), 1 if grey else 3, height, width), np.uint8)
     for k, picture in enumerate(_values(parts, column)):

@@ -265,7 +265,8 @@ def _scaled(brought: Brought) -> Brought:
         mean = np.nansum(learn, over, keepdims=True) / count
         std = np.sqrt(np.nansum((learn - mean) ** 2, over, keepdims=True) / count)
         flags = np.isin(learn, (0, 1)).all(over, keepdims=True)
-        mean, std = np.where(flags, 0, mean), np.where(flags | (std == 0), 1, std)
+        mean = np.where(flags, 0, mean)
+        std = np.where(flags | (std == 0), 1, std)
         made[name] = party._replace(x=((party.x - mean) / std).astype(np.float32))
     told = (
         "columns were standardised at import with the mean and spread of each party's own file (of its training part where "
@@ -280,7 +281,8 @@ def _dataset(name: str, brought: Brought, classes: int | None) -> Dataset:
     _check(parties)
     answers, names = _answers(parties, classes)
     x = np.concatenate([party.x for party in parties.values()])
-    y, test = np.concatenate(answers), np.concatenate([party.test for party in parties.values()])
+    y = np.concatenate(answers)
+    test = np.concatenate([party.test for party in parties.values()])
     kinds = len(names) or classes or int(y.max()) + 1
     if kinds < 2:
         raise Refusal("All samples have the same label, so there is nothing to learn.")

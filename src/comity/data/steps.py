@@ -55,7 +55,8 @@ class Concept:
         """What party i calls each class, if not by its number; no two groups do it alike."""
         if self.groups > math.factorial(min(classes, 20)):
             raise Refusal(f"{classes} classes cannot be called in {self.groups} different ways; use fewer groups.")
-        rng, made = key.fold("concept").numpy(), [tuple(range(classes))]
+        rng = key.fold("concept").numpy()
+        made = [tuple(range(classes))]
         while len(made) <= i % self.groups:
             drawn = tuple(rng.permutation(classes).tolist())
             made += [drawn] if drawn not in made else []

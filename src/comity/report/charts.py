@@ -96,7 +96,8 @@ def first_of(count: int, most: int = PARTIES) -> str:
 
 def heat(across: Spec, down: Spec, value: Spec, tips: list[Spec]) -> Spec:
     """A matrix of colours, with figures in it where there is room for them; both axes name their words in `sort`."""
-    wide, high = len(across["sort"]), len(down["sort"])
+    wide = len(across["sort"])
+    high = len(down["sort"])
     flat = sum(len(word) for word in across["sort"]) < 60
     numbers: Spec = {
         "mark": {"type": "text", "fontSize": 11},

@@ -38,7 +38,8 @@ class Page:
 
     def html(self, title: str, folder: Path, groups: Sequence[tuple[Group, list[Section]]], front: Sequence[Block]) -> str:
         """The whole file."""
-        made, first = [], [self._render(block) for block in front]
+        first = [self._render(block) for block in front]
+        made = []
         for k, (group, sections) in enumerate(groups):
             self._group = f"g{k}"
             parts = [{"name": s.name, "title": s.title, "blocks": [self._render(b) for b in _paired(s.blocks)]} for s in sections]
@@ -127,7 +128,8 @@ def _pictures(pictures: Pictures) -> Markup:
         f'<img src="{source}" style="--share: {share:.3f}" alt="samples of {html.escape(name)}"></div>'
         for name, (source, share) in pictures.rows.items()
     )
-    title, alt = html.escape(pictures.title), html.escape(pictures.alt)
+    title = html.escape(pictures.title)
+    alt = html.escape(pictures.alt)
     return Markup(f"<figure><h3>{title}</h3>{rows}<figcaption>{alt}</figcaption></figure>")
 
 

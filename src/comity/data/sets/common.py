@@ -94,7 +94,8 @@ class Shot(NamedTuple):
 def album(card: Card, root: Path, shots: Sequence[Shot], **more: Any) -> Dataset:
     """A dataset of picture files, brought to the card's size."""
     x = read_images([shot.path for shot in shots], (card.shape[1], card.shape[2]))
-    y, test = np.array([shot.label for shot in shots]), np.array([shot.test for shot in shots])
+    y = np.array([shot.label for shot in shots])
+    test = np.array([shot.test for shot in shots])
     return picture(card, root, x, y, test if test.any() else None, **more)
 
 

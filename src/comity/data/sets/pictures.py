@@ -166,7 +166,8 @@ def _join_digits(parts: Mapping[str, Dataset], absent: tuple[str, ...]) -> Datas
     )
 
 
-MNIST_M_TRAIN, MNIST_M_TEST = ((f"mnist_m_{part}", f"mnist_m_{part}_labels.txt") for part in ("train", "test"))
+MNIST_M_TRAIN = ("mnist_m_train", "mnist_m_train_labels.txt")
+MNIST_M_TEST = ("mnist_m_test", "mnist_m_test_labels.txt")
 
 register(Entry(MNIST, (_idx(MNIST, "train", "t10k"), _npz(MNIST, "mnist.npz"))))
 register(Entry(FASHION, (_idx(FASHION, "train", "t10k"), _npz(FASHION, "fashion_mnist.npz", named=True))))

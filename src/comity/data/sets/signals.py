@@ -82,7 +82,8 @@ STANDIN = Card(
     groups=("hospital",),
 )
 OUTCOMES = ("survives", "dies")
-HOSPITALS, STAYS = 14, 40
+HOSPITALS = 14
+STAYS = 40
 
 
 def _eicu(found: Found) -> Dataset:
@@ -110,7 +111,8 @@ def _standin() -> Dataset:
     parts = {}
     for n in range(1, HOSPITALS + 1):
         rng = key.fold(n).numpy()
-        level, danger = rng.normal(0, 0.5, features), rng.normal(size=STAYS)
+        level = rng.normal(0, 0.5, features)
+        danger = rng.normal(size=STAYS)
         deaths = round(STAYS * rng.uniform(0.05, 0.12))
         rank = np.argsort(np.argsort(danger + rng.normal(0, 0.5, STAYS)))
         x = rng.normal(size=(STAYS, steps, features)) + level + danger[:, None, None] * drift

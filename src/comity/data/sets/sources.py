@@ -174,7 +174,8 @@ def _sources(card: Card, folder: Path, sources: tuple[str, ...], classes: tuple[
     kinds = classes or sorted({path.name for name in here for path in inside(root / name) if path.is_dir()})
     lists = [root / f"{name}_{part}.txt" for name in here for part in ("train", "test")]
     if all(file.is_file() for file in lists):
-        shots, notes = _by_lists(root, lists, here, kinds), _lacking(card, sources, here)
+        shots = _by_lists(root, lists, here, kinds)
+        notes = _lacking(card, sources, here)
     else:
         shots = a_fifth(_by_folders(root, here, kinds, every=classes is not None), Key.root(0).fold(card.name, "test"))
         told = f"{card.name}: nothing here says what is for testing, so it is a fifth of each class and source, always the same."

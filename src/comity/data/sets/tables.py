@@ -152,7 +152,8 @@ def _heart(numbers: dict[str, NDArray[np.float64]], y: NDArray[np.int64], site: 
     ]
     share = np.mean([np.isnan(v).mean() for v in numbers.values()])
     notes = (f"heart: {share:.0%} of all values are missing{'; ' + '; '.join(empty) if empty else ''}: {HEART.missing}.",)
-    x, sick = torch.tensor(np.stack(columns, 1), dtype=torch.float32), torch.from_numpy((y > 0).astype(np.int64))
+    x = torch.tensor(np.stack(columns, 1), dtype=torch.float32)
+    sick = torch.from_numpy((y > 0).astype(np.int64))
     mine = {"site": Groups(tuple(map(str, sites)), of)}
     return Dataset(
         HEART.name,

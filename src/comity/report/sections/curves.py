@@ -41,7 +41,8 @@ def table(group: Group) -> Data:
         rounds = sorted({t for run in method.runs for t in run.curve})
         for t in rounds:
             values = [run.curve[t] for run in method.runs if t in run.curve]
-            mean, std = statistics.fmean(values), statistics.pstdev(values)
+            mean = statistics.fmean(values)
+            std = statistics.pstdev(values)
             sent = statistics.fmean(run.traffic.get(t, 0.0) for run in method.runs if t in run.curve)
             rows.append(
                 {
@@ -74,7 +75,8 @@ def _last(method: Method) -> float:
 def _layers(x: Spec, group: Group, tips: list[Spec]) -> list[Spec]:
     """Band, line, and a point where the pointer is."""
     whole = {"filter": "datum.party == ''"}
-    colour, y = by_method(group), share("accuracy", "test accuracy")
+    colour = by_method(group)
+    y = share("accuracy", "test accuracy")
     few = max(len(run.curve) for run in group.runs) <= FEW
     mark = {"type": "line", "point": {"size": 25}} if few else {"type": "line"}
     band: Spec = {

@@ -76,7 +76,8 @@ def parties(group: Group, method: Method) -> list[Party]:
         if name in ours:
             better, worse = counted(ours[name], theirs[name])
             low, high = paired_interval(better, worse, len(ours[name]))
-            solo, gain = statistics.fmean(theirs[name]), (better - worse) / len(ours[name])
+            solo = statistics.fmean(theirs[name])
+            gain = (better - worse) / len(ours[name])
             party = Party(name, statistics.fmean(values), solo, gain, low, high)
         found.append(party)
     return sorted(found, key=lambda p: (-(p.gain or 0.0), -p.accuracy))
@@ -290,8 +291,7 @@ def _matrix(method: str, rows: list[dict[str, object]]) -> Chart:
         tip("low", "95 % from", "+.1%"),
         tip("high", "to", "+.1%"),
     ]
-    across, down = word("party", "on whom", names), word("left_out", "effect of", names)
-    spec = heat(across, down, value, tips)
+    spec = heat(word("party", "on whom", names), word("left_out", "effect of", names), value, tips)
     best = max(rows, key=lambda r: float(str(r["effect"])))
     alt = (
         f"{method}: how much each party's presence changes the others' accuracy, in points. The largest help is "

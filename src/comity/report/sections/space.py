@@ -26,7 +26,8 @@ WHEN = {"before": "before local training", "after": "after local training"}
 def space(group: Group, chosen: Sequence[Method], seconds: float | None = None, reopen: bool = True) -> Section:
     """The fifth section, for the chosen methods; no further one is begun after so many `seconds`."""
     section = Section("space", "The representation space")
-    begin, told = time.process_time(), []
+    begin = time.process_time()
+    told = []
     maps: list[list[Chart]] = []
     for method in chosen:
         if seconds is not None and time.process_time() - begin > seconds:
@@ -173,7 +174,8 @@ def _layers(measures: dict[str, Any]) -> list[list[str]]:
     for layer, entry in (measures.get("layers") or {}).items():
         for when, words in WHEN.items():
             if when in entry:
-                mdl, probe = entry[when]["mdl"] or {}, entry[when]["separability"] or {}
+                mdl = entry[when]["mdl"] or {}
+                probe = entry[when]["separability"] or {}
                 figures = [_figure(mdl.get(unit), ".0f") for unit in ("nats", "bits")]
                 figures += [_figure(entry[when]["frechet"]["mean"], ".1f"), _figure(probe.get("accuracy"), ".1%")]
                 rows.append([layer, words, *figures])
