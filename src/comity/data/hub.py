@@ -122,12 +122,20 @@ def _dataset(name: str, parts: list[Rows], notes: tuple[str, ...]) -> Dataset:
     groups = {by: _groups(_values(parts, column)) for column, by in chosen.parties.items()}
     fixed: dict[str, Any] = {} if chosen.kind == "pictures" else {"mean": (0.0,), "std": (1.0,)}
     return Dataset(
-        name, torch.from_numpy(x), torch.from_numpy(y), len(names) or int(y.max()) + 1, f"{name} of the Hugging Face hub",
-        getattr(parts[0].info, "license", None) or "not stated on the hub", held if held.any() else None, groups=groups,
-        home=f"natural(by={next(iter(groups))})" if groups else COMMON, class_names=names,
+        name=name,
+        x=torch.from_numpy(x),
+        y=torch.from_numpy(y),
+        classes=len(names) or int(y.max()) + 1,
+        description=f"{name} of the Hugging Face hub",
+        licence=getattr(parts[0].info, "license", None) or "not stated on the hub",
+        official_test=held if held.any() else None,
+        groups=groups,
+        home=f"natural(by={next(iter(groups))})" if groups else COMMON,
+        class_names=names,
         missing="impute" if chosen.kind == "numbers" and bool(np.isnan(x).any()) else "refuse",
-        notes=tuple(f"{name}: {note}" for note in said), **fixed,
-    )  # fmt: skip
+        notes=tuple(f"{name}: {note}" for note in said),
+        **fixed,
+    )
 
 
 def _values(parts: list[Rows], column: str) -> Iterator[Any]:

@@ -293,11 +293,20 @@ def _dataset(name: str, brought: Brought, classes: int | None) -> Dataset:
     notes = [*brought.notes, *_told(parties, y, kinds, empty, test)]
     constants: dict[str, Any] = {} if x.ndim == 4 else {"mean": (0.0,), "std": (1.0,)}
     return Dataset(
-        name, torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y), kinds,
-        f"Imported: {brought.about}", "that of whoever brought it", torch.from_numpy(test) if test.any() else None,
-        groups={"party": Groups(tuple(parties), of)}, home="natural(by=party)", missing="impute" if empty.any() else "refuse",
-        class_names=names, notes=tuple(f"{name}: {note}" for note in notes), **constants,
-    )  # fmt: skip
+        name=name,
+        x=torch.from_numpy(np.ascontiguousarray(x)),
+        y=torch.from_numpy(y),
+        classes=kinds,
+        description=f"Imported: {brought.about}",
+        licence="that of whoever brought it",
+        official_test=torch.from_numpy(test) if test.any() else None,
+        groups={"party": Groups(tuple(parties), of)},
+        home="natural(by=party)",
+        missing="impute" if empty.any() else "refuse",
+        class_names=names,
+        notes=tuple(f"{name}: {note}" for note in notes),
+        **constants,
+    )
 
 
 def _check(parties: dict[str, Party]) -> None:

@@ -66,7 +66,16 @@ def picture(card: Card, path: Path, x: NDArray[Any], y: NDArray[Any], test: NDAr
     held = None if test is None else torch.from_numpy(np.asarray(test, dtype=np.bool_))
     answers = torch.from_numpy(labels(path, y, card.classes))
     told: dict[str, Any] = more | {"notes": (*partly(card, len(y)), *more.get("notes", ()))}
-    return Dataset(card.name, torch.from_numpy(x), answers, card.classes, card.description, card.licence, held, **told)
+    return Dataset(
+        name=card.name,
+        x=torch.from_numpy(x),
+        y=answers,
+        classes=card.classes,
+        description=card.description,
+        licence=card.licence,
+        official_test=held,
+        **told,
+    )
 
 
 def partly(card: Card, samples: int) -> tuple[str, ...]:
