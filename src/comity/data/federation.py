@@ -35,13 +35,13 @@ class Preprocess:
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Preprocess:
-        """From a JSON file."""
+        """The same as it was read from a JSON file, where tuples are lists."""
         fills = {party: tuple(values) for party, values in plain["fills"].items()}
         return Preprocess(plain["divisor"], tuple(plain["mean"]), tuple(plain["std"]), tuple(plain["marked"]), fills)
 
     @property
     def black(self) -> tuple[float, ...]:
-        """What 0 becomes."""
+        """What a pixel of 0 is once normalised, channel by channel."""
         return tuple(-m / s for m, s in zip(self.mean, self.std, strict=True))
 
     def for_party(self, party: str) -> Preprocess:
@@ -49,7 +49,7 @@ class Preprocess:
         return replace(self, fills={party: self.fills[party]} if party in self.fills else {})
 
     def normal(self, x: Tensor) -> Tensor:
-        """Scaled and normalised."""
+        """Values divided by `divisor`, less `mean`, over `std`."""
         values = x.float() / self.divisor if self.divisor != 1 else x
         mean, std = (torch.tensor(c).view(-1, *[1] * (x.dim() - 2)) for c in (self.mean, self.std))
         return (values - mean) / std
@@ -60,7 +60,7 @@ class Preprocess:
         return torch.cat([torch.where(x.isnan(), fill, x), x[:, marks].isnan().float()], 1)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """All of it, for the one party whose values are known."""
+        """Normalised and filled in, for a `Preprocess` of one party (`for_party`)."""
         x = self.normal(x.float())
         return self.filled(x, torch.tensor(next(iter(self.fills.values())))) if self.fills else x
 

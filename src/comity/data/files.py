@@ -131,7 +131,7 @@ def checksum_notes(name: str, sums: Mapping[str, str], found: Found) -> tuple[st
 
 
 def _key(found: Found) -> str:
-    """Changes when a file does."""
+    """A short name for these files as they are now: it changes when one of them does."""
     mark = blake2b(f"v{prepared.VERSION}".encode(), digest_size=8)
     for name, path in sorted(found.items()):
         root = path.resolve()  # once: a folder can hold a hundred thousand files

@@ -55,7 +55,7 @@ class Columns:
     names: tuple[str, ...]  # of the classes, where the hub has them
 
     def notes(self, every: Iterable[str]) -> tuple[str, ...]:
-        """What was chosen."""
+        """A sentence that says which columns were chosen and which left out."""
         rest = [c for c in every if c not in (self.label, *self.inputs, *self.parties)]
         return (
             f"the inputs are the {self.kind} of {', '.join(self.inputs)}, the classes those of {self.label}"

@@ -68,7 +68,7 @@ STEPS: dict[str, Any] = {"shift": shifts.kinds, "keep": Keep, "concept": Concept
 
 @dataclass(frozen=True)
 class Steps:
-    """All steps of a partition, read."""
+    """All steps of a partition, by kind and in their order."""
 
     shifts: list[tuple[str, ...]]
     keeps: list[Keep]
@@ -76,7 +76,7 @@ class Steps:
 
     @staticmethod
     def read(specs: list[Spec]) -> Steps:
-        """Refuse what is no step."""
+        """The steps that were written after a partition; what is no step is refused."""
         made = Steps([], [], [])
         for spec in specs:
             if spec.name not in STEPS:

@@ -80,7 +80,7 @@ class Page:
             "alt": chart.alt,
             "data": self._put(chart.data),
             "spec": chart.spec,
-            "options": [vars(option) for option in chart.options],
+            "options": [vars(box) for box in chart.checkboxes],
             "group": self._group,
             "method": chart.method,
         }

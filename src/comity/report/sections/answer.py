@@ -41,7 +41,7 @@ class Standing:
 
 
 def answer(group: Group, target: float | None = None) -> Section:
-    """The first section."""
+    """The page's first section: methods ranked, and the outcome in a few sentences."""
     section = Section("answer", "The answer")
     asked = target
     ranked, target = standings(group, asked)

@@ -15,7 +15,7 @@ from comity.errors import describe
 from comity.measure.frechet import pairwise
 from comity.measure.representations import Projection
 from comity.measure.separability import LEAST, separability
-from comity.report.blocks import Chart, Data, Pictures, Section, Spec
+from comity.report.blocks import Chart, Data, Pictures, Section, VegaSpec
 from comity.report.charts import PARTIES, first_of, heat, legend, quantity, tall, tip, word
 from comity.report.gather import Group, Run
 from comity.spec import parse
@@ -34,7 +34,7 @@ PARTS = ("train", "validation", "test")
 
 
 def data(group: Group, reopen: bool = True, samples: bool = True) -> Section:
-    """The fourth section."""
+    """The page's fourth section; `reopen` allows to open the data, `samples` to show some."""
     section = Section("data", "The data")
     run = next((run for run in group.runs if run.split), None)
     if run is None:
@@ -77,7 +77,7 @@ def _bubbles(federation: Federation) -> Chart:
         if counts[i, c]
     ]
     table = Data.of("classes", rows, ("party", "class", "samples"))
-    spec: Spec = {
+    spec: VegaSpec = {
         "height": tall(min(len(federation.names), PARTIES), 22),
         "mark": {"type": "circle", "opacity": 0.85, "color": "@c0"},
         "encoding": {
@@ -106,7 +106,7 @@ def _sizes(run: Run) -> Chart:
         for part in PARTS
     ]
     table = Data.of("sizes", rows, ("party", "part", "samples", "place"))
-    colour: Spec = {
+    colour: VegaSpec = {
         "field": "part",
         "type": "nominal",
         "title": None,
@@ -114,7 +114,7 @@ def _sizes(run: Run) -> Chart:
         "legend": legend("top", 3),
         "scale": {"domain": list(PARTS), "range": ["@c0", "@c5", "@c4"]},
     }
-    spec: Spec = {
+    spec: VegaSpec = {
         "height": tall(min(len(run.split), PARTIES), 22),
         "mark": {"type": "bar"},
         "encoding": {
@@ -187,7 +187,7 @@ def _features(federation: Federation) -> Chart:
     chosen = means.var(0).argsort(descending=True)[:20].sort().values.tolist()
     rows = [{"party": n, "feature": f"x{f}", "shift": float(means[i, f])} for i, n in enumerate(names) for f in chosen]
     most = float(means[:, chosen].abs().max()) or 1.0
-    value: Spec = {
+    value: VegaSpec = {
         "field": "shift",
         "type": "quantitative",
         "title": "shift",
@@ -222,7 +222,7 @@ def _differences(section: Section, federation: Federation, key: Key) -> None:
         for j, b in enumerate(names)
         if i != j
     ]
-    value: Spec = {
+    value: VegaSpec = {
         "field": "distance",
         "type": "quantitative",
         "title": "distance",

@@ -19,7 +19,7 @@ from comity.core.algorithm import chain
 from comity.core.diagnostics import CurveByRound, Diagnostic, ParameterNorms, PartyMatrix
 from comity.core.net import Note
 from comity.errors import Refusal, describe
-from comity.report.blocks import Chart, Data, Section, Spec
+from comity.report.blocks import Chart, Data, Section, VegaSpec
 from comity.report.charts import PARTIES, by_method, first_of, heat, quantity, tall, tip, whole_rounds, word
 from comity.report.gather import Group, Method
 from comity.report.sections.wire import talks
@@ -142,10 +142,10 @@ def _curve(group: Group, methods: list[Method], one: CurveByRound) -> Chart | No
     ]
     columns = ("method", "round", one.value, *(() if one.reference is None else (label,)))
     form = ".1%" if one.percent else ".3g"
-    how: Spec = {"axis": {"format": ".0%"}, "scale": {"domainMin": 0}} if one.percent else {}
+    how: VegaSpec = {"axis": {"format": ".0%"}, "scale": {"domainMin": 0}} if one.percent else {}
     y = quantity(one.value, one.axis_title, **how)
     tips = [tip("method", "method"), tip("round", "round"), tip(one.value, one.value, form)]
-    layers: list[Spec] = [
+    layers: list[VegaSpec] = [
         {
             "mark": {"type": "line", "point": {"size": 14}},
             "encoding": {"x": whole_rounds(), "y": y, "color": by_method(group, only=list(lines)), "tooltip": tips},
@@ -162,7 +162,7 @@ def _curve(group: Group, methods: list[Method], one: CurveByRound) -> Chart | No
         first = next(iter(lines))
         alt += f"; the dashed line is {'chance, ' if label == 'chance' else ''}{reference[first]:{form}}"
     ends = "; ".join(f"{name} ends at {list(line.values())[-1]:{form}}" for name, line in lines.items())
-    spec: Spec = {"height": 240, "layer": layers}
+    spec: VegaSpec = {"height": 240, "layer": layers}
     return Chart(one.name, _sentence(one.title), f"{alt}. {ends}.", Data.of(one.name, rows, columns), spec, half=True)
 
 
@@ -194,7 +194,7 @@ def _matrix(method: Method, one: PartyMatrix) -> Chart | None:
     everyone = list(dict.fromkeys(name for pair in last for name in pair))
     names = everyone[:PARTIES]
     rows = [{"party": a, "peer": b, one.value: v} for (a, b), v in last.items() if a in names and b in names]
-    value: Spec = {
+    value: VegaSpec = {
         "field": one.value,
         "type": "quantitative",
         "title": one.axis_title,
@@ -222,7 +222,7 @@ def _norms(method: Method, one: ParameterNorms) -> Chart | None:
     if not norms:
         return None
     rows = [{"method": method.name, "party": party, one.value: norm} for party, norm in norms.items()][:PARTIES]
-    spec: Spec = {
+    spec: VegaSpec = {
         "height": tall(len(rows)),
         "mark": {"type": "bar"},
         "encoding": {
@@ -238,7 +238,7 @@ def _norms(method: Method, one: ParameterNorms) -> Chart | None:
 
 
 def _about(
-    method: Method, one: Diagnostic, alt: str, rows: list[dict[str, object]], columns: tuple[str, ...], spec: Spec
+    method: Method, one: Diagnostic, alt: str, rows: list[dict[str, object]], columns: tuple[str, ...], spec: VegaSpec
 ) -> Chart:
     """A chart about one method: it bears the method's name, and goes when the method's box is not ticked."""
     name = f"{one.name}-{method.name}"

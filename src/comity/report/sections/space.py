@@ -13,18 +13,22 @@ from comity.core.key import Key
 from comity.errors import describe
 from comity.measure.representations import CUT, OFFSET, Representation, extract
 from comity.measure.separability import LEAST, separability
-from comity.report.blocks import Chart, Data, Section, Spec, Table
+from comity.report.blocks import Chart, Data, Section, Table, VegaSpec
 from comity.report.charts import MANY, SHAPES, legend, quantity, tip
 from comity.report.gather import Group, Method
 from comity.report.sections.diagnostics import diagnostics
 
 SAMPLES = 400
+"""Points in a map, of all parties together."""
 WIDTH = 256
+"""Values to which wider representations are projected."""
 WHEN = {"before": "before local training", "after": "after local training"}
 
 
 def space(group: Group, chosen: Sequence[Method], seconds: float | None = None, reopen: bool = True) -> Section:
-    """The fifth section, for the chosen methods; no further one is begun after so many `seconds`."""
+    """The page's fifth section: maps of the chosen methods' representations (no further one is begun after so many `seconds`),
+    what `comity measure` found, and methods' own diagnostics; `reopen` allows to open data and models.
+    """
     section = Section("space", "The representation space")
     begin = time.process_time()
     told = []
@@ -103,7 +107,7 @@ def _plane(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _scatter(method: str, when: str, data: Data, parties: list[str], classes: list[str]) -> Chart:
     few = len(parties) <= MANY
-    shape: Spec = (
+    shape: VegaSpec = (
         {
             "shape": {
                 "field": "party",
@@ -116,14 +120,14 @@ def _scatter(method: str, when: str, data: Data, parties: list[str], classes: li
         if few
         else {}
     )
-    colour: Spec = {
+    colour: VegaSpec = {
         "field": "class",
         "type": "nominal",
         "scale": {"domain": classes, "scheme": "tableau10" if len(classes) <= 10 else "tableau20"},
         "legend": legend("bottom", 10, "class") if len(classes) <= 20 else None,
     }
     plain = {"axis": None, "scale": {"zero": False}}
-    spec: Spec = {
+    spec: VegaSpec = {
         "height": 320,
         "transform": [{"filter": f"datum.when == '{when}'"}],
         "mark": {"type": "point", "filled": True, "size": 32, "opacity": 0.8, "aria": False},
