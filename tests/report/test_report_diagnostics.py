@@ -95,8 +95,12 @@ def test_a_users_method_has_its_charts(mine: Path) -> None:
 
 
 def test_a_name_that_the_page_has_already(mine: Path) -> None:
-    """The user's chart is called "bytes", as one of the page's own is: each has its own data."""
-    page = Written(report(mine, methods=[]))
+    """The user's chart is called "bytes", as one of the page's own is: each has its own data and file."""
+    page = Written(report(mine, methods=[], figures="svg"))
+    figures = {path.name: path.read_text(encoding="utf-8") for path in (mine / "figures").glob("bytes*.svg")}
+    assert {"bytes.svg", "bytes-2.svg"} <= set(figures)
+    assert "heat" in figures["bytes.svg"]
+    assert "bytes of a whole run" in figures["bytes-2.svg"]
     data = [chart["data"] for chart in page.charts.values() if chart["name"] == "bytes"]
     assert len(set(data)) == 2
     assert sorted(sorted(page.rows(name)[0]) for name in data) == [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from comity.report.blocks import VegaSpec
@@ -92,6 +92,16 @@ def tall(rows: int, each: int = 20) -> int:
 def first_of(count: int, most: int = PARTIES) -> str:
     """What is said of a chart that shows the first parties only."""
     return f" The first {most} of {count} parties." if count > most else ""
+
+
+def unused(name: str, used: Container[str]) -> str:
+    """The name, with a number after it if it is taken: a user's method may call its diagnostics what it likes."""
+    free = name
+    count = 1
+    while free in used:
+        count += 1
+        free = f"{name}-{count}"
+    return free
 
 
 def heat(across: VegaSpec, down: VegaSpec, value: VegaSpec, tips: list[VegaSpec]) -> VegaSpec:

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from comity.data.files import cache_folder
 from comity.experiments.checkpoint import write_atomically
 from comity.report.blocks import Block, Chart, Code, Data, Pictures, Section, Table, Text
-from comity.report.charts import colour_of
+from comity.report.charts import colour_of, unused
 from comity.report.gather import Group
 from comity.report.themes import CONFIG, DARK, LIGHT
 
@@ -95,11 +95,7 @@ class Page:
         """A table of data, once; its name in the page."""
         if id(data) not in self._names:
             plain = data.name if self._group in ("", "g0") else f"{data.name}-{self._group}"
-            name = plain
-            count = 1
-            while name in self.data:  # a user's method may call its diagnostics what it likes
-                count += 1
-                name = f"{plain}-{count}"
+            name = unused(plain, self.data)
             self._names[id(data)] = name
             self.data[name] = {column: _packed(values) for column, values in data.columns.items()}
         return self._names[id(data)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from comity.errors import Refusal
 from comity.report.blocks import Chart, Section, Table, VegaSpec
-from comity.report.charts import SHOWN
+from comity.report.charts import SHOWN, unused
 from comity.report.gather import Group, gather
 from comity.report.sections.answer import answer
 from comity.report.themes import CONFIG, LIGHT, coloured
@@ -21,11 +21,12 @@ COLUMN = 252
 
 def draw(groups: Sequence[tuple[Group, list[Section]]], folder: Path, kind: str) -> list[Path]:
     """Write every chart to a folder, a column wide."""
-    made = []
+    made: list[Path] = []
     for group, sections in groups:
         for chart in (block for section in sections for block in section.blocks if isinstance(block, Chart)):
-            name = f"{group.name}-{chart.name}" if len(groups) > 1 else chart.name
-            made.append(_write(folder, re.sub(r"[^\w+.-]+", "-", name).strip("-"), kind, figure(chart, group)))
+            plain = f"{group.name}-{chart.name}" if len(groups) > 1 else chart.name
+            name = unused(re.sub(r"[^\w+.-]+", "-", plain).strip("-"), {path.stem for path in made})
+            made.append(_write(folder, name, kind, figure(chart, group)))
     return made
 
 
