@@ -45,7 +45,9 @@ def show(value: object) -> str:
 
 def split(text: str, separator: str) -> list[str]:
     """Cut `text` at `separator`, but not inside parentheses."""
-    parts, depth, begin = [], 0, 0
+    parts = []
+    depth = 0
+    begin = 0
     for at, char in enumerate(text):
         depth += (char == "(") - (char == ")")
         if depth < 0:
@@ -90,7 +92,8 @@ def parse(text: str) -> Spec:
         if equals:
             if key in options:
                 raise Refusal(f"{text!r} gives {key} twice.")
-            options[key], last = value(right), key
+            options[key] = value(right)
+            last = key
         elif last:
             so_far = options[last]
             options[last] = (*so_far, value(part)) if isinstance(so_far, tuple) else (so_far, value(part))
@@ -103,15 +106,7 @@ def coerce(what: str, given: object, kind: Any) -> Any:
     """`given` as the annotated type `kind`, or a refusal that says what is wanted."""
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
-        choices = typing.get_args(kind)
-        if given is None and type(None) in choices:
-            return None
-        for choice in (c for c in choices if c is not type(None)):
-            try:
-                return coerce(what, given, choice)
-            except Refusal:
-                continue
-        raise Refusal(f"{what} cannot be {show(given)!r}.")
+        return _any_of(what, given, typing.get_args(kind))
     if origin is typing.Literal:
         if given in typing.get_args(kind):
             return given
@@ -119,6 +114,23 @@ def coerce(what: str, given: object, kind: Any) -> Any:
     if origin is tuple:
         (inner, *_) = typing.get_args(kind)
         return tuple(coerce(what, g, inner) for g in (given if isinstance(given, tuple | list) else (given,)))
+    return _single(what, given, kind)
+
+
+def _any_of(what: str, given: object, choices: tuple[Any, ...]) -> Any:
+    """`given` as the first of several types that it fits."""
+    if given is None and type(None) in choices:
+        return None
+    for choice in (c for c in choices if c is not type(None)):
+        try:
+            return coerce(what, given, choice)
+        except Refusal:
+            continue
+    raise Refusal(f"{what} cannot be {show(given)!r}.")
+
+
+def _single(what: str, given: object, kind: Any) -> Any:
+    """One number, word, or true or false: 3 is a float as well, 3.0 a whole number, and any number a word."""
     if kind is float and isinstance(given, int | float) and not isinstance(given, bool):
         return float(given)
     if kind is int and isinstance(given, float) and given.is_integer():

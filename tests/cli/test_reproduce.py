@@ -10,7 +10,7 @@ from harness import comity, one_sentence, works
 
 from comity import papers
 from comity.errors import ComityError, Refusal
-from comity.papers import Column, Line
+from comity.papers import Column, MethodRow
 from comity.studies import reproduce
 from comity.studies.reproduce import Cell, Verdict, implemented, lines, markdown, verdicts
 
@@ -19,7 +19,7 @@ COLUMN = Column(name="c", title="C", measure="mean")
 
 def cell(measured: tuple[float, ...], paper: float | tuple[float, float] | None = None, row: str = "a", why: str = "") -> Cell:
     printed = {} if paper is None else {"c": paper}
-    return Cell(COLUMN, Line(name=row, title=row.upper(), algorithm="fedavg", paper=printed), measured, why)
+    return Cell(COLUMN, MethodRow(name=row, title=row.upper(), algorithm="fedavg", paper=printed), measured, why)
 
 
 OWN = """

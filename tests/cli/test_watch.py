@@ -16,10 +16,10 @@ from harness import SMALL, Child, Nursery, comity, contents, frames, on_terminal
 from rich.console import Console
 
 from comity.cli import watch
-from comity.cli.screen import size
 from comity.cli.tail import Followed, Runs, Tail
 from comity.errors import ComityError
 from comity.experiments.checkpoint import held, locked
+from comity.units import size
 
 LONG = ("--parties", "4", "--rounds", "2000", "--model", "linear", "--partition", "iid", "--engine", "loop")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from written import SMALL, Written, compared
 
 from comity import run
-from comity.report import report, sections
+from comity.report import report, sections_of
 from comity.report.blocks import Text
 from comity.report.gather import gather
 
@@ -218,7 +218,7 @@ def test_bytes_changed_anywhere(name: str, at: float, length: int, put: bytes, f
     path.write_bytes(before[:k] + put + before[k + length :])
     try:
         (group,) = gather(folder)
-        texts = [b.text for s in sections(group, folder, None, None, True, False) for b in s.blocks if isinstance(b, Text)]
+        texts = [b.text for s in sections_of(group, folder, None, None, True, False) for b in s.blocks if isinstance(b, Text)]
         assert not any("cannot be shown" in text for text in texts), texts
     finally:
         path.write_bytes(before)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from written import Written, compared, loaded, rows
 
-from comity.cli.screen import size
 from comity.core.net import Charge
 from comity.experiments.folder import read_ledger
 from comity.experiments.loop import reopen
@@ -19,6 +18,7 @@ from comity.measure.fairness import fairness
 from comity.measure.targets import reached
 from comity.report import report
 from comity.studies.compare import Row
+from comity.units import size
 
 METHODS = ("solo", "fedavg", "fed-sps", "adcol")
 SEEDS = (0, 1)

@@ -13,7 +13,6 @@ import pytest
 from written import SMALL, Written, compared, loaded
 
 from comity import Federation, run
-from comity.cli.screen import size
 from comity.core.net import Ledger
 from comity.errors import Refusal
 from comity.experiments.build import Job, Quiet
@@ -21,6 +20,7 @@ from comity.experiments.config import experiment
 from comity.experiments.loop import Result
 from comity.report import report
 from comity.studies.compare import tune
+from comity.units import size
 
 SECTIONS = ["answer", "curves", "gains", "data", "space", "wire", "again"]
 

@@ -14,7 +14,7 @@ import vl_convert
 from written import SMALL, Written, compared
 
 from comity import run
-from comity.report import report, sections
+from comity.report import report, sections_of
 from comity.report.blocks import Chart
 from comity.report.gather import gather
 from comity.report.static import figure
@@ -61,7 +61,7 @@ def drawn(folder: Path) -> dict[str, str]:
     """Every chart as svg."""
     found = {}
     for group in gather(folder):
-        for section in sections(group, folder, [], None, True, False):
+        for section in sections_of(group, folder, [], None, True, False):
             for block in section.blocks:
                 if isinstance(block, Chart):
                     found[block.name] = vl_convert.vegalite_to_svg(figure(block, group))

@@ -11,7 +11,7 @@ import vl_convert
 from written import compared
 
 from comity.errors import Refusal
-from comity.report import report, sections
+from comity.report import report, sections_of
 from comity.report.blocks import Chart, Table
 from comity.report.gather import Group, gather
 from comity.report.static import figure, ranking
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def drawn(folder: Path) -> dict[str, tuple[Chart, Group]]:
     (group,) = gather(folder)
-    made = sections(group, folder, ["fedavg+dbe"], None, False, False)
+    made = sections_of(group, folder, ["fedavg+dbe"], None, False, False)
     return {b.name: (b, group) for section in made for b in section.blocks if isinstance(b, Chart)}
 
 
@@ -63,7 +63,7 @@ def test_every_option_leads_somewhere(drawn: dict[str, tuple[Chart, Group]]) -> 
     """A box above a chart changes what is drawn, and what it says at first is how the chart is drawn at first."""
     boxes = 0
     for chart, _ in drawn.values():
-        for option in chart.options:
+        for option in chart.checkboxes:
             for path in option.paths:
                 place = chart.spec
                 for step in path[:-1]:
@@ -110,7 +110,7 @@ def test_markdown(folder: Path) -> None:
     title, _, heads, rule, *lines = ranking(folder, "markdown").splitlines()
     assert title == "digits, iid\\|keep(samples=40), 3 parties, mlp2(width=8), 2 rounds"
     (group,) = gather(folder)
-    table = next(b for b in sections(group, folder, [], None, True, False)[0].blocks if isinstance(b, Table))
+    table = next(b for b in sections_of(group, folder, [], None, True, False)[0].blocks if isinstance(b, Table))
     assert cells(heads) == list(table.heads)
     assert cells(rule) == ["---", *["---:"] * (len(table.heads) - 1)]
     assert [cells(line) for line in lines] == [list(row) for row in table.rows]

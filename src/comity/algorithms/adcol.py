@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from comity.core import *
+from comity.core.diagnostics import CurveByRound
 from comity.parts.classwise import features_of
 from comity.parts.discriminator import carried, discriminator, labelled
 from comity.parts.divergence import kl_from_uniform
@@ -74,6 +75,19 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     self_contained = True
     feature_skew_only = True
     bytes_formula = "Σ_t (4 · d · Σ_{i∈S_t} ⌈r·n_i⌉ + |S_t| · S_D), and 2 · |S_t| · S_shared with aggregate"
+
+    diagnostics = (
+        CurveByRound(
+            name="discriminator",
+            title="the discriminator, towards chance",
+            meaning="how often the discriminator names the party of a representation",
+            value="accuracy",
+            axis="discriminator's accuracy",
+            metric="discriminator/accuracy",
+            percent=True,
+            reference="chance",
+        ),
+    )
 
     mu: float = option(1.0, "weight of the adversarial term, eq. 2", minimum=0)
     disc: Literal["mlp", "linear", "deep", "conv"] = option("mlp", "D: three FC layers (5.1), one (B.15), five (B.12), two conv")

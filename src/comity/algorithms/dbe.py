@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from comity.core import *
+from comity.core.diagnostics import Diagnostic, ParameterNorms
 from comity.parts.averaged import AveragesWeights
 
 OFFSET = "dbe.offset"
@@ -102,6 +103,16 @@ class Dbe(Wrapper[Mean]):
     noise_q: float = option(0.0, "q, share of an uploaded mean that is withheld (Table 3)", minimum=0, maximum=1)
 
     has_offset: ClassVar[bool] = True
+    diagnostics: ClassVar[tuple[Diagnostic, ...]] = (
+        ParameterNorms(
+            name="offsets",
+            title="the parties' offsets",
+            meaning="norms of the parties' offsets",
+            value="norm",
+            axis="Euclidean norm of the offset",
+            parameter=OFFSET,
+        ),
+    )
     bytes_formula = "the host's, and N · (S + 8·K) once before round 1"
 
     @classmethod

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from comity.core import *
+from comity.core.diagnostics import PartyMatrix
 from comity.parts.attack import Attacks, Range
 from comity.parts.choice import Asks, remembered
 from comity.parts.overlap import Help, combined, gains, gradients, help_for
@@ -60,6 +61,16 @@ class FedSps(Attacks, Asks, PeerToPeer[FedSpsState]):
     self_contained = True
     hears_peers = True
     bytes_formula = "Σ_t Σ_{i asks j} (S + S_g + 12), S_g = the gradient; in samples mode |ODA_ij| · (4·dim x + 4) instead of S_g"
+
+    diagnostics = (
+        PartyMatrix(
+            name="overlap",
+            title="whose data overlap",
+            meaning="how much parties' data overlap, by adversarial samples that fool both",
+            value="overlap",
+            prefix="overlap/",
+        ),
+    )
 
     alpha: float = option(0.1, "α, weight of the party's own perturbed samples", minimum=0)
     beta: float = option(0.5, "β, weight of the overlap with peers", minimum=0)

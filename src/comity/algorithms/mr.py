@@ -19,6 +19,7 @@ from comity.core import *
 @algorithm
 class Mr(Dbe):
     has_offset: ClassVar[bool] = False
+    diagnostics = ()
     train_offset: bool = field(default=True, init=False)
 
     @property

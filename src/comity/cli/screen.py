@@ -16,25 +16,11 @@ from comity.core.ledger import Ledger
 from comity.experiments.build import Job
 from comity.experiments.folder import read_metrics
 from comity.measure import conventions
+from comity.units import duration as duration  # noqa: PLC0414  (the other commands say screen.duration, screen.size)
+from comity.units import size as size  # noqa: PLC0414
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
-
-
-def size(count: float) -> str:
-    """Bytes for people: MB = 10^6."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.3g} {unit}" if count < 999 * scale else f"{count / scale:.0f} {unit}"
-    return f"{count:.0f} B"
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
 def traffic(ledger: Ledger) -> int:

@@ -14,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from comity.cli import text_plot
-from comity.cli.screen import duration, in_full, out, size
+from comity.cli.screen import in_full, out
 from comity.cli.tail import Followed, Runs
 from comity.errors import Refusal
+from comity.units import duration, size
 
 EVERY = 1.0  # seconds from look to look
 OTHERS = 58  # columns of the screen that a line has beside the run's name

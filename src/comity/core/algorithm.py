@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, dataclass_transform
 
+from comity.core.diagnostics import Diagnostic
 from comity.core.fit import Working
 from comity.core.key import Key
 from comity.core.party import Info, Party, Traffic
@@ -79,6 +80,8 @@ class Algorithm(ABC, Generic[S, C, M]):
     """Whether the method is not meant for parties whose labels differ: then a run on such parties says so."""
     bytes_formula: ClassVar[str] = ""
     """The closed form that `traffic` computes, as `comity show` prints it."""
+    diagnostics: ClassVar[tuple[Diagnostic, ...]] = ()
+    """What a report shows of the figures that the method notes, and of the parameters that its parties keep."""
 
     @property
     def finishes(self) -> bool:

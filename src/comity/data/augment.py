@@ -58,7 +58,9 @@ class Rotate:
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         angle = (torch.rand(len(x), generator=generator).to(x.device) * 2 - 1) * math.radians(self.degrees)
-        cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
+        cos = angle.cos()
+        sin = angle.sin()
+        zero = torch.zeros_like(angle)
         ratio = x.shape[-2] / x.shape[-1]  # turning is in pixels, but the grid's sides are both 2 long
         theta = torch.stack([torch.stack([cos, -sin * ratio, zero], 1), torch.stack([sin / ratio, cos, zero], 1)], 1)
         grid = F.affine_grid(theta, list(x.shape), align_corners=False)

@@ -53,45 +53,69 @@ class Dataset:
     notes: tuple[str, ...] = ()  # what a user should know: what is missing, what was changed
 
     def __post_init__(self) -> None:
-        whose = f"dataset {self.name!r}"
         coerce("missing", self.missing, Literal["refuse", "impute"])
+        self._take_values()
+        for by, group in self.groups.items():
+            if not isinstance(group, Groups):
+                raise Refusal(f"The grouping {by!r} of {self._called} must be comity.data.Groups(names, of).")
+            group.check(by, len(self.y))
+        self._check_ranges()
+        self._check_constants()
+        self._check_official_test()
+
+    @property
+    def _called(self) -> str:
+        """How refusals name the dataset."""
+        return f"dataset {self.name!r}"
+
+    def _take_values(self) -> None:
+        """Samples and labels as tensors of the types that training needs, checked; bytes stay bytes."""
         if isinstance(self.x, np.ndarray) and self.x.dtype == np.uint8:
             object.__setattr__(self, "x", torch.from_numpy(np.require(self.x, requirements="CW")))
         if isinstance(self.x, Tensor) and self.x.dtype == torch.uint8 and self.x.dim() == 4 and len(self.x):
-            # Bytes stay bytes, and where they are: a memory-mapped file is shared by all processes. Their labels are checked.
-            labels = Samples.of(whose, np.zeros((len(self.x), 1)), self.y)
+            # Bytes stay where they are, too: a memory-mapped file is shared by all processes. Their labels are checked.
+            labels = Samples.of(self._called, np.zeros((len(self.x), 1)), self.y)
             object.__setattr__(self, "y", labels.y)
-        else:
-            x, holes = self.x, None
-            if self.missing == "impute":
-                given = numbers(f"The x of {whose}", self.x)
-                if given.ndim != 2:
-                    raise Refusal(f"Missing values are filled in tables only; a sample of {whose} has shape {given.shape[1:]}.")
-                holes = np.isnan(given)
-                x = torch.from_numpy(np.where(holes, 0, given))
-            checked = Samples.of(whose, x, self.y)
-            filled = checked.x if holes is None else checked.x.masked_fill(torch.from_numpy(holes), torch.nan)
-            object.__setattr__(self, "x", filled)
-            object.__setattr__(self, "y", checked.y)
-        for by, group in self.groups.items():
-            if not isinstance(group, Groups):
-                raise Refusal(f"The grouping {by!r} of {whose} must be comity.data.Groups(names, of).")
-            group.check(by, len(self.y))
+            return
+        checked = self._with_holes() if self.missing == "impute" else Samples.of(self._called, self.x, self.y)
+        object.__setattr__(self, "x", checked.x)
+        object.__setattr__(self, "y", checked.y)
+
+    def _with_holes(self) -> Samples:
+        """A table's samples and labels: all but the missing values are checked, which stay missing (NaN)."""
+        given = numbers(f"The x of {self._called}", self.x)
+        if given.ndim != 2:
+            raise Refusal(f"Missing values are filled in tables only; a sample of {self._called} has shape {given.shape[1:]}.")
+        holes = np.isnan(given)
+        checked = Samples.of(self._called, torch.from_numpy(np.where(holes, 0, given)), self.y)
+        return replace(checked, x=checked.x.masked_fill(torch.from_numpy(holes), torch.nan))
+
+    def _check_ranges(self) -> None:
+        """Labels must be less than `classes`, and pixels between 0 and 1."""
         if self.y.max() >= coerce("classes", self.classes, int):
-            raise Refusal(f"A label of {whose} is {int(self.y.max())}, but labels must be less than classes={self.classes}.")
+            raise Refusal(
+                f"A label of {self._called} is {int(self.y.max())}, but labels must be less than classes={self.classes}."
+            )
         if self.x.dim() == 4 and not self._bytes and not 0 <= self.x.min() <= self.x.max() <= 1:
             raise Refusal(
-                f"The images of {whose} have values from {self.x.min():g} to {self.x.max():g}; bring them to between 0 and 1."
+                f"The images of {self._called} have values from {self.x.min():g} to {self.x.max():g}; "
+                "bring them to between 0 and 1."
             )
+
+    def _check_constants(self) -> None:
+        """`mean` and `std` must be numbers, one or one a channel."""
         for constant in ("mean", "std"):
             object.__setattr__(self, constant, coerce(constant, getattr(self, constant), tuple[float, ...]))
         if any(len(c) not in (1, self.x.shape[1]) for c in (self.mean, self.std)) or not all(s > 0 for s in self.std):
-            raise Refusal(f"mean and std of {whose} must be one number or one a channel, and std more than 0.")
+            raise Refusal(f"mean and std of {self._called} must be one number or one a channel, and std more than 0.")
+
+    def _check_official_test(self) -> None:
+        """The official test part must leave something to learn from."""
         mask = self.official_test
         if mask is not None and not (
             isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == self.y.shape and mask.any() and not mask.all()
         ):
-            raise Refusal(f"official_test of {whose} must be a mask with true for some samples and false for others.")
+            raise Refusal(f"official_test of {self._called} must be a mask with true for some samples and false for others.")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -154,9 +178,11 @@ class Dataset:
             first, *more = [parse(part) for part in cut(self.home, "|")]
             chained = [*more, *chained]
         elif first.name in STEPS:
-            first, chained = parse("iid"), [first, *chained]
+            chained = [first, *chained]
+            first = parse("iid")
         steps = Steps.read(chained)
-        rule, validation = protocols.read(test), protocols.check_validation(validation)
+        rule = protocols.read(test)
+        validation = protocols.check_validation(validation)
         seed = coerce("seed", seed, int)
         # A key of its own for each purpose: a test or shift setting must not change who gets which sample.
         key = Key.root(seed).fold("data")
@@ -169,11 +195,15 @@ class Dataset:
 
         shares: dict[str, Share] = {}
         for i, (name, piece) in enumerate(owned.items()):
-            mine, source = np.sort(pool[piece.positions if isinstance(piece, Piece) else piece]), None
             if isinstance(piece, Piece):
+                mine = np.sort(pool[piece.positions])
                 source = common[self.groups[piece.by].of[common] == piece.group]
+            else:
+                mine = np.sort(pool[piece])
+                source = None
             learn, held = rule.divide(name, y, mine, common, source, key.fold("test", name).numpy())
-            learn, labels = steps.keep(name, y, learn, key), steps.labels(i, self.classes, key)
+            learn = steps.keep(name, y, learn, key)
+            labels = steps.labels(i, self.classes, key)
             shares[name] = share(name, y, learn, held, validation=validation, key=key, shift=steps.shift(i), labels=labels)
         text = "|".join(map(str, [first, *chained]))
         return self._build(Split(self.name, self.fingerprint(), text, test, validation, seed, shares))

@@ -35,13 +35,13 @@ class Preprocess:
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Preprocess:
-        """From a JSON file."""
+        """The same as it was read from a JSON file, where tuples are lists."""
         fills = {party: tuple(values) for party, values in plain["fills"].items()}
         return Preprocess(plain["divisor"], tuple(plain["mean"]), tuple(plain["std"]), tuple(plain["marked"]), fills)
 
     @property
     def black(self) -> tuple[float, ...]:
-        """What 0 becomes."""
+        """What a pixel of 0 is once normalised, channel by channel."""
         return tuple(-m / s for m, s in zip(self.mean, self.std, strict=True))
 
     def for_party(self, party: str) -> Preprocess:
@@ -49,7 +49,7 @@ class Preprocess:
         return replace(self, fills={party: self.fills[party]} if party in self.fills else {})
 
     def normal(self, x: Tensor) -> Tensor:
-        """Scaled and normalised."""
+        """Values divided by `divisor`, less `mean`, over `std`."""
         values = x.float() / self.divisor if self.divisor != 1 else x
         mean, std = (torch.tensor(c).view(-1, *[1] * (x.dim() - 2)) for c in (self.mean, self.std))
         return (values - mean) / std
@@ -60,7 +60,7 @@ class Preprocess:
         return torch.cat([torch.where(x.isnan(), fill, x), x[:, marks].isnan().float()], 1)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """All of it, for the one party whose values are known."""
+        """Normalised and filled in, for a `Preprocess` of one party (`for_party`)."""
         x = self.normal(x.float())
         return self.filled(x, torch.tensor(next(iter(self.fills.values())))) if self.fills else x
 
@@ -119,7 +119,9 @@ class Federation:
         A party gives `(x, y)`, of which the `own` protocol keeps a test part, or `((x, y), (x_test, y_test))`. Values
         are used as they are. Without `classes`, there are as many as the largest label says.
         """
-        rule, validation, seed = read(test), check_validation(validation), coerce("seed", seed, int)
+        rule = read(test)
+        validation = check_validation(validation)
+        seed = coerce("seed", seed, int)
         if not isinstance(rule, Own):
             raise Refusal(
                 f"Parties that bring their own arrays have no common test set for {test!r}; "
@@ -135,7 +137,8 @@ class Federation:
         data: dict[str, PartyData] = {}
         shares: dict[str, Share] = {}
         for name, (samples, tests) in given.items():
-            y, everything = samples.y.numpy(), np.arange(len(samples))
+            y = samples.y.numpy()
+            everything = np.arange(len(samples))
             if tests:
                 learn, held = everything[:-tests], everything[-tests:]
             else:
@@ -160,8 +163,7 @@ def share(
 ) -> Share:
     """A party's share: of what it learns from, a stratified part is kept for validation (none if it has too few)."""
     kept = stratified(y[learn], validation, key.fold("validation", party).numpy())
-    train, validate, held = (tuple(part.tolist()) for part in (learn[~kept], learn[kept], test))
-    return Share(train, validate, held, shift, labels)
+    return Share(tuple(learn[~kept].tolist()), tuple(learn[kept].tolist()), tuple(test.tolist()), shift, labels)
 
 
 def _gather(name: str, given: Pair | tuple[Pair, Pair]) -> tuple[Samples, int]:

@@ -83,7 +83,8 @@ def obtain(name: str, ways: tuple[Way, ...], trust: bool = False) -> Dataset:
         if way.pickles and not trust:
             refused = found
             continue
-        made, told = way.read(found), checksum_notes(name, way.sums, found)
+        made = way.read(found)
+        told = checksum_notes(name, way.sums, found)
         return keep(replace(made, notes=(*made.notes, *told)) if told else made, kept)
     if refused is not None:
         file = next(iter(refused.values()))
@@ -130,7 +131,7 @@ def checksum_notes(name: str, sums: Mapping[str, str], found: Found) -> tuple[st
 
 
 def _key(found: Found) -> str:
-    """Changes when a file does."""
+    """A short name for these files as they are now: it changes when one of them does."""
     mark = blake2b(f"v{prepared.VERSION}".encode(), digest_size=8)
     for name, path in sorted(found.items()):
         root = path.resolve()  # once: a folder can hold a hundred thousand files
@@ -145,7 +146,8 @@ class Missing(Refusal):
     """A dataset that is not on this machine."""
 
     def __init__(self, name: str, ways: tuple[Way, ...], hub: str = "") -> None:
-        self.name, self.ways = name, ways
+        self.name = name
+        self.ways = ways
         folders = ", ".join(map(str, data_folders()))
         where = f"the folder named by COMITY_DATA ({folders})" if folders else "a folder and name it with COMITY_DATA"
         others = f"; or take it from the Hugging Face hub with --data hub:{hub}" if hub else ""

@@ -55,7 +55,7 @@ class Columns:
     names: tuple[str, ...]  # of the classes, where the hub has them
 
     def notes(self, every: Iterable[str]) -> tuple[str, ...]:
-        """What was chosen."""
+        """A sentence that says which columns were chosen and which left out."""
         rest = [c for c in every if c not in (self.label, *self.inputs, *self.parties)]
         return (
             f"the inputs are the {self.kind} of {', '.join(self.inputs)}, the classes those of {self.label}"
@@ -122,12 +122,20 @@ def _dataset(name: str, parts: list[Rows], notes: tuple[str, ...]) -> Dataset:
     groups = {by: _groups(_values(parts, column)) for column, by in chosen.parties.items()}
     fixed: dict[str, Any] = {} if chosen.kind == "pictures" else {"mean": (0.0,), "std": (1.0,)}
     return Dataset(
-        name, torch.from_numpy(x), torch.from_numpy(y), len(names) or int(y.max()) + 1, f"{name} of the Hugging Face hub",
-        getattr(parts[0].info, "license", None) or "not stated on the hub", held if held.any() else None, groups=groups,
-        home=f"natural(by={next(iter(groups))})" if groups else COMMON, class_names=names,
+        name=name,
+        x=torch.from_numpy(x),
+        y=torch.from_numpy(y),
+        classes=len(names) or int(y.max()) + 1,
+        description=f"{name} of the Hugging Face hub",
+        licence=getattr(parts[0].info, "license", None) or "not stated on the hub",
+        official_test=held if held.any() else None,
+        groups=groups,
+        home=f"natural(by={next(iter(groups))})" if groups else COMMON,
+        class_names=names,
         missing="impute" if chosen.kind == "numbers" and bool(np.isnan(x).any()) else "refuse",
-        notes=tuple(f"{name}: {note}" for note in said), **fixed,
-    )  # fmt: skip
+        notes=tuple(f"{name}: {note}" for note in said),
+        **fixed,
+    )
 
 
 def _values(parts: list[Rows], column: str) -> Iterator[Any]:
@@ -176,7 +184,8 @@ def _classes(name: str, chosen: Columns, values: list[Any]) -> tuple[NDArray[np.
 def _pictures(parts: list[Rows], column: str) -> tuple[NDArray[np.uint8], int]:
     """Bytes N x C x H x W, grey if all pictures are, and how many sizes they had."""
     looks = [(picture.mode, picture.size) for picture in _values(parts, column)]
-    grey, sizes = all(mode in ("1", "L") for mode, _ in looks), {size for _, size in looks}
+    grey = all(mode in ("1", "L") for mode, _ in looks)
+    sizes = {size for _, size in looks}
     width, height = looks[0][1] if len(sizes) == 1 else (SIZE, SIZE)
     made = np.empty((len(looks), 1 if grey else 3, height, width), np.uint8)
     for k, picture in enumerate(_values(parts, column)):

@@ -31,7 +31,7 @@ LEAST = 4  # samples: what the partition `natural` asks of a party
 Array = NDArray[Any]
 
 
-class Party(NamedTuple):
+class Contribution(NamedTuple):
     """What one party brings: samples, their labels as they were found (numbers or words), and which are for testing."""
 
     path: Path
@@ -42,9 +42,9 @@ class Party(NamedTuple):
 
 @dataclass(frozen=True)
 class Brought:
-    """All parties in one shape, and what a user should know of it."""
+    """What all parties bring, in one shape, and what a user should know of it."""
 
-    parties: dict[str, Party]
+    parties: dict[str, Contribution]
     about: str
     notes: tuple[str, ...] = ()
 
@@ -127,7 +127,7 @@ def _kind(path: Path) -> str:
 # Arrays.
 
 
-def _arrays(path: Path) -> Party:
+def _arrays(path: Path) -> Contribution:
     """`x` and `y`, and where it has them `x_test` and `y_test`."""
     held = read_npz(path, missing=True)
     for wanted in ("x", "y", *(["x_test", "y_test"] if {"x_test", "y_test"} & set(held) else [])):
@@ -150,13 +150,13 @@ def _arrays(path: Path) -> Party:
     if made[0].shape[1:] != made[-1].shape[1:]:
         raise bad(path, f"has samples of shape {made[0].shape[1:]} but test samples of shape {made[-1].shape[1:]}")
     y = np.concatenate([y for _, y in parts])
-    return Party(path, np.concatenate(made), y, np.arange(len(y)) >= len(made[0]))
+    return Contribution(path, np.concatenate(made), y, np.arange(len(y)) >= len(made[0]))
 
 
 # Pictures.
 
 
-def _pictures(found: dict[str, Path], size: int | None) -> dict[str, Party]:
+def _pictures(found: dict[str, Path], size: int | None) -> dict[str, Contribution]:
     """One folder a class in each party's folder, all brought to one size."""
     files: dict[str, list[Path]] = {}
     for name, path in found.items():
@@ -168,7 +168,7 @@ def _pictures(found: dict[str, Path], size: int | None) -> dict[str, Party]:
     wanted = (size, size) if size is not None else _common_size(files)
     kinds = {name: np.array([picture.parent.name for picture in mine]) for name, mine in files.items()}
     return {
-        name: Party(found[name], read_images(mine, wanted), kinds[name], np.zeros(len(mine), np.bool_))
+        name: Contribution(found[name], read_images(mine, wanted), kinds[name], np.zeros(len(mine), np.bool_))
         for name, mine in files.items()
     }
 
@@ -207,7 +207,7 @@ def _tables(tables: dict[str, Table], label: str) -> Brought:
     parties = {}
     for name, table in tables.items():
         x = np.concatenate([_encoded(table, c, words[c]) for c in columns], axis=1)
-        parties[name] = Party(Path(table.path), x, table[label], np.zeros(len(x), np.bool_))
+        parties[name] = Contribution(Path(table.path), x, table[label], np.zeros(len(x), np.bool_))
     many = {c: len(w) for c, w in words.items() if w}
     told = ", ".join(f"{c} ({n})" for c, n in many.items())
     notes = (f"words became a column of 0 and 1 each, for all words that any party has (none set where one is missing): {told}.",)
@@ -265,7 +265,8 @@ def _scaled(brought: Brought) -> Brought:
         mean = np.nansum(learn, over, keepdims=True) / count
         std = np.sqrt(np.nansum((learn - mean) ** 2, over, keepdims=True) / count)
         flags = np.isin(learn, (0, 1)).all(over, keepdims=True)
-        mean, std = np.where(flags, 0, mean), np.where(flags | (std == 0), 1, std)
+        mean = np.where(flags, 0, mean)
+        std = np.where(flags | (std == 0), 1, std)
         made[name] = party._replace(x=((party.x - mean) / std).astype(np.float32))
     told = (
         "columns were standardised at import with the mean and spread of each party's own file (of its training part where "
@@ -280,7 +281,8 @@ def _dataset(name: str, brought: Brought, classes: int | None) -> Dataset:
     _check(parties)
     answers, names = _answers(parties, classes)
     x = np.concatenate([party.x for party in parties.values()])
-    y, test = np.concatenate(answers), np.concatenate([party.test for party in parties.values()])
+    y = np.concatenate(answers)
+    test = np.concatenate([party.test for party in parties.values()])
     kinds = len(names) or classes or int(y.max()) + 1
     if kinds < 2:
         raise Refusal("All samples have the same label, so there is nothing to learn.")
@@ -291,14 +293,23 @@ def _dataset(name: str, brought: Brought, classes: int | None) -> Dataset:
     notes = [*brought.notes, *_told(parties, y, kinds, empty, test)]
     constants: dict[str, Any] = {} if x.ndim == 4 else {"mean": (0.0,), "std": (1.0,)}
     return Dataset(
-        name, torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y), kinds,
-        f"Imported: {brought.about}", "that of whoever brought it", torch.from_numpy(test) if test.any() else None,
-        groups={"party": Groups(tuple(parties), of)}, home="natural(by=party)", missing="impute" if empty.any() else "refuse",
-        class_names=names, notes=tuple(f"{name}: {note}" for note in notes), **constants,
-    )  # fmt: skip
+        name=name,
+        x=torch.from_numpy(np.ascontiguousarray(x)),
+        y=torch.from_numpy(y),
+        classes=kinds,
+        description=f"Imported: {brought.about}",
+        licence="that of whoever brought it",
+        official_test=torch.from_numpy(test) if test.any() else None,
+        groups={"party": Groups(tuple(parties), of)},
+        home="natural(by=party)",
+        missing="impute" if empty.any() else "refuse",
+        class_names=names,
+        notes=tuple(f"{name}: {note}" for note in notes),
+        **constants,
+    )
 
 
-def _check(parties: dict[str, Party]) -> None:
+def _check(parties: dict[str, Contribution]) -> None:
     """All parties must agree in shape and in whether they have a test part."""
     first, model = next(iter(parties.items()))
     for name, party in parties.items():
@@ -323,7 +334,7 @@ def _check(parties: dict[str, Party]) -> None:
             raise Refusal(f"Party {name!r} has values that are missing, which can be filled in tables only: fill them.")
 
 
-def _answers(parties: dict[str, Party], classes: int | None) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
+def _answers(parties: dict[str, Contribution], classes: int | None) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
     """Labels as classes: numbers as they are, words in sorted order over all parties."""
     texts = [name for name, party in parties.items() if not _numbers(party.y)]
     if not texts:
@@ -340,7 +351,7 @@ def _answers(parties: dict[str, Party], classes: int | None) -> tuple[list[NDArr
 
 
 def _told(
-    parties: dict[str, Party], y: NDArray[np.int64], classes: int, empty: NDArray[np.bool_], test: NDArray[np.bool_]
+    parties: dict[str, Contribution], y: NDArray[np.int64], classes: int, empty: NDArray[np.bool_], test: NDArray[np.bool_]
 ) -> list[str]:
     """What a user should know: what is missing, unused or small."""
     notes = []

@@ -62,7 +62,8 @@ def read(folder: Path) -> Dataset:
         groups = {by: Groups(tuple(names), np.array(arrays[f"group-{k}"])) for k, (by, names) in named}
         held = torch.from_numpy(np.array(arrays["test"])) if "test" in arrays else None
         known: dict[str, Any] = {name: tuple(v) if isinstance(v := told[name], list) else v for name in TOLD}
-        x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(np.array(arrays["y"]))
+        x = torch.from_numpy(arrays["x"])
+        y = torch.from_numpy(np.array(arrays["y"]))
         made = Dataset(x=x, y=y, official_test=held, groups=groups, **known)
         same = (told["version"], told["fingerprint"], told["test"]) == (VERSION, made.fingerprint(), _digest(made))
     except (OSError, ValueError, TypeError, KeyError, EOFError, AttributeError, Refusal) as why:

@@ -80,14 +80,16 @@ class Tail(Own):
         self, party: str, y: Ints, mine: Ints, common: Ints, source: Ints | None, rng: np.random.Generator
     ) -> tuple[Ints, Ints]:
         _check_two(party, mine)
-        taken, dropped = (np.zeros(len(mine), dtype=np.bool_) for _ in range(2))
+        taken = np.zeros(len(mine), dtype=np.bool_)
+        dropped = np.zeros(len(mine), dtype=np.bool_)
         for c in np.unique(y[mine]):
             at = np.flatnonzero(y[mine] == c)
             taken[at[max(1, len(at) - round(self.fraction * len(at))) :]] = True
         for step in range(1, min(self.gap + 1, len(mine))):  # a test sample's neighbours, of whatever class
             dropped[step:] |= taken[:-step]
             dropped[:-step] |= taken[step:]
-        learn, test = mine[~taken & ~dropped], mine[taken]
+        learn = mine[~taken & ~dropped]
+        test = mine[taken]
         if not len(learn) or not len(test):
             raise Refusal(
                 f"Party {party!r} has too few samples to set the last {self.fraction:g} of each class apart; use own(0.25)."
@@ -150,7 +152,8 @@ class Matched:
     ) -> tuple[Ints, Ints]:
         room = np.bincount(y[common], minlength=int(y.max()) + 1)
         counts = np.where(room > 0, np.bincount(y[mine], minlength=len(room)), 0)
-        total, classes = int(counts.sum()), np.flatnonzero(counts)
+        total = int(counts.sum())
+        classes = np.flatnonzero(counts)
         if total == 0:
             raise Refusal(f"The common test set has no samples of the classes of party {party!r}; use own(0.25).")
         most = int((room[classes] * total // counts[classes]).min())

@@ -92,7 +92,7 @@ def apply(shift: str, x: Tensor, key: Key) -> Tensor:
 
 
 def kinds(kinds: tuple[str, ...] = SENSORS) -> tuple[str, ...]:
-    """The options of a `shift` step."""
+    """A `shift` step: the kinds that parties have in turn; unknown ones are refused."""
     for kind in kinds:
         if kind not in KINDS:
             raise unknown("kind of shift", kind, KINDS)

@@ -69,16 +69,7 @@ class Split:
         if not self.parties:
             raise Refusal("The split names no parties; use the split.json of a run.")
         for name, share in self.parties.items():
-            check_name(name)
-            if share.labels is not None and sorted(share.labels) != list(range(classes)):
-                raise Refusal(f"The split must give party {name!r} a name for each of {classes} classes; the file is damaged.")
-            if not share.train or not share.test:
-                raise Refusal(f"The split leaves party {name!r} without training or without test samples.")
-            for index in chain(share.train, share.validation, share.test):
-                if not 0 <= index < samples:
-                    raise Refusal(
-                        f"The split gives party {name!r} sample {index}, but the dataset has samples 0 to {samples - 1}."
-                    )
+            _check_share(name, share, samples, classes)
         uses = np.zeros(samples, dtype=np.int64)
         for share in self.parties.values():
             np.add.at(uses, list(share.train + share.validation), 1)
@@ -87,6 +78,18 @@ class Split:
                 raise Refusal(f"The split uses a training sample of party {name!r} twice; the file is damaged.")
             if uses[list(share.test)].any():
                 raise Refusal(f"The split tests party {name!r} on a sample that is trained on; the file is damaged.")
+
+
+def _check_share(name: str, share: Share, samples: int, classes: int) -> None:
+    """Refuse one party's share that makes no sense by itself."""
+    check_name(name)
+    if share.labels is not None and sorted(share.labels) != list(range(classes)):
+        raise Refusal(f"The split must give party {name!r} a name for each of {classes} classes; the file is damaged.")
+    if not share.train or not share.test:
+        raise Refusal(f"The split leaves party {name!r} without training or without test samples.")
+    for index in chain(share.train, share.validation, share.test):
+        if not 0 <= index < samples:
+            raise Refusal(f"The split gives party {name!r} sample {index}, but the dataset has samples 0 to {samples - 1}.")
 
 
 def check_name(name: object) -> None:

@@ -55,7 +55,8 @@ class Concept:
         """What party i calls each class, if not by its number; no two groups do it alike."""
         if self.groups > math.factorial(min(classes, 20)):
             raise Refusal(f"{classes} classes cannot be called in {self.groups} different ways; use fewer groups.")
-        rng, made = key.fold("concept").numpy(), [tuple(range(classes))]
+        rng = key.fold("concept").numpy()
+        made = [tuple(range(classes))]
         while len(made) <= i % self.groups:
             drawn = tuple(rng.permutation(classes).tolist())
             made += [drawn] if drawn not in made else []
@@ -67,7 +68,7 @@ STEPS: dict[str, Any] = {"shift": shifts.kinds, "keep": Keep, "concept": Concept
 
 @dataclass(frozen=True)
 class Steps:
-    """All steps of a partition, read."""
+    """All steps of a partition, by kind and in their order."""
 
     shifts: list[tuple[str, ...]]
     keeps: list[Keep]
@@ -75,7 +76,7 @@ class Steps:
 
     @staticmethod
     def read(specs: list[Spec]) -> Steps:
-        """Refuse what is no step."""
+        """The steps that were written after a partition; what is no step is refused."""
         made = Steps([], [], [])
         for spec in specs:
             if spec.name not in STEPS:

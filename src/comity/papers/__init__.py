@@ -23,6 +23,8 @@ Settings = dict[str, Any]
 
 
 class _Entry(BaseModel):
+    """A column or row: its name in files and on the command line, its title for people, and its part of the runs' settings."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
@@ -32,12 +34,12 @@ class _Entry(BaseModel):
     smoke: Settings = Field(default_factory=dict)
 
     def at(self, scale: Scale) -> Settings:
-        """What replaces the settings at a scale."""
+        """What replaces the settings at a scale; nothing at the paper's own, full."""
         return {"full": {}, "reduced": self.reduced, "smoke": self.smoke}[scale]
 
 
 class Column(_Entry):
-    """A column: what is measured, and on which run."""
+    """A column of a paper's table: what is measured, and on which run."""
 
     measure: str
     run: str = ""
@@ -45,12 +47,12 @@ class Column(_Entry):
 
     @property
     def runs(self) -> str:
-        """The name of its run."""
+        """The name of its run: its own name, unless it shares another column's."""
         return self.run or self.name
 
 
-class Line(_Entry):
-    """A row: a method and what the paper prints for it, by column; a pair is a mean and its standard deviation."""
+class MethodRow(_Entry):
+    """A row of a paper's table: a method, and what the paper prints for it by column; a pair is a mean and its deviation."""
 
     algorithm: str
     paper: dict[str, float | tuple[float, float]] = Field(default_factory=dict)
@@ -62,7 +64,7 @@ class Line(_Entry):
 
 
 class Table(BaseModel):
-    """A table of a paper."""
+    """A table of a paper: its setting, its columns and rows, and the printed numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -75,24 +77,24 @@ class Table(BaseModel):
     reduced: Settings = Field(default_factory=dict)
     smoke: Settings = Field(default_factory=dict)
     columns: tuple[Column, ...]
-    rows: tuple[Line, ...]
+    rows: tuple[MethodRow, ...]
 
     def at(self, scale: Scale) -> Settings:
         """What replaces the settings at a scale; `seeds`, `columns` and `rows` are about the table itself."""
         return {"full": {}, "reduced": self.reduced, "smoke": self.smoke}[scale]
 
     def seeds(self, scale: Scale) -> int:
-        """How many seeds."""
+        """Under how many seeds each method is run."""
         many: int = self.at(scale).get("seeds", self.trials)
         return many
 
-    def chosen(self, scale: Scale) -> tuple[list[Column], list[Line]]:
+    def chosen(self, scale: Scale) -> tuple[list[Column], list[MethodRow]]:
         """The columns and rows of a scale."""
         asked = self.at(scale)
         columns = [c for c in self.columns if c.name in asked.get("columns", [c.name])]
         return columns, [r for r in self.rows if r.name in asked.get("rows", [r.name])]
 
-    def run_settings(self, run: str, row: Line, scale: Scale) -> Settings:
+    def run_settings(self, run: str, row: MethodRow, scale: Scale) -> Settings:
         """The settings of one run of a row."""
         mine = [c for c in self.columns if c.runs == run]
         layers: list[Mapping[str, Any]] = [self.settings, *(c.settings for c in mine), row.settings]
@@ -116,7 +118,7 @@ class Claim:
 
 
 def names() -> list[str]:
-    """All experiments, as in dbe/table5."""
+    """All papers' tables by name, as in dbe/table5."""
     found = sorted(HERE.glob("*/*.toml"), key=lambda p: (p.parent.name, p.stem.rstrip("0123456789abc"), _number(p.stem), p.stem))
     return [f"{path.parent.name}/{path.stem}" for path in found]
 

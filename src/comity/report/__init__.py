@@ -54,7 +54,7 @@ def report(
         known = {m.name for group in groups for m in group.methods if m.finished}
         if name not in known:
             raise unknown("finished method called", name, known)
-    made = [(group, sections(group, folder, methods, target, quick, samples)) for group in groups]
+    made = [(group, sections_of(group, folder, methods, target, quick, samples)) for group in groups]
     path = Path(out) if out else folder / "report.html"
     write_atomically(path, Page().html(folder.resolve().name, folder, made, front(folder)))
     if figures is not None:
@@ -62,7 +62,7 @@ def report(
     return path
 
 
-def sections(
+def sections_of(
     group: Group, folder: Path, methods: Sequence[str] | None, target: float | None, quick: bool, samples: bool
 ) -> list[Section]:
     """A group's sections; one that fails says why, in its place."""

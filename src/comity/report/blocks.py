@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Spec = dict[str, Any]
+VegaSpec = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -19,16 +19,16 @@ class Data:
 
     @staticmethod
     def of(name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Data:
-        """From rows."""
+        """A table of these columns, from rows; what a row does not have is None."""
         return Data(name, {column: [row.get(column) for row in rows] for column in columns})
 
     def rows(self) -> list[dict[str, Any]]:
-        """Row by row."""
+        """The table row by row, each by column."""
         return [dict(zip(self.columns, row, strict=True)) for row in zip(*self.columns.values(), strict=True)]
 
 
 @dataclass(frozen=True)
-class Option:
+class Checkbox:
     """A box to tick above a chart: it sets a value at one or several places of the specification."""
 
     label: str
@@ -46,14 +46,14 @@ class Chart:
     title: str
     alt: str
     data: Data
-    spec: Spec
-    options: tuple[Option, ...] = ()
+    spec: VegaSpec
+    checkboxes: tuple[Checkbox, ...] = ()
     half: bool = False
     """Whether two of its kind stand side by side."""
     method: str = ""
     """The one method that it is about: without its box ticked, the chart goes."""
 
-    def standing(self) -> Spec:
+    def standing(self) -> VegaSpec:
         """The specification with its data inside: complete, for a file of its own."""
         spec = copy.deepcopy(self.spec)
         spec["data"] = {"values": self.data.rows()}

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from comity.data.files import cache_folder
 from comity.experiments.checkpoint import write_atomically
 from comity.report.blocks import Block, Chart, Code, Data, Pictures, Section, Table, Text
-from comity.report.charts import colour_of
+from comity.report.charts import colour_of, unused
 from comity.report.gather import Group
 from comity.report.themes import CONFIG, DARK, LIGHT
 
@@ -38,7 +38,8 @@ class Page:
 
     def html(self, title: str, folder: Path, groups: Sequence[tuple[Group, list[Section]]], front: Sequence[Block]) -> str:
         """The whole file."""
-        made, first = [], [self._render(block) for block in front]
+        first = [self._render(block) for block in front]
+        made = []
         for k, (group, sections) in enumerate(groups):
             self._group = f"g{k}"
             parts = [{"name": s.name, "title": s.title, "blocks": [self._render(b) for b in _paired(s.blocks)]} for s in sections]
@@ -79,7 +80,7 @@ class Page:
             "alt": chart.alt,
             "data": self._put(chart.data),
             "spec": chart.spec,
-            "options": [vars(option) for option in chart.options],
+            "options": [vars(box) for box in chart.checkboxes],
             "group": self._group,
             "method": chart.method,
         }
@@ -93,7 +94,8 @@ class Page:
     def _put(self, data: Data) -> str:
         """A table of data, once; its name in the page."""
         if id(data) not in self._names:
-            name = data.name if self._group in ("", "g0") else f"{data.name}-{self._group}"
+            plain = data.name if self._group in ("", "g0") else f"{data.name}-{self._group}"
+            name = unused(plain, self.data)
             self._names[id(data)] = name
             self.data[name] = {column: _packed(values) for column, values in data.columns.items()}
         return self._names[id(data)]
@@ -122,7 +124,8 @@ def _pictures(pictures: Pictures) -> Markup:
         f'<img src="{source}" style="--share: {share:.3f}" alt="samples of {html.escape(name)}"></div>'
         for name, (source, share) in pictures.rows.items()
     )
-    title, alt = html.escape(pictures.title), html.escape(pictures.alt)
+    title = html.escape(pictures.title)
+    alt = html.escape(pictures.alt)
     return Markup(f"<figure><h3>{title}</h3>{rows}<figcaption>{alt}</figcaption></figure>")
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from comity.errors import Refusal
-from comity.report.blocks import Chart, Section, Spec, Table
-from comity.report.charts import SHOWN
+from comity.report.blocks import Chart, Section, Table, VegaSpec
+from comity.report.charts import SHOWN, unused
 from comity.report.gather import Group, gather
 from comity.report.sections.answer import answer
 from comity.report.themes import CONFIG, LIGHT, coloured
@@ -21,11 +21,12 @@ COLUMN = 252
 
 def draw(groups: Sequence[tuple[Group, list[Section]]], folder: Path, kind: str) -> list[Path]:
     """Write every chart to a folder, a column wide."""
-    made = []
+    made: list[Path] = []
     for group, sections in groups:
         for chart in (block for section in sections for block in section.blocks if isinstance(block, Chart)):
-            name = f"{group.name}-{chart.name}" if len(groups) > 1 else chart.name
-            made.append(_write(folder, re.sub(r"[^\w+.-]+", "-", name).strip("-"), kind, figure(chart, group)))
+            plain = f"{group.name}-{chart.name}" if len(groups) > 1 else chart.name
+            name = unused(re.sub(r"[^\w+.-]+", "-", plain).strip("-"), {path.stem for path in made})
+            made.append(_write(folder, name, kind, figure(chart, group)))
     return made
 
 
@@ -35,7 +36,7 @@ def check_kind(kind: str) -> None:
         raise Refusal(f"Figures are {', '.join(KINDS)}, not {kind!r}.")
 
 
-def figure(chart: Chart, group: Group) -> Spec:
+def figure(chart: Chart, group: Group) -> VegaSpec:
     """A chart as it stands in a paper: as wide as a column, with its own legend."""
     spec = chart.standing()
     _with_legend(spec, group.names)
@@ -48,7 +49,7 @@ def figure(chart: Chart, group: Group) -> Spec:
         "line": {"strokeWidth": 1.3},
         "legend": CONFIG["legend"] | small | {"orient": "bottom", "columns": 3, "symbolSize": 40},
     }
-    made: Spec = coloured(spec | {"config": config, "background": "#ffffff"}, LIGHT)
+    made: VegaSpec = coloured(spec | {"config": config, "background": "#ffffff"}, LIGHT)
     return made
 
 
@@ -66,7 +67,7 @@ def _with_legend(spec: Any, methods: list[str]) -> None:
             _with_legend(part, methods)
 
 
-def _write(folder: Path, name: str, kind: str, spec: Spec) -> Path:
+def _write(folder: Path, name: str, kind: str, spec: VegaSpec) -> Path:
     import vl_convert
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from comity.experiments.build import Job, Progress, federation_of, prepare
 from comity.experiments.config import Experiment, experiment
 from comity.experiments.folder import read_metrics
 from comity.measure import conventions, targets
-from comity.papers import Claim, Column, Line, Scale, Table
+from comity.papers import Claim, Column, MethodRow, Scale, Table
 from comity.spec import parse, split
 from comity.studies.compare import folder_name, run_once
 from comity.track import Trackers
@@ -34,7 +34,7 @@ class Run:
     """One row of a table on one run's data: an experiment for each seed, or why there is none."""
 
     name: str
-    row: Line
+    row: MethodRow
     experiments: tuple[Experiment, ...] = ()
     why: str = ""
 
@@ -48,7 +48,7 @@ class Cell:
     """What the paper prints, and what was measured for each seed, or why nothing was."""
 
     column: Column
-    row: Line
+    row: MethodRow
     measured: tuple[float, ...] = ()
     why: str = ""
 
@@ -122,7 +122,12 @@ def federation_for(one: Experiment) -> Federation:
 
 
 def plan_runs(
-    table: Table, scale: Scale, seeds: Sequence[int], columns: Sequence[Column], rows: Sequence[Line], changes: dict[str, Any]
+    table: Table,
+    scale: Scale,
+    seeds: Sequence[int],
+    columns: Sequence[Column],
+    rows: Sequence[MethodRow],
+    changes: dict[str, Any],
 ) -> list[Run]:
     """All runs that the columns and rows ask for; `changes` are a user's own settings, which come last."""
     made = []
@@ -233,7 +238,7 @@ def execute(
 
 
 def collect(
-    runs: Sequence[Run], done: dict[tuple[str, str], list[Outcome]], columns: Sequence[Column], rows: Sequence[Line]
+    runs: Sequence[Run], done: dict[tuple[str, str], list[Outcome]], columns: Sequence[Column], rows: Sequence[MethodRow]
 ) -> list[Cell]:
     """The table's cells, column by column."""
     why = {(run.name, run.row.name): run.why for run in runs}

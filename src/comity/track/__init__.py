@@ -86,7 +86,9 @@ class Trackers:
         settings = job.experiment.model_dump(exclude_none=True)
         self._sizes = {p.name: len(p.data.test) for p in job.parties}
         self._following = self._each(self._all, lambda one: one.begin(folder, settings))
-        charges, notes, total = defaultdict(list), defaultdict(list), Counter[str]()
+        charges = defaultdict(list)
+        notes = defaultdict(list)
+        total = Counter[str]()
         for charge in read_ledger(folder):
             charges[charge.round].append(charge)
         for note in read_metrics(folder):

@@ -12,8 +12,12 @@ from typing import Any
 from comity.experiments.checkpoint import write_atomically
 from comity.track import needs
 
-KEPT, STORE, EXPERIMENT = "mlflow.json", "mlflow.db", "comity"
-METRICS, PARAMETERS, LONGEST = 1000, 100, 6000  # what MLflow takes at once, and characters of a parameter
+KEPT = "mlflow.json"  # in a run's folder: which run of MLflow's it is
+STORE = "mlflow.db"
+EXPERIMENT = "comity"
+METRICS = 1000  # so many MLflow takes at once
+PARAMETERS = 100  # so many it takes at once
+LONGEST = 6000  # characters of a parameter
 URI = "MLFLOW_TRACKING_URI"
 
 

@@ -145,7 +145,10 @@ def _listed(where: str, held: Mapping[bytes, object], key: bytes, classes: int) 
 
 def _read(source: Source | Sequence[Source], version: _Version, batch: Callable[[str, bytes], Batch]) -> Cifar:
     """Read all batches, and put them after one another."""
-    x, y, is_test, coarse = [], [], [], []
+    x = []
+    y = []
+    is_test = []
+    coarse = []
     sources = [source] if isinstance(source, str | Path) else source
     for where, name, content in (found for s in sources for found in _contents(s, version)):
         images, fine, superclass = batch(where, content)

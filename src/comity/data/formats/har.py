@@ -28,7 +28,8 @@ class Har(NamedTuple):
 def read_uci_har(folder: Source) -> Har:
     """The inertial signals in `UCI HAR Dataset`, or in the folder that holds it."""
     root = folder_of(folder, "UCI HAR Dataset")
-    train, test = _part(root, "train"), _part(root, "test")
+    train = _part(root, "train")
+    test = _part(root, "test")
     return Har(
         np.concatenate([train.x, test.x]),
         np.concatenate([train.y, test.y]),
@@ -41,7 +42,8 @@ def _part(root: Path, part: str) -> Har:
     """The training or the test set."""
     folder = root / part
     signals = {name: _numbers(folder / "Inertial Signals" / f"{name}_{part}.txt", TIMES) for name in SIGNALS}
-    y_file, people = folder / f"y_{part}.txt", folder / f"subject_{part}.txt"
+    y_file = folder / f"y_{part}.txt"
+    people = folder / f"subject_{part}.txt"
     y = labels(y_file, _numbers(y_file, 1), ACTIVITIES, first=1)
     subject = labels(people, _numbers(people, 1), PEOPLE, first=1, what="subject") + 1
     same_length(folder, labels=y, subjects=subject)

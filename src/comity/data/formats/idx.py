@@ -48,7 +48,8 @@ def read_idx_pair(
 
     EMNIST stores its pictures with rows and columns exchanged (`transposed`), and counts its letters from 1 (`first`).
     """
-    x, y = _only(images, 3), _only(answers, 1)
+    x = _only(images, 3)
+    y = _only(answers, 1)
     if len(x) != len(y):
         raise Refusal(f"{images} has {len(x)} images but {answers} has {len(y)} labels: they do not belong together.")
     return np.ascontiguousarray(x.swapaxes(2, 3)) if transposed else x, labels(answers, y, classes, first)

@@ -51,7 +51,8 @@ def read_image(path: Source, size: Size | None = None, grey: bool = False) -> Pi
     pillow = optional("PIL.Image", path)
     with reading(path), file.open("rb") as stream, parsing(path, f"is no png, jpeg, bmp or ppm picture, or {DAMAGED}"):
         picture = pillow.open(stream, formats=FORMATS)
-        mode, made = picture.mode, picture.convert("L" if grey else "RGB")
+        mode = picture.mode
+        made = picture.convert("L" if grey else "RGB")
     if mode.startswith(DEEP):
         raise bad(path, "has more than 8 bits a colour: save it with 8")
     if sides is not None:
@@ -83,7 +84,8 @@ def read_image_list(
 ) -> tuple[Pixels, Labels]:
     """The pictures that a list names: a path within `root`, a space and a label from 0 on each line (as of DomainNet)."""
     base = folder_of(root)
-    paths, answers = [], []
+    paths = []
+    answers = []
     with opened(list_file) as stream:
         lines = stream.read().decode("utf-8-sig").splitlines()
     for number, line in enumerate(lines, 1):

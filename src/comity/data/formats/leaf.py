@@ -67,7 +67,10 @@ def _users(path: Path) -> Iterator[tuple[str, Pixels, Labels]]:
         held = json.loads(content)
     except (ValueError, RecursionError) as why:
         raise bad(path, f"is not json, or {DAMAGED}") from why
-    users, counts, data = (held.get(key) if isinstance(held, dict) else None for key in ("users", "num_samples", "user_data"))
+    told = held if isinstance(held, dict) else {}
+    users = told.get("users")
+    counts = told.get("num_samples")
+    data = told.get("user_data")
     if not (isinstance(users, list) and isinstance(counts, list) and isinstance(data, dict) and len(users) == len(counts)):
         raise bad(path, "is not a file of LEAF: it must have users, num_samples (one a user) and user_data")
     for name, count in zip(users, counts, strict=True):
@@ -79,7 +82,8 @@ def _users(path: Path) -> Iterator[tuple[str, Pixels, Labels]]:
 
 def _samples(path: Path, name: str, own: dict[str, Any], count: object) -> tuple[Pixels, Labels]:
     """The images and labels of one user."""
-    x, y = _numbers(own.get("x")), _numbers(own.get("y"))
+    x = _numbers(own.get("x"))
+    y = _numbers(own.get("y"))
     if x is None or y is None or y.ndim != 1 or (x.shape != (len(y), SIDE * SIDE) and len(y)):
         raise bad(path, f"has data of {shown(name)} that are not lists of {SIDE * SIDE} pixels and a label for each")
     if len(y) != count or len(x) != count:

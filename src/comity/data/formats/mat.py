@@ -37,6 +37,7 @@ def read_svhn_mat(path: Source) -> tuple[Pixels, Labels]:
             f"has an X of shape {x.shape} and type {x.dtype}, but SVHN's is (32, 32, 3, images) and uint8: "
             "use the cropped digits (train_32x32.mat)",
         )
-    images, y = np.ascontiguousarray(x.transpose(3, 2, 0, 1)), labels(path, held["y"], classes=11)
+    images = np.ascontiguousarray(x.transpose(3, 2, 0, 1))
+    y = labels(path, held["y"], classes=11)
     same_length(path, images=images, labels=y)
     return images, y % 10

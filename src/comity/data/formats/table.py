@@ -109,14 +109,16 @@ def read_csv(path: Source, header: Sequence[str] | None = None, delimiter: str =
 def read_parquet(path: Source) -> Table:
     """A parquet file's columns of numbers and text, by name; a missing number is NaN (its column float64), missing text ''."""
     file = present(path)
-    arrow, parquet = optional("pyarrow", path), optional("pyarrow.parquet", path)
+    arrow = optional("pyarrow", path)
+    parquet = optional("pyarrow.parquet", path)
     with reading(path):
         with parsing(path, f"is no parquet file, or {DAMAGED}"):
             held = parquet.ParquetFile(file).read()
         if not held.num_rows or not held.num_columns:
             raise bad(path, "has no rows")
         _check_names(path, held.column_names)
-        kinds, columns = arrow.types, []
+        kinds = arrow.types
+        columns = []
         for name, column in zip(held.column_names, held.columns, strict=True):
             values = column.cast(column.type.value_type) if kinds.is_dictionary(column.type) else column
             if kinds.is_string(values.type) or kinds.is_large_string(values.type):

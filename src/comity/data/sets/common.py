@@ -66,7 +66,16 @@ def picture(card: Card, path: Path, x: NDArray[Any], y: NDArray[Any], test: NDAr
     held = None if test is None else torch.from_numpy(np.asarray(test, dtype=np.bool_))
     answers = torch.from_numpy(labels(path, y, card.classes))
     told: dict[str, Any] = more | {"notes": (*partly(card, len(y)), *more.get("notes", ()))}
-    return Dataset(card.name, torch.from_numpy(x), answers, card.classes, card.description, card.licence, held, **told)
+    return Dataset(
+        name=card.name,
+        x=torch.from_numpy(x),
+        y=answers,
+        classes=card.classes,
+        description=card.description,
+        licence=card.licence,
+        official_test=held,
+        **told,
+    )
 
 
 def partly(card: Card, samples: int) -> tuple[str, ...]:
@@ -94,7 +103,8 @@ class Shot(NamedTuple):
 def album(card: Card, root: Path, shots: Sequence[Shot], **more: Any) -> Dataset:
     """A dataset of picture files, brought to the card's size."""
     x = read_images([shot.path for shot in shots], (card.shape[1], card.shape[2]))
-    y, test = np.array([shot.label for shot in shots]), np.array([shot.test for shot in shots])
+    y = np.array([shot.label for shot in shots])
+    test = np.array([shot.test for shot in shots])
     return picture(card, root, x, y, test if test.any() else None, **more)
 
 

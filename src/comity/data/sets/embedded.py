@@ -44,7 +44,14 @@ def _table() -> tuple[NDArray[Any], NDArray[Any]]:
 def _digits() -> Dataset:
     pixels, labels = _table()
     x = torch.tensor(pixels / 16, dtype=torch.float32).reshape(-1, *DIGITS.shape)
-    return Dataset(DIGITS.name, x, torch.tensor(labels), DIGITS.classes, DIGITS.description, DIGITS.licence)
+    return Dataset(
+        name=DIGITS.name,
+        x=x,
+        y=torch.tensor(labels),
+        classes=DIGITS.classes,
+        description=DIGITS.description,
+        licence=DIGITS.licence,
+    )
 
 
 register(Entry(DIGITS, make=_digits))

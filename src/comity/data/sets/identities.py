@@ -28,30 +28,30 @@ if TYPE_CHECKING:
     from comity.measure.retrieval import Seen
 
 MARKET = Card(
-    "market1501",
-    12936,
-    751,
-    (3, 128, 64),
-    "People seen by six cameras (Zheng et al. 2015), the 751 for training, at 128 x 64",
-    "research use",
+    name="market1501",
+    samples=12936,
+    classes=751,
+    shape=(3, 128, 64),
+    description="People seen by six cameras (Zheng et al. 2015), the 751 for training, at 128 x 64",
+    licence="research use",
     groups=("camera",),
 )
 MSMT = Card(
-    "msmt17",
-    32621,
-    1041,
-    (3, 128, 64),
-    "People seen by fifteen cameras (Wei et al. 2018), the 1,041 for training, at 128 x 64",
-    "research use, by agreement",
+    name="msmt17",
+    samples=32621,
+    classes=1041,
+    shape=(3, 128, 64),
+    description="People seen by fifteen cameras (Wei et al. 2018), the 1,041 for training, at 128 x 64",
+    licence="research use, by agreement",
     groups=("camera",),
 )
 VERI = Card(
-    "veri776",
-    37778,
-    576,
-    (3, 128, 128),
-    "Vehicles seen by twenty cameras (Liu et al. 2016), the 576 for training, at 128 x 128",
-    "non-commercial research use, on request",
+    name="veri776",
+    samples=37778,
+    classes=576,
+    shape=(3, 128, 128),
+    description="Vehicles seen by twenty cameras (Liu et al. 2016), the 576 for training, at 128 x 128",
+    licence="non-commercial research use, on request",
     groups=("camera",),
 )
 

@@ -12,21 +12,21 @@ from comity.data.library import Card, Entry, register
 from comity.data.sets.common import Shot, album, table, within
 
 TINY = Card(
-    "tiny-imagenet",
-    110000,
-    200,
-    (3, 64, 64),
-    "Photos of 200 kinds at 64 x 64 (Stanford CS231n); its val part is the official test part",
-    "research use; the photos' rights are their owners'",
+    name="tiny-imagenet",
+    samples=110000,
+    classes=200,
+    shape=(3, 64, 64),
+    description="Photos of 200 kinds at 64 x 64 (Stanford CS231n); its val part is the official test part",
+    licence="research use; the photos' rights are their owners'",
     hub="zh-plus/tiny-imagenet",
 )
 CUB = Card(
-    "cub200",
-    11788,
-    200,
-    (3, 128, 128),
-    "Photos of 200 kinds of birds (Wah et al. 2011), at 128 x 128",
-    "non-commercial research use; the photos' rights are their owners'",
+    name="cub200",
+    samples=11788,
+    classes=200,
+    shape=(3, 128, 128),
+    description="Photos of 200 kinds of birds (Wah et al. 2011), at 128 x 128",
+    licence="non-commercial research use; the photos' rights are their owners'",
 )
 
 

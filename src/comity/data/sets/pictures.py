@@ -17,56 +17,99 @@ from comity.data.library import Card, Entry, register
 from comity.data.sets.common import RESEARCH, Pair, halves, picture, resized
 from comity.data.sets.sums import SUMS
 
-MNIST = Card("mnist", 70000, 10, (1, 28, 28), "Handwritten digits, grey", "CC BY-SA 3.0", hub="ylecun/mnist")
-FASHION = Card(
-    "fashion-mnist", 70000, 10, (1, 28, 28), "Clothes, grey (Xiao et al. 2017)", "MIT", hub="zalando-datasets/fashion_mnist"
+MNIST = Card(
+    name="mnist",
+    samples=70000,
+    classes=10,
+    shape=(1, 28, 28),
+    description="Handwritten digits, grey",
+    licence="CC BY-SA 3.0",
+    hub="ylecun/mnist",
 )
-USPS = Card("usps", 9298, 10, (1, 16, 16), "Handwritten digits of the US mail, grey (Hull 1994)", RESEARCH, hub="flwrlabs/usps")
+FASHION = Card(
+    name="fashion-mnist",
+    samples=70000,
+    classes=10,
+    shape=(1, 28, 28),
+    description="Clothes, grey (Xiao et al. 2017)",
+    licence="MIT",
+    hub="zalando-datasets/fashion_mnist",
+)
+USPS = Card(
+    name="usps",
+    samples=9298,
+    classes=10,
+    shape=(1, 16, 16),
+    description="Handwritten digits of the US mail, grey (Hull 1994)",
+    licence=RESEARCH,
+    hub="flwrlabs/usps",
+)
 MNIST_M = Card(
-    "mnist-m",
-    68002,
-    10,
-    (3, 32, 32),
-    "MNIST digits over pieces of photos (Ganin et al. 2016)",
-    "none stated; derived from MNIST (CC BY-SA 3.0) and BSDS500 (research)",
+    name="mnist-m",
+    samples=68002,
+    classes=10,
+    shape=(3, 32, 32),
+    description="MNIST digits over pieces of photos (Ganin et al. 2016)",
+    licence="none stated; derived from MNIST (CC BY-SA 3.0) and BSDS500 (research)",
 )
 SVHN = Card(
-    "svhn",
-    99289,
-    10,
-    (3, 32, 32),
-    "House numbers in street photos, cropped (Netzer et al. 2011)",
-    "non-commercial use only",
+    name="svhn",
+    samples=99289,
+    classes=10,
+    shape=(3, 32, 32),
+    description="House numbers in street photos, cropped (Netzer et al. 2011)",
+    licence="non-commercial use only",
     hub="ufldl-stanford/svhn",
 )
-SYNTH = Card("synth-digits", 488953, 10, (3, 32, 32), "Digits drawn by a program (Ganin et al. 2016)", RESEARCH)
-CIFAR10 = Card("cifar10", 60000, 10, (3, 32, 32), "Small photos of ten kinds (Krizhevsky 2009)", RESEARCH, hub="uoft-cs/cifar10")
+SYNTH = Card(
+    name="synth-digits",
+    samples=488953,
+    classes=10,
+    shape=(3, 32, 32),
+    description="Digits drawn by a program (Ganin et al. 2016)",
+    licence=RESEARCH,
+)
+CIFAR10 = Card(
+    name="cifar10",
+    samples=60000,
+    classes=10,
+    shape=(3, 32, 32),
+    description="Small photos of ten kinds (Krizhevsky 2009)",
+    licence=RESEARCH,
+    hub="uoft-cs/cifar10",
+)
 CIFAR100 = Card(
-    "cifar100", 60000, 100, (3, 32, 32), "Small photos of a hundred kinds (Krizhevsky 2009)", RESEARCH, hub="uoft-cs/cifar100"
+    name="cifar100",
+    samples=60000,
+    classes=100,
+    shape=(3, 32, 32),
+    description="Small photos of a hundred kinds (Krizhevsky 2009)",
+    licence=RESEARCH,
+    hub="uoft-cs/cifar100",
 )
 LETTERS = Card(
-    "emnist-letters",
-    145600,
-    26,
-    (1, 28, 28),
-    "Handwritten letters, capital and small alike, grey (Cohen et al. 2017)",
-    "NIST SD 19 is a US government work",
+    name="emnist-letters",
+    samples=145600,
+    classes=26,
+    shape=(1, 28, 28),
+    description="Handwritten letters, capital and small alike, grey (Cohen et al. 2017)",
+    licence="NIST SD 19 is a US government work",
 )
 BALANCED = Card(
-    "emnist-balanced",
-    131600,
-    47,
-    (1, 28, 28),
-    "Handwritten digits and letters, as many of each, grey (Cohen et al. 2017)",
-    "NIST SD 19 is a US government work",
+    name="emnist-balanced",
+    samples=131600,
+    classes=47,
+    shape=(1, 28, 28),
+    description="Handwritten digits and letters, as many of each, grey (Cohen et al. 2017)",
+    licence="NIST SD 19 is a US government work",
 )
 DIGITS_FIVE = Card(
-    "digits-five",
-    735542,
-    10,
-    (3, 28, 28),
-    "Digits from five sources, as FedBN and ADCOL use them: 28 x 28 in three channels",
-    "those of its sources",
+    name="digits-five",
+    samples=735542,
+    classes=10,
+    shape=(3, 28, 28),
+    description="Digits from five sources, as FedBN and ADCOL use them: 28 x 28 in three channels",
+    licence="those of its sources",
     groups=("source",),
 )
 
@@ -153,20 +196,21 @@ def _join_digits(parts: Mapping[str, Dataset], absent: tuple[str, ...]) -> Datas
         notes.append(f"digits-five: {', '.join(absent)} not here, so there are {len(parts)} of its 5 sources.")
     card = DIGITS_FIVE
     return Dataset(
-        card.name,
-        x,
-        y,
-        card.classes,
-        card.description,
-        card.licence,
-        held,
+        name=card.name,
+        x=x,
+        y=y,
+        classes=card.classes,
+        description=card.description,
+        licence=card.licence,
+        official_test=held,
         groups={"source": Groups(names, of)},
         home="domain",
         notes=tuple(notes),
     )
 
 
-MNIST_M_TRAIN, MNIST_M_TEST = ((f"mnist_m_{part}", f"mnist_m_{part}_labels.txt") for part in ("train", "test"))
+MNIST_M_TRAIN = ("mnist_m_train", "mnist_m_train_labels.txt")
+MNIST_M_TEST = ("mnist_m_test", "mnist_m_test_labels.txt")
 
 register(Entry(MNIST, (_idx(MNIST, "train", "t10k"), _npz(MNIST, "mnist.npz"))))
 register(Entry(FASHION, (_idx(FASHION, "train", "t10k"), _npz(FASHION, "fashion_mnist.npz", named=True))))

@@ -19,12 +19,13 @@ from comity.data.sets.common import Arrays
 from comity.data.sets.sums import SUMS
 
 HAR = Card(
-    "har",
-    10299,
-    6,
-    (9, 128),
-    "What a phone at the waist feels of six activities: 9 channels, 128 times (Anguita et al. 2013); windows overlap by half",
-    "CC BY 4.0; the original notice prohibits commercial use",
+    name="har",
+    samples=10299,
+    classes=6,
+    shape=(9, 128),
+    description="What a phone at the waist feels of six activities: 9 channels, 128 times (Anguita et al. 2013); windows overlap "
+    "by half",
+    licence="CC BY 4.0; the original notice prohibits commercial use",
     groups=("subject",),
 )
 ACTIVITIES = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "laying")
@@ -39,10 +40,20 @@ def _har(data: Arrays) -> Dataset:
     mine = Groups(tuple(f"person {n}" for n in subjects), np.searchsorted(subjects, data["subject"]))
     x = torch.from_numpy(np.asarray(data["x"], dtype=np.float32))
     return Dataset(
-        HAR.name, x, torch.from_numpy(np.asarray(data["y"], dtype=np.int64)), HAR.classes, HAR.description, HAR.licence,
-        torch.from_numpy(np.asarray(data["is_test"], dtype=np.bool_)), (0.0,), (1.0,), {"subject": mine},
-        home="natural(by=subject)", class_names=ACTIVITIES, notes=(OVERLAP,),
-    )  # fmt: skip
+        name=HAR.name,
+        x=x,
+        y=torch.from_numpy(np.asarray(data["y"], dtype=np.int64)),
+        classes=HAR.classes,
+        description=HAR.description,
+        licence=HAR.licence,
+        official_test=torch.from_numpy(np.asarray(data["is_test"], dtype=np.bool_)),
+        mean=(0.0,),
+        std=(1.0,),
+        groups={"subject": mine},
+        home="natural(by=subject)",
+        class_names=ACTIVITIES,
+        notes=(OVERLAP,),
+    )
 
 
 def _npz(found: Found) -> Dataset:
@@ -61,28 +72,29 @@ register(Entry(HAR, (Way(_text, ("UCI HAR Dataset",), "UCI HAR Dataset/"), Way(_
 # How many stays there are is up to who prepares them: 14 hospitals of 500 to 1,300 in the paper.
 EICU_LICENCE = "PhysioNet Credentialed Health Data License 1.5.0; those who have access prepare the files themselves"
 EICU = Card(
-    "eicu",
-    12600,
-    2,
-    (200, 442),
-    "Does a patient die in intensive care? 442 features over 200 steps, from 14 "
+    name="eicu",
+    samples=12600,
+    classes=2,
+    shape=(200, 442),
+    description="Does a patient die in intensive care? 442 features over 200 steps, from 14 "
     "hospitals, as Fed-SPS uses them (Pollard et al. 2018)",
-    EICU_LICENCE,
+    licence=EICU_LICENCE,
     groups=("hospital",),
     missing="refused: they are filled by whoever prepares the files",
 )
 STANDIN = Card(
-    "eicu-standin",
-    560,
-    2,
-    (24, 442),
-    "SYNTHETIC records with eICU's 442 features and 14 hospitals, 40 stays of 24 "
+    name="eicu-standin",
+    samples=560,
+    classes=2,
+    shape=(24, 442),
+    description="SYNTHETIC records with eICU's 442 features and 14 hospitals, 40 stays of 24 "
     "steps each: made from random numbers, nothing in it is a patient",
-    "Apache-2.0, as Comity",
+    licence="Apache-2.0, as Comity",
     groups=("hospital",),
 )
 OUTCOMES = ("survives", "dies")
-HOSPITALS, STAYS = 14, 40
+HOSPITALS = 14
+STAYS = 40
 
 
 def _eicu(found: Found) -> Dataset:
@@ -110,7 +122,8 @@ def _standin() -> Dataset:
     parts = {}
     for n in range(1, HOSPITALS + 1):
         rng = key.fold(n).numpy()
-        level, danger = rng.normal(0, 0.5, features), rng.normal(size=STAYS)
+        level = rng.normal(0, 0.5, features)
+        danger = rng.normal(size=STAYS)
         deaths = round(STAYS * rng.uniform(0.05, 0.12))
         rank = np.argsort(np.argsort(danger + rng.normal(0, 0.5, STAYS)))
         x = rng.normal(size=(STAYS, steps, features)) + level + danger[:, None, None] * drift
@@ -123,17 +136,17 @@ def _records(card: Card, parts: dict[str, tuple[NDArray[Any], NDArray[Any]]], no
     x, y = (np.concatenate(arrays) for arrays in zip(*parts.values(), strict=True))
     of = np.repeat(np.arange(len(parts)), [len(answers) for _, answers in parts.values()])
     return Dataset(
-        card.name,
-        torch.from_numpy(x),
-        torch.from_numpy(y),
-        2,
-        card.description,
-        card.licence,
-        None,
-        (0.0,),
-        (1.0,),
-        {"hospital": Groups(tuple(parts), of)},
-        "natural(by=hospital)",
+        name=card.name,
+        x=torch.from_numpy(x),
+        y=torch.from_numpy(y),
+        classes=2,
+        description=card.description,
+        licence=card.licence,
+        official_test=None,
+        mean=(0.0,),
+        std=(1.0,),
+        groups={"hospital": Groups(tuple(parts), of)},
+        home="natural(by=hospital)",
         class_names=OUTCOMES,
         notes=notes,
     )

@@ -48,50 +48,50 @@ DOMAIN_CLASSES = (
 DOMAIN_SOURCES = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 
 FEMNIST = Card(
-    "femnist",
-    805263,
-    62,
-    (1, 28, 28),
-    "Handwritten characters by writer (LEAF, from NIST SD 19), dark on white",
-    "NIST SD 19 is a US government work; LEAF is BSD-2-Clause",
+    name="femnist",
+    samples=805263,
+    classes=62,
+    shape=(1, 28, 28),
+    description="Handwritten characters by writer (LEAF, from NIST SD 19), dark on white",
+    licence="NIST SD 19 is a US government work; LEAF is BSD-2-Clause",
     groups=("writer",),
     hub="flwrlabs/femnist",
 )
 PACS = Card(
-    "pacs",
-    9991,
-    7,
-    (3, 64, 64),
-    "Photos, paintings, cartoons and sketches of seven kinds (Li et al. 2017), at 64 x 64",
-    RESEARCH,
+    name="pacs",
+    samples=9991,
+    classes=7,
+    shape=(3, 64, 64),
+    description="Photos, paintings, cartoons and sketches of seven kinds (Li et al. 2017), at 64 x 64",
+    licence=RESEARCH,
     groups=("domain",),
     hub="flwrlabs/pacs",
 )
 OFFICE = Card(
-    "office-caltech",
-    2533,
-    10,
-    (3, 64, 64),
-    "Objects from Amazon, Caltech-256, a DSLR and a webcam (Gong et al. 2012), at 64 x 64",
-    RESEARCH,
+    name="office-caltech",
+    samples=2533,
+    classes=10,
+    shape=(3, 64, 64),
+    description="Objects from Amazon, Caltech-256, a DSLR and a webcam (Gong et al. 2012), at 64 x 64",
+    licence=RESEARCH,
     groups=("domain",),
 )
 DOMAINNET = Card(
-    "domainnet",
-    22851,
-    10,
-    (3, 64, 64),
-    "Pictures of ten kinds from six sources, as FedBN and ADCOL use them (Peng et al. 2019), at 64 x 64",
-    "research use; the pictures' rights are their owners'",
+    name="domainnet",
+    samples=22851,
+    classes=10,
+    shape=(3, 64, 64),
+    description="Pictures of ten kinds from six sources, as FedBN and ADCOL use them (Peng et al. 2019), at 64 x 64",
+    licence="research use; the pictures' rights are their owners'",
     groups=("domain",),
 )
 DOMAINNET_345 = Card(
-    "domainnet-345",
-    586575,
-    345,
-    (3, 64, 64),
-    "Pictures of all 345 kinds from six sources (Peng et al. 2019), at 64 x 64",
-    DOMAINNET.licence,
+    name="domainnet-345",
+    samples=586575,
+    classes=345,
+    shape=(3, 64, 64),
+    description="Pictures of all 345 kinds from six sources (Peng et al. 2019), at 64 x 64",
+    licence=DOMAINNET.licence,
     groups=("domain",),
     hub="wltjr1007/DomainNet",
 )
@@ -174,7 +174,8 @@ def _sources(card: Card, folder: Path, sources: tuple[str, ...], classes: tuple[
     kinds = classes or sorted({path.name for name in here for path in inside(root / name) if path.is_dir()})
     lists = [root / f"{name}_{part}.txt" for name in here for part in ("train", "test")]
     if all(file.is_file() for file in lists):
-        shots, notes = _by_lists(root, lists, here, kinds), _lacking(card, sources, here)
+        shots = _by_lists(root, lists, here, kinds)
+        notes = _lacking(card, sources, here)
     else:
         shots = a_fifth(_by_folders(root, here, kinds, every=classes is not None), Key.root(0).fold(card.name, "test"))
         told = f"{card.name}: nothing here says what is for testing, so it is a fifth of each class and source, always the same."

@@ -37,23 +37,24 @@ ADULT_WORDS = {
 INCOMES = ("<=50K", ">50K")
 UNKNOWN = "an unknown word is a row of zeros in its columns, as in the papers"
 ADULT = Card(
-    "adult",
-    48842,
-    2,
-    (99,),
-    "Does a person earn more than 50,000 dollars? Eight columns of words, as 99 zeros and ones (Kohavi and Becker 1996)",
-    "CC BY 4.0",
+    name="adult",
+    samples=48842,
+    classes=2,
+    shape=(99,),
+    description="Does a person earn more than 50,000 dollars? Eight columns of words, as 99 zeros and ones (Kohavi and Becker "
+    "1996)",
+    licence="CC BY 4.0",
     groups=("doctorate",),
     hub="scikit-learn/adult-census-income",
     missing=UNKNOWN,
 )
 ADULT_PHD = Card(
-    "adult-phd",
-    48842,
-    2,
-    (99,),
-    "Adult with two parties, people with and without a doctorate (AFL, Fed-SPS)",
-    "CC BY 4.0",
+    name="adult-phd",
+    samples=48842,
+    classes=2,
+    shape=(99,),
+    description="Adult with two parties, people with and without a doctorate (AFL, Fed-SPS)",
+    licence="CC BY 4.0",
     groups=("doctorate",),
     missing=UNKNOWN,
 )
@@ -77,17 +78,17 @@ def _adult(card: Card, train: Table, test: Table, home: str) -> Dataset:
     held = np.arange(len(y)) >= len(train)
     groups = {"doctorate": Groups(("non-phd", "phd"), doctor.astype(np.int64))}
     return Dataset(
-        card.name,
-        torch.from_numpy(x),
-        torch.from_numpy(y),
-        2,
-        card.description,
-        card.licence,
-        torch.from_numpy(held),
-        (0.0,),
-        (1.0,),
-        groups,
-        home,
+        name=card.name,
+        x=torch.from_numpy(x),
+        y=torch.from_numpy(y),
+        classes=2,
+        description=card.description,
+        licence=card.licence,
+        official_test=torch.from_numpy(held),
+        mean=(0.0,),
+        std=(1.0,),
+        groups=groups,
+        home=home,
         class_names=INCOMES,
     )
 
@@ -124,12 +125,12 @@ HEART_FINDINGS = (*HEART_NUMBERS, *HEART_YES, *HEART_KINDS)
 HEART_FILES = tuple(f"processed.{site}.data" for site in HOSPITALS)
 HEART_SITES = {"va": "va_long_beach"}  # what the file names are short for
 HEART = Card(
-    "heart",
-    920,
-    2,
-    (38,),
-    "Has a patient heart disease? 13 findings from four hospitals (Detrano et al. 1989)",
-    "CC BY 4.0; name A. Janosi, W. Steinbrunn, M. Pfisterer, R. Detrano",
+    name="heart",
+    samples=920,
+    classes=2,
+    shape=(38,),
+    description="Has a patient heart disease? 13 findings from four hospitals (Detrano et al. 1989)",
+    licence="CC BY 4.0; name A. Janosi, W. Steinbrunn, M. Pfisterer, R. Detrano",
     groups=("site",),
     missing="filled with the mean of the hospital's own training samples (a fixed middle value where it never measured "
     "it); a column each says what was filled",
@@ -152,23 +153,24 @@ def _heart(numbers: dict[str, NDArray[np.float64]], y: NDArray[np.int64], site: 
     ]
     share = np.mean([np.isnan(v).mean() for v in numbers.values()])
     notes = (f"heart: {share:.0%} of all values are missing{'; ' + '; '.join(empty) if empty else ''}: {HEART.missing}.",)
-    x, sick = torch.tensor(np.stack(columns, 1), dtype=torch.float32), torch.from_numpy((y > 0).astype(np.int64))
+    x = torch.tensor(np.stack(columns, 1), dtype=torch.float32)
+    sick = torch.from_numpy((y > 0).astype(np.int64))
     mine = {"site": Groups(tuple(map(str, sites)), of)}
     return Dataset(
-        HEART.name,
-        x,
-        sick,
-        2,
-        HEART.description,
-        HEART.licence,
-        None,
-        tuple(map(float, mean)),
-        tuple(map(float, std)),
-        mine,
-        "natural(by=site)",
-        "impute",
-        ("no disease", "disease"),
-        notes,
+        name=HEART.name,
+        x=x,
+        y=sick,
+        classes=2,
+        description=HEART.description,
+        licence=HEART.licence,
+        official_test=None,
+        mean=tuple(map(float, mean)),
+        std=tuple(map(float, std)),
+        groups=mine,
+        home="natural(by=site)",
+        missing="impute",
+        class_names=("no disease", "disease"),
+        notes=notes,
     )
 
 

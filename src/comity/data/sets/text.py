@@ -21,12 +21,12 @@ LENGTH = 200
 VOCABULARY = 98_635  # the size of DBE's; 0 is for where a text has ended
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 AG_NEWS = Card(
-    "agnews",
-    127600,
-    4,
-    (LENGTH,),
-    f"News by topic: the first {LENGTH} words, each a number below {VOCABULARY:,} (Zhang et al. 2015)",
-    "non-commercial research use",
+    name="agnews",
+    samples=127600,
+    classes=4,
+    shape=(LENGTH,),
+    description=f"News by topic: the first {LENGTH} words, each a number below {VOCABULARY:,} (Zhang et al. 2015)",
+    licence="non-commercial research use",
     hub="fancyzhx/ag_news",
 )
 WORD = re.compile(r"[a-z0-9]+|[^\sa-z0-9]")
@@ -52,15 +52,15 @@ def _news(parts: list[Table], texts: list[list[str]], first: int) -> Dataset:
     y = np.concatenate([labels(t.place("label"), t.numeric("label"), AG_NEWS.classes, first) for t in parts])
     held = np.arange(len(y)) >= len(parts[0])
     return Dataset(
-        AG_NEWS.name,
-        torch.from_numpy(numbers([*texts[0], *texts[1]])),
-        torch.from_numpy(y),
-        AG_NEWS.classes,
-        AG_NEWS.description,
-        AG_NEWS.licence,
-        torch.from_numpy(held),
-        (0.0,),
-        (1.0,),
+        name=AG_NEWS.name,
+        x=torch.from_numpy(numbers([*texts[0], *texts[1]])),
+        y=torch.from_numpy(y),
+        classes=AG_NEWS.classes,
+        description=AG_NEWS.description,
+        licence=AG_NEWS.licence,
+        official_test=torch.from_numpy(held),
+        mean=(0.0,),
+        std=(1.0,),
         class_names=TOPICS,
         notes=partly(AG_NEWS, len(y)),
     )

@@ -10,7 +10,7 @@ from comity.report.gather import Group, Run
 
 
 def again(group: Group, folder: Path) -> Section:
-    """The last section."""
+    """The page's last section: what to type and to install for the same outcome."""
     section = Section("again", "How to get this again")
     commands = [_command(run) for method in group.methods for run in method.runs[:1]]
     section.blocks.append(Code("A run of each method", "\n".join(commands)))

@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from comity.cli.screen import duration, size
 from comity.measure.gain import paired_interval
 from comity.measure.targets import Reached, common_target, reached
 from comity.report.blocks import Section, Table
 from comity.report.gather import Group, Method, Run
 from comity.report.sections.gains import between
+from comity.units import duration, size
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Standing:
 
 
 def answer(group: Group, target: float | None = None) -> Section:
-    """The first section."""
+    """The page's first section: methods ranked, and the outcome in a few sentences."""
     section = Section("answer", "The answer")
     asked = target
     ranked, target = standings(group, asked)

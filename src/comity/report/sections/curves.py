@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from comity.report.blocks import Chart, Data, Option, Section, Spec
-from comity.report.charts import ONLY_SHOWN, by_method, count_of_bytes, share, shown, tip, whole_rounds
+from comity.report.blocks import Chart, Checkbox, Data, Section, VegaSpec
+from comity.report.charts import ONLY_SHOWN, by_method, count_of_bytes, fraction, shown, tip, whole_rounds
 from comity.report.gather import Group, Method
 
 FEW = 12
@@ -16,7 +16,7 @@ POINTS = 20_000
 
 
 def curves(group: Group) -> Section:
-    """The second section."""
+    """The page's second section: accuracy by round, and by bytes."""
     section = Section("curves", "How accuracy grows")
     data = table(group)
     if not data.columns["round"]:
@@ -41,7 +41,8 @@ def table(group: Group) -> Data:
         rounds = sorted({t for run in method.runs for t in run.curve})
         for t in rounds:
             values = [run.curve[t] for run in method.runs if t in run.curve]
-            mean, std = statistics.fmean(values), statistics.pstdev(values)
+            mean = statistics.fmean(values)
+            std = statistics.pstdev(values)
             sent = statistics.fmean(run.traffic.get(t, 0.0) for run in method.runs if t in run.curve)
             rows.append(
                 {
@@ -71,19 +72,20 @@ def _last(method: Method) -> float:
     return statistics.fmean(run.curve[max(run.curve)] for run in method.runs if run.curve)
 
 
-def _layers(x: Spec, group: Group, tips: list[Spec]) -> list[Spec]:
+def _layers(x: VegaSpec, group: Group, tips: list[VegaSpec]) -> list[VegaSpec]:
     """Band, line, and a point where the pointer is."""
     whole = {"filter": "datum.party == ''"}
-    colour, y = by_method(group), share("accuracy", "test accuracy")
+    colour = by_method(group)
+    y = fraction("accuracy", "test accuracy")
     few = max(len(run.curve) for run in group.runs) <= FEW
     mark = {"type": "line", "point": {"size": 25}} if few else {"type": "line"}
-    band: Spec = {
+    band: VegaSpec = {
         "transform": [whole],
         "mark": {"type": "area", "opacity": 0.15},
         "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour},
     }
-    line: Spec = {"transform": [whole], "mark": mark, "encoding": {"x": x, "y": y, "color": colour}}
-    near: Spec = {
+    line: VegaSpec = {"transform": [whole], "mark": mark, "encoding": {"x": x, "y": y, "color": colour}}
+    near: VegaSpec = {
         "transform": [whole],
         "params": [{"name": "near", "select": {"type": "point", "nearest": True, "on": "pointerover", "clear": "pointerout"}}],
         "mark": {"type": "point", "filled": True, "size": 60},
@@ -106,12 +108,12 @@ def _by_round(data: Data, group: Group, alt: str) -> Chart:
         tip("accuracy", "accuracy", ".1%"),
         tip("bytes", "bytes so far", ".3~s"),
     ]
-    alone: Spec = {
+    alone: VegaSpec = {
         "transform": [{"filter": "false"}],
         "mark": {"type": "line", "strokeWidth": 1, "opacity": 0.45},
         "encoding": {
             "x": x,
-            "y": share("accuracy", "test accuracy"),
+            "y": fraction("accuracy", "test accuracy"),
             "color": by_method(group),
             "detail": {"field": "party"},
             "tooltip": [tip("method", "method"), tip("party", "party"), tip("accuracy", "accuracy", ".1%")],
@@ -119,7 +121,7 @@ def _by_round(data: Data, group: Group, alt: str) -> Chart:
     }
     layers = _layers(x, group, tips)
     spec = {"height": 300, "params": [shown(group.names)], "transform": [ONLY_SHOWN], "layer": [alone, *layers]}
-    box = Option("each party's line", (("layer", 0, "transform", 0, "filter"),), "datum.party != ''", "false")
+    box = Checkbox("each party's line", (("layer", 0, "transform", 0, "filter"),), "datum.party != ''", "false")
     return Chart("accuracy-by-round", "Accuracy by round", alt, data, spec, (box,), half=True)
 
 
@@ -131,7 +133,7 @@ def _by_bytes(data: Data, group: Group, alt: str, sent: list[float]) -> Chart:
         tip("accuracy", "accuracy", ".1%"),
         tip("bytes", "bytes so far", ".3~s"),
     ]
-    still: Spec = {  # training alone sends nothing: a line to beat
+    still: VegaSpec = {  # training alone sends nothing: a line to beat
         "transform": [
             {"filter": "datum.alone && datum.party == ''"},
             {"joinaggregate": [{"op": "max", "field": "round", "as": "last"}]},
@@ -139,7 +141,7 @@ def _by_bytes(data: Data, group: Group, alt: str, sent: list[float]) -> Chart:
         ],
         "mark": {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.5},
         "encoding": {
-            "y": share("accuracy", "test accuracy"),
+            "y": fraction("accuracy", "test accuracy"),
             "color": by_method(group),
             "tooltip": [tip("method", "method"), tip("accuracy", "accuracy", ".1%")],
         },
@@ -149,6 +151,6 @@ def _by_bytes(data: Data, group: Group, alt: str, sent: list[float]) -> Chart:
         layer["transform"] = [*layer["transform"], {"filter": "datum.round > 0 && datum.bytes > 0 && !datum.alone"}]
     spec = {"height": 300, "params": [shown(group.names)], "transform": [ONLY_SHOWN], "layer": [*layers, still]}
     places = tuple(("layer", k, "encoding", "x", "scale", "type") for k in range(len(layers)))
-    box = Option("logarithmic", places, "log", "linear", ticked=True)
+    box = Checkbox("logarithmic", places, "log", "linear", ticked=True)
     words = alt + (" Training alone sends nothing: the dashed line." if group.solo else "")
     return Chart("accuracy-by-bytes", "Accuracy by bytes", words, data, spec, (box,), half=True)

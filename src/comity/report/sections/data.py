@@ -15,19 +15,26 @@ from comity.errors import describe
 from comity.measure.frechet import pairwise
 from comity.measure.representations import Projection
 from comity.measure.separability import LEAST, separability
-from comity.report.blocks import Chart, Data, Pictures, Section, Spec
+from comity.report.blocks import Chart, Data, Pictures, Section, VegaSpec
 from comity.report.charts import PARTIES, first_of, heat, legend, quantity, tall, tip, word
 from comity.report.gather import Group, Run
 from comity.spec import parse
 
-PICTURED, COLUMNS = 12, 12
-COMPARED, EACH, WIDTH = 25, 200, 64
-"""Parties whose inputs are compared in pairs, samples of each, and values to which wider inputs are projected."""
+PICTURED = 12
+"""Parties whose samples are shown."""
+COLUMNS = 12
+"""Samples of each that are shown."""
+COMPARED = 25
+"""Parties whose inputs are compared in pairs."""
+EACH = 200
+"""Samples of each that are compared."""
+WIDTH = 64
+"""Values to which wider inputs are projected before they are compared."""
 PARTS = ("train", "validation", "test")
 
 
 def data(group: Group, reopen: bool = True, samples: bool = True) -> Section:
-    """The fourth section."""
+    """The page's fourth section; `reopen` allows to open the data, `samples` to show some."""
     section = Section("data", "The data")
     run = next((run for run in group.runs if run.split), None)
     if run is None:
@@ -61,7 +68,8 @@ def _words(run: Run) -> bool:
 
 
 def _bubbles(federation: Federation) -> Chart:
-    counts, names = federation.counts(), federation.class_names or tuple(map(str, range(federation.classes)))
+    counts = federation.counts()
+    names = federation.class_names or tuple(map(str, range(federation.classes)))
     rows = [
         {"party": party, "class": names[c], "samples": int(counts[i, c])}
         for i, party in enumerate(federation.names[:PARTIES])
@@ -69,7 +77,7 @@ def _bubbles(federation: Federation) -> Chart:
         if counts[i, c]
     ]
     table = Data.of("classes", rows, ("party", "class", "samples"))
-    spec: Spec = {
+    spec: VegaSpec = {
         "height": tall(min(len(federation.names), PARTIES), 22),
         "mark": {"type": "circle", "opacity": 0.85, "color": "@c0"},
         "encoding": {
@@ -98,7 +106,7 @@ def _sizes(run: Run) -> Chart:
         for part in PARTS
     ]
     table = Data.of("sizes", rows, ("party", "part", "samples", "place"))
-    colour: Spec = {
+    colour: VegaSpec = {
         "field": "part",
         "type": "nominal",
         "title": None,
@@ -106,7 +114,7 @@ def _sizes(run: Run) -> Chart:
         "legend": legend("top", 3),
         "scale": {"domain": list(PARTS), "range": ["@c0", "@c5", "@c4"]},
     }
-    spec: Spec = {
+    spec: VegaSpec = {
         "height": tall(min(len(run.split), PARTIES), 22),
         "mark": {"type": "bar"},
         "encoding": {
@@ -143,7 +151,8 @@ def _some(federation: Federation, name: str, count: int, key: Key) -> Tensor:
 def film_strip(images: Tensor) -> str:
     """Images (count, channels, height, width) side by side as a PNG's data address, from the darkest to the brightest value."""
     count, channels, height, width = images.shape
-    low, high = images.amin(), images.amax()
+    low = images.amin()
+    high = images.amax()
     pixels = ((images - low) / (high - low).clamp(min=1e-9) * 255).round().to(torch.uint8)
     framed = torch.full((count, channels, height, width + 1), 128, dtype=torch.uint8)
     framed[..., :-1] = pixels
@@ -172,12 +181,13 @@ def _features(federation: Federation) -> Chart:
     """Features in which parties differ most: a party's mean, in standard deviations of all."""
     names = federation.names[:PARTIES]
     everything = torch.cat([p.train.x for p in federation.parties.values()]).double()
-    centre, spread = everything.mean(0), everything.std(0).clamp(min=1e-9)
+    centre = everything.mean(0)
+    spread = everything.std(0).clamp(min=1e-9)
     means = torch.stack([(federation.parties[n].train.x.double().mean(0) - centre) / spread for n in names])
     chosen = means.var(0).argsort(descending=True)[:20].sort().values.tolist()
     rows = [{"party": n, "feature": f"x{f}", "shift": float(means[i, f])} for i, n in enumerate(names) for f in chosen]
     most = float(means[:, chosen].abs().max()) or 1.0
-    value: Spec = {
+    value: VegaSpec = {
         "field": "shift",
         "type": "quantitative",
         "title": "shift",
@@ -212,7 +222,7 @@ def _differences(section: Section, federation: Federation, key: Key) -> None:
         for j, b in enumerate(names)
         if i != j
     ]
-    value: Spec = {
+    value: VegaSpec = {
         "field": "distance",
         "type": "quantitative",
         "title": "distance",

@@ -12,8 +12,8 @@ from typing import Literal
 
 from comity.measure.fairness import fairness
 from comity.measure.gain import Gain, paired_interval
-from comity.report.blocks import Chart, Data, Section, Spec, Table
-from comity.report.charts import by_method, heat, legend, share, tall, tip, word
+from comity.report.blocks import Chart, Data, Section, Table, VegaSpec
+from comity.report.charts import by_method, fraction, heat, legend, tall, tip, word
 from comity.report.gather import Group, Method, Run
 
 SHOWN = 40
@@ -22,7 +22,7 @@ VERDICTS = ("gains", "level", "hurt")
 
 
 @dataclass(frozen=True)
-class Party:
+class PartyResult:
     """One party under one method, beside training alone; means over seeds, intervals over all seeds' test samples together."""
 
     name: str
@@ -55,7 +55,7 @@ def counted(ours: list[int], theirs: list[int]) -> tuple[int, int]:
     return sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
 
 
-def parties(group: Group, method: Method) -> list[Party]:
+def parties(group: Group, method: Method) -> list[PartyResult]:
     """Every party, the one that gains most first; seeds are pooled only if a party has the same samples under each."""
     accuracy: dict[str, list[float]] = defaultdict(list)
     ours: dict[str, list[int]] = defaultdict(list)
@@ -72,18 +72,19 @@ def parties(group: Group, method: Method) -> list[Party]:
                 theirs[name] += alone.outcomes[name]
     found = []
     for name, values in accuracy.items():
-        party = Party(name, statistics.fmean(values))
+        party = PartyResult(name, statistics.fmean(values))
         if name in ours:
             better, worse = counted(ours[name], theirs[name])
             low, high = paired_interval(better, worse, len(ours[name]))
-            solo, gain = statistics.fmean(theirs[name]), (better - worse) / len(ours[name])
-            party = Party(name, statistics.fmean(values), solo, gain, low, high)
+            solo = statistics.fmean(theirs[name])
+            gain = (better - worse) / len(ours[name])
+            party = PartyResult(name, statistics.fmean(values), solo, gain, low, high)
         found.append(party)
     return sorted(found, key=lambda p: (-(p.gain or 0.0), -p.accuracy))
 
 
 def gains(group: Group, folder: Path) -> Section:
-    """The third section."""
+    """The page's third section: each party beside training alone; how evenly; who helps whom."""
     section = Section("gains", "Who gains")
     methods = [m for m in group.methods if m.finished]
     if not methods:
@@ -116,11 +117,11 @@ def gains(group: Group, folder: Path) -> Section:
     return section
 
 
-def _drawn(some: list[Party]) -> list[Party]:
+def _drawn(some: list[PartyResult]) -> list[PartyResult]:
     return some if len(some) <= SHOWN else [*some[: SHOWN // 2], *some[-SHOWN // 2 :]]
 
 
-def _dumbbells(method: str, some: list[Party]) -> Chart:
+def _dumbbells(method: str, some: list[PartyResult]) -> Chart:
     """One line a party, from training alone to the method, sorted by gain."""
     judged = [p for p in some if p.gain is not None and p.solo is not None]
     rows = [
@@ -141,7 +142,7 @@ def _dumbbells(method: str, some: list[Party]) -> Chart:
     columns = ("method", "party", "solo", "accuracy", "gain", "low", "high", "from", "to", "verdict")
     data = Data.of(f"gains-{method}", rows, columns)
     how = {"domain": list(VERDICTS), "range": ["@good", "@grey", "@bad"]}
-    colour: Spec = {"field": "verdict", "type": "nominal", "scale": how, "legend": legend("top", 3)}
+    colour: VegaSpec = {"field": "verdict", "type": "nominal", "scale": how, "legend": legend("top", 3)}
     tips = [
         tip("party", "party"),
         tip("solo", "alone", ".1%"),
@@ -151,25 +152,25 @@ def _dumbbells(method: str, some: list[Party]) -> Chart:
         tip("high", "to", "+.1%"),
     ]
     y = word("party", None)
-    spec: Spec = {
+    spec: VegaSpec = {
         "height": tall(len(rows)),
         "encoding": {"y": y, "tooltip": tips},
         "layer": [
             {
                 "mark": {"type": "rule", "strokeWidth": 8, "opacity": 0.22},
-                "encoding": {"x": share("from", "test accuracy"), "x2": {"field": "to"}, "color": colour},
+                "encoding": {"x": fraction("from", "test accuracy"), "x2": {"field": "to"}, "color": colour},
             },
             {
                 "mark": {"type": "rule", "strokeWidth": 1.5},
-                "encoding": {"x": share("solo", "test accuracy"), "x2": {"field": "accuracy"}, "color": colour},
+                "encoding": {"x": fraction("solo", "test accuracy"), "x2": {"field": "accuracy"}, "color": colour},
             },
             {
                 "mark": {"type": "point", "size": 50, "fill": "@page", "stroke": "@soft"},
-                "encoding": {"x": share("solo", "test accuracy")},
+                "encoding": {"x": fraction("solo", "test accuracy")},
             },
             {
                 "mark": {"type": "point", "size": 60, "filled": True, "opacity": 1},
-                "encoding": {"x": share("accuracy", "test accuracy"), "color": colour},
+                "encoding": {"x": fraction("accuracy", "test accuracy"), "color": colour},
             },
         ],
     }
@@ -182,16 +183,16 @@ def _dumbbells(method: str, some: list[Party]) -> Chart:
     return Chart(f"gains-{method}", f"{method} beside training alone", alt, data, spec, half=True, method=method)
 
 
-def _dots(group: Group, found: dict[str, list[Party]]) -> Chart:
+def _dots(group: Group, found: dict[str, list[PartyResult]]) -> Chart:
     """Parties' accuracies, where there is nothing to compare them with."""
     rows = [{"method": name, "party": p.name, "accuracy": p.accuracy} for name, some in found.items() for p in _drawn(some)]
     data = Data.of("parties", rows, ("method", "party", "accuracy"))
-    spec: Spec = {
+    spec: VegaSpec = {
         "height": tall(len({row["party"] for row in rows})),
         "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
         "encoding": {
             "y": {**word("party", None), "sort": "-x"},
-            "x": share("accuracy", "test accuracy"),
+            "x": fraction("accuracy", "test accuracy"),
             "color": by_method(group, legend=len(found) > 1, only=list(found)),
             "tooltip": [tip("method", "method"), tip("party", "party"), tip("accuracy", "accuracy", ".1%")],
         },
@@ -276,7 +277,7 @@ def _matrix(method: str, rows: list[dict[str, object]]) -> Chart:
     data = Data.of(f"helps-{method}", rows, ("method", "left_out", "party", "effect", "points", "low", "high"))
     names = sorted({str(row["left_out"]) for row in rows} | {str(row["party"]) for row in rows})
     most = max(abs(float(str(row["points"]))) for row in rows) or 1.0
-    value: Spec = {
+    value: VegaSpec = {
         "field": "points",
         "type": "quantitative",
         "title": "points",
@@ -290,8 +291,7 @@ def _matrix(method: str, rows: list[dict[str, object]]) -> Chart:
         tip("low", "95 % from", "+.1%"),
         tip("high", "to", "+.1%"),
     ]
-    across, down = word("party", "on whom", names), word("left_out", "effect of", names)
-    spec = heat(across, down, value, tips)
+    spec = heat(word("party", "on whom", names), word("left_out", "effect of", names), value, tips)
     best = max(rows, key=lambda r: float(str(r["effect"])))
     alt = (
         f"{method}: how much each party's presence changes the others' accuracy, in points. The largest help is "

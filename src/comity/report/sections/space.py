@@ -1,4 +1,4 @@
-"""What models made of samples: representations before and after local training, whose they are, and methods' own signs."""
+"""What models make of samples: representations before and after local training, whose they are, and methods' own diagnostics."""
 
 from __future__ import annotations
 
@@ -13,20 +13,25 @@ from comity.core.key import Key
 from comity.errors import describe
 from comity.measure.representations import CUT, OFFSET, Representation, extract
 from comity.measure.separability import LEAST, separability
-from comity.report.blocks import Chart, Data, Section, Spec, Table
+from comity.report.blocks import Chart, Data, Section, Table, VegaSpec
 from comity.report.charts import MANY, SHAPES, legend, quantity, tip
 from comity.report.gather import Group, Method
-from comity.report.sections.signs import signs
+from comity.report.sections.diagnostics import diagnostics
 
 SAMPLES = 400
+"""Points in a map, of all parties together."""
 WIDTH = 256
+"""Values to which wider representations are projected."""
 WHEN = {"before": "before local training", "after": "after local training"}
 
 
 def space(group: Group, chosen: Sequence[Method], seconds: float | None = None, reopen: bool = True) -> Section:
-    """The fifth section, for the chosen methods; no further one is begun after so many `seconds`."""
+    """The page's fifth section: maps of the chosen methods' representations (no further one is begun after so many `seconds`),
+    what `comity measure` found, and methods' own diagnostics; `reopen` allows to open data and models.
+    """
     section = Section("space", "The representation space")
-    begin, told = time.process_time(), []
+    begin = time.process_time()
+    told = []
     maps: list[list[Chart]] = []
     for method in chosen:
         if seconds is not None and time.process_time() - begin > seconds:
@@ -51,7 +56,7 @@ def space(group: Group, chosen: Sequence[Method], seconds: float | None = None, 
             "mapped together, so that they can be compared. A party's own model has no before. The probe is linear and new."
         )
     _measured(section, group)
-    signs(section, group, reopen)
+    diagnostics(section, group, reopen)
     if not section.blocks:
         section.say("There is nothing to show of the chosen methods.", "missing")
     return section
@@ -102,7 +107,7 @@ def _plane(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _scatter(method: str, when: str, data: Data, parties: list[str], classes: list[str]) -> Chart:
     few = len(parties) <= MANY
-    shape: Spec = (
+    shape: VegaSpec = (
         {
             "shape": {
                 "field": "party",
@@ -115,14 +120,14 @@ def _scatter(method: str, when: str, data: Data, parties: list[str], classes: li
         if few
         else {}
     )
-    colour: Spec = {
+    colour: VegaSpec = {
         "field": "class",
         "type": "nominal",
         "scale": {"domain": classes, "scheme": "tableau10" if len(classes) <= 10 else "tableau20"},
         "legend": legend("bottom", 10, "class") if len(classes) <= 20 else None,
     }
     plain = {"axis": None, "scale": {"zero": False}}
-    spec: Spec = {
+    spec: VegaSpec = {
         "height": 320,
         "transform": [{"filter": f"datum.when == '{when}'"}],
         "mark": {"type": "point", "filled": True, "size": 32, "opacity": 0.8, "aria": False},
@@ -173,7 +178,8 @@ def _layers(measures: dict[str, Any]) -> list[list[str]]:
     for layer, entry in (measures.get("layers") or {}).items():
         for when, words in WHEN.items():
             if when in entry:
-                mdl, probe = entry[when]["mdl"] or {}, entry[when]["separability"] or {}
+                mdl = entry[when]["mdl"] or {}
+                probe = entry[when]["separability"] or {}
                 figures = [_figure(mdl.get(unit), ".0f") for unit in ("nats", "bits")]
                 figures += [_figure(entry[when]["frechet"]["mean"], ".1f"), _figure(probe.get("accuracy"), ".1%")]
                 rows.append([layer, words, *figures])

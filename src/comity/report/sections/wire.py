@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from comity.cli.screen import size
 from comity.core.ledger import SERVER
 from comity.errors import describe
-from comity.report.blocks import Chart, Data, Option, Section, Spec, Table
+from comity.report.blocks import Chart, Checkbox, Data, Section, Table, VegaSpec
 from comity.report.charts import (
     ONLY_SHOWN,
     PARTIES,
@@ -23,17 +22,17 @@ from comity.report.charts import (
     word,
 )
 from comity.report.gather import Group, Method
+from comity.units import size
 
 KINDS = ("up", "down", "peer", "setup")
+"""Directions in the ledger that are drawn; evaluation is not."""
 NAMES = {"up": "to the server", "down": "from the server", "peer": "between parties", "setup": "before round 1"}
 
 
 def wire(group: Group, reopen: bool = True) -> Section:
-    """The sixth section."""
+    """The page's sixth section: bytes in all ways; `reopen` allows to open runs for the closed form."""
     section = Section("wire", "What crossed the wire")
-    talking = [
-        m for m in group.methods if any(row.kind in ("up", "down", "peer") and row.bytes for run in m.runs for row in run.ledger)
-    ]
+    talking = [method for method in group.methods if talks(method)]
     if not talking:
         section.say("Nothing crossed the wire: every party trained alone.")
         return section
@@ -43,6 +42,11 @@ def wire(group: Group, reopen: bool = True) -> Section:
     if reopen:
         section.blocks.append(_closed_form(section, talking))
     return section
+
+
+def talks(method: Method) -> bool:
+    """Whether anything crossed the wire in training."""
+    return any(row.kind in ("up", "down", "peer") and row.bytes for run in method.runs for row in run.ledger)
 
 
 def _mean(method: Method, key: Any) -> dict[Any, float]:
@@ -63,14 +67,14 @@ def _totals(methods: list[Method]) -> Chart:
         total = _mean(method, lambda row: [row.kind])
         rows += [{"method": method.name, "direction": NAMES[kind], "bytes": total[kind]} for kind in KINDS if total.get(kind)]
     data = Data.of("bytes", rows, ("method", "direction", "bytes"))
-    colour: Spec = {
+    colour: VegaSpec = {
         "field": "direction",
         "type": "nominal",
         "title": None,
         "legend": legend("top", 4),
         "scale": {"domain": [NAMES[k] for k in KINDS], "range": ["@c0", "@c5", "@c2", "@grey"]},
     }
-    spec: Spec = {
+    spec: VegaSpec = {
         "height": tall(len(methods), 28),
         "mark": {"type": "bar"},
         "encoding": {
@@ -102,7 +106,7 @@ def _rounds(methods: list[Method], group: Group) -> Chart | None:
     data = Data.of("bytes-by-round", rows, ("method", "round", "direction", "bytes"))
     names = [m.name for m in methods]
     y = count_of_bytes("bytes", "bytes in a round", [row["bytes"] for row in rows])
-    spec: Spec = {
+    spec: VegaSpec = {
         "height": 220,
         "params": [shown(names)],
         "transform": [ONLY_SHOWN],
@@ -126,7 +130,7 @@ def _rounds(methods: list[Method], group: Group) -> Chart | None:
             ],
         },
     }
-    box = Option("logarithmic", (("encoding", "y", "scale", "type"),), "log", "linear", ticked=True)
+    box = Checkbox("logarithmic", (("encoding", "y", "scale", "type"),), "log", "linear", ticked=True)
     alt = "Bytes in each round, by method and direction; most methods send as much in one round as in another."
     return Chart("bytes-by-round", "Bytes by round", alt, data, spec, (box,), half=True)
 
@@ -143,7 +147,7 @@ def _parties(methods: list[Method], group: Group) -> Chart:
     ]
     data = Data.of("bytes-by-party", rows, ("method", "party", "bytes"))
     names = [m.name for m in methods]
-    spec: Spec = {
+    spec: VegaSpec = {
         "height": tall(len({row["party"] for row in rows}), 16),
         "params": [shown(names)],
         "transform": [ONLY_SHOWN],
@@ -155,7 +159,7 @@ def _parties(methods: list[Method], group: Group) -> Chart:
             "tooltip": [tip("method", "method"), tip("party", "party"), tip("bytes", "bytes", ",.0f")],
         },
     }
-    box = Option("logarithmic", (("encoding", "x", "scale", "type"),), "log", "linear", ticked=True)
+    box = Checkbox("logarithmic", (("encoding", "x", "scale", "type"),), "log", "linear", ticked=True)
     alt = f"What each party sent and received in a whole run.{first_of(len(parties))}"
     return Chart("bytes-by-party", "Bytes by party", alt, data, spec, (box,), half=True)
 
