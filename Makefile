@@ -27,9 +27,12 @@ check: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# What says most within a minute: tests/conftest.py says which tests these are. The folders spare looking for tests elsewhere.
+# What says most within a minute: tests/conftest.py says which tests these are. Naming the places spares looking for tests elsewhere.
+QUICK := tests/core tests/docs tests/equations tests/golden tests/cli/test_contracts.py tests/cli/test_version.py \
+	tests/engines/test_lint.py tests/engines/test_parity.py tests/engines/test_stacked.py
+
 quick: check
-	$(BIN)/pytest -n 2 -m "quick and not slow" tests/cli tests/core tests/docs tests/engines tests/equations tests/golden
+	$(BIN)/pytest -n 2 --dist loadscope -m "quick and not slow" $(QUICK)
 
 test: check
 	$(BIN)/pytest -n 2 --dist loadscope
@@ -40,9 +43,10 @@ $(VENV)/docs-ready: $(VENV)/ready
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs]"
 	@touch $@
 
-# The site, from docs/ and the docstrings, into build/site; needs no network once its tools are there.
+# The site, from docs/ and the docstrings, into build/site; needs no network once its tools are there. Not --quiet: it would
+# keep warnings from --strict.
 docs: $(VENV)/docs-ready
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python docs/site/check.py build/site
 
 # The report's page in Chromium; apart, since not everyone has one.

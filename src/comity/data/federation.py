@@ -119,14 +119,15 @@ class Federation:
         A party gives `(x, y)`, of which the `own` protocol keeps a test part, or `((x, y), (x_test, y_test))`. Values
         are used as they are. Without `classes`, there are as many as the largest label says.
 
-        >>> from comity.data import load
-        >>> digits = load("digits")
-        >>> north, south = (digits.x[:60], digits.y[:60]), (digits.x[60:100], digits.y[60:100])
-        >>> fed = Federation.from_arrays({"north": north, "south": south}, classes=10)
-        >>> fed.names, fed.shape, fed.classes
-        (['north', 'south'], (1, 8, 8), 10)
-        >>> [len(party.test) for party in fed.parties.values()]
-        [15, 10]
+        Examples:
+            >>> from comity.data import load
+            >>> digits = load("digits")
+            >>> north, south = (digits.x[:60], digits.y[:60]), (digits.x[60:100], digits.y[60:100])
+            >>> fed = Federation.from_arrays({"north": north, "south": south}, classes=10)
+            >>> fed.names, fed.shape, fed.classes
+            (['north', 'south'], (1, 8, 8), 10)
+            >>> [len(party.test) for party in fed.parties.values()]
+            [15, 10]
         """
         rule, validation, seed = read(test), check_validation(validation), coerce("seed", seed, int)
         if not isinstance(rule, Own):
