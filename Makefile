@@ -1,10 +1,11 @@
-# Two commands: `make demo` and `make test`. Both set up what they need in .venv first.
+# `make demo` and `make test` are where to begin, `make quick` is for every few minutes of work, `make docs` builds the site.
+# All set up what they need in .venv first.
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo five test check test-browser screenshot bench bench-scale bench-peers clean
+.PHONY: demo five check quick test docs test-browser screenshot bench bench-scale bench-peers clean
 
 # torch first and pinned: any other request for it pulls gigabytes of GPU packages.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -23,10 +24,30 @@ five: $(VENV)/ready
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# What says most within a minute: tests/conftest.py says which tests these are. Naming the places spares looking for tests elsewhere.
+QUICK := tests/core tests/docs tests/equations tests/golden tests/cli/test_contracts.py tests/cli/test_version.py \
+	tests/engines/test_lint.py tests/engines/test_parity.py tests/engines/test_stacked.py
+
+quick: check
+	$(BIN)/pytest -n 2 --dist loadscope -m "quick and not slow" $(QUICK)
 
 test: check
 	$(BIN)/pytest -n 2 --dist loadscope
+
+# The site's tools, beside the others but only when wanted.
+$(VENV)/docs-ready: $(VENV)/ready
+	@echo 'Adding what builds the documentation to $(VENV) ...'
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs]"
+	@touch $@
+
+# The site, from docs/ and the docstrings, into build/site; needs no network once its tools are there. Not --quiet: it would
+# keep warnings from --strict.
+docs: $(VENV)/docs-ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python docs/site/check.py build/site
 
 # The report's page in Chromium; apart, since not everyone has one.
 test-browser: $(VENV)/ready

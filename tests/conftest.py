@@ -1,11 +1,76 @@
 """One torch thread in every test process: two are slower on a busy machine, and equal bits need one.
 
 Comparisons end without their page, which takes seconds, unless a test asks for it.
+
+Two markers are given here, by the beginning of a test's name: `quick` to what says most (`make quick`), and `slow` to what takes
+seconds, which `make quick` leaves out. `pytest --durations=50` finds slow tests; a test may carry a marker of its own as well.
 """
+
+from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
 os.environ["COMITY_REPORT"] = "0"
+
+QUICK = (
+    "cli/test_contracts.py",
+    "cli/test_version.py",
+    "core/",
+    "docs/test_citation.py",
+    "docs/test_doctests.py",
+    "docs/test_links.py",
+    "engines/test_lint.py",
+    "engines/test_parity.py::test_process_equals_loop[fedavg+dbe-2]",  # one method through each engine
+    "engines/test_stacked.py::test_32_bits_stay_close[fedavg]",
+    "equations/",
+    "golden/",
+)
+SLOW = (
+    "cli/test_contracts.py::test_a_file",
+    "cli/test_contracts.py::test_compare",
+    "cli/test_contracts.py::test_engines_give_the_same_bytes",
+    "cli/test_contracts.py::test_newcomers_and_cautions_are_on_the_screen",
+    "cli/test_contracts.py::test_parties_do_things_their_own_way",
+    "cli/test_contracts.py::test_the_saved_config",
+    "cli/test_contracts.py::test_tune_chooses_on_validation_data",
+    "core/test_auc.py::test_more_classes_are_scikit_learns",
+    "core/test_auc.py::test_two_classes_are_scikit_learns",
+    "core/test_codec.py::test_memory_files_are_used_again",
+    "equations/test_adcol.py::test_theorem_best_discriminator",
+    "equations/test_adcol_variants.py",
+    "equations/test_dbe_variants.py::test_table7_offset_element_counts",
+    "equations/test_fed_sps.py::test_process_equals_loop",
+    "equations/test_fed_sps.py::test_resumed",
+    "equations/test_fed_sps.py::test_spec8",
+    "equations/test_fed_sps.py::test_vectors_and_images_run",
+    "equations/test_fedufo.py::test_all_extras_off_is_fedavg",
+    "equations/test_fedufo.py::test_bytes_of_a_round",
+    "equations/test_fedufo.py::test_dynamic_sampling",
+    "equations/test_fedufo.py::test_eq12_rounds_written_out",
+    "equations/test_fedufo.py::test_feduad_is_fedufo_without_consensus",
+    "equations/test_fedufo.py::test_no_option_is_without_effect",
+    "equations/test_fedufo.py::test_process_equals_loop",
+    "equations/test_fedufo.py::test_resumed",
+    "equations/test_fedufo.py::test_section332",
+    "equations/test_fedufo.py::test_stage_one_is_a_share",
+    "equations/test_hosts.py",
+    "equations/test_reductions.py::test_reduces_to_its_parent",
+    "equations/test_relay.py::test_alg1_without_the_two_losses_is_solo",
+    "equations/test_relay.py::test_every_place_and_every_interruption",
+    "equations/test_relay.py::test_offline",
+    "equations/test_relay.py::test_p2p",
+    "equations/test_relay.py::test_t3",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        name = item.nodeid.removeprefix("tests/")
+        if name.startswith(QUICK):
+            item.add_marker(pytest.mark.quick)
+        if name.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)

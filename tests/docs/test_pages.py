@@ -75,9 +75,3 @@ def test_trackers_are_told_what_the_page_says(tmp_path: Path) -> None:
 
 def test_every_dataset_is_on_the_page() -> None:
     assert {str(row["name"]) for row in catalogue()} <= set(re.findall(r"`([\w-]+)`", text("data")))
-
-
-def test_links_between_pages_lead_somewhere() -> None:
-    for page in DOCS.rglob("*.md"):
-        for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -30,6 +30,26 @@ data_app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        from comity.experiments.environment import code
+
+        known = code()
+        print(f"comity {version('comity')}" + (f" ({known})" if known.startswith("commit") else ""))
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="say which version this is")]
+
+
+@app.callback()
+def _main(version: Version = False) -> None:
+    """What stands before a command."""
+
+
 Settings = dict[str, Any]
 Out = Annotated[Path | None, typer.Option("--out", help="folder for the results")]
 Algo = Annotated[str, typer.Argument(metavar="ALGO", help="method (fedavg, fedavg+dbe, ./mine.py) or FILE.toml")]

@@ -118,6 +118,16 @@ class Federation:
 
         A party gives `(x, y)`, of which the `own` protocol keeps a test part, or `((x, y), (x_test, y_test))`. Values
         are used as they are. Without `classes`, there are as many as the largest label says.
+
+        Examples:
+            >>> from comity.data import load
+            >>> digits = load("digits")
+            >>> north, south = (digits.x[:60], digits.y[:60]), (digits.x[60:100], digits.y[60:100])
+            >>> fed = Federation.from_arrays({"north": north, "south": south}, classes=10)
+            >>> fed.names, fed.shape, fed.classes
+            (['north', 'south'], (1, 8, 8), 10)
+            >>> [len(party.test) for party in fed.parties.values()]
+            [15, 10]
         """
         rule = read(test)
         validation = check_validation(validation)

@@ -114,7 +114,16 @@ def card(name: str) -> Card | None:
 
 
 def load(name: str, trust_pickle: bool = False) -> Dataset:
-    """A dataset by name, from the hub (`hub:owner/name`), an imported folder, or what `load()` in a user's .py file returns."""
+    """A dataset by name, from the hub (`hub:owner/name`), an imported folder, or what `load()` in a user's .py file returns.
+
+    Examples:
+        >>> digits = load("digits")
+        >>> len(digits), digits.shape, digits.classes
+        (1797, (1, 8, 8), 10)
+        >>> fed = digits.partition("dirichlet(alpha=0.5)|shift(kinds=none,invert)", parties=3, seed=0)
+        >>> fed.names
+        ['p0', 'p1', 'p2']
+    """
     if name.endswith(".py"):
         return _from_file(name)
     if name.startswith("hub:"):

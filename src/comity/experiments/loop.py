@@ -65,7 +65,21 @@ class Deployed:
 
 @dataclass
 class Result:
-    """A finished run."""
+    """A finished run: its summary, its tables and each party's model.
+
+    Examples:
+        >>> import comity
+        >>> fed = comity.load("digits").partition("iid", parties=2, seed=0)
+        >>> result = comity.run("fedavg", fed, rounds=1, model="linear")
+        >>> result.summary["rounds"], result.summary["parties"]
+        (1, 2)
+        >>> result.metrics[0]._fields
+        ('round', 'party', 'split', 'metric', 'value')
+        >>> sum(row.bytes for row in result.ledger if row.kind == "up") == result.summary["bytes"]["up"]
+        True
+        >>> result.model("p0").predict(fed.parties["p0"].test.x[:3]).shape
+        torch.Size([3])
+    """
 
     folder: Path
     job: Job
@@ -408,6 +422,13 @@ def run(
     Settings are the experiment's (rounds, lr, batch, ...) or, failing that, the method's own (kappa, mu, ...). Without `out`
     the run's folder is temporary and goes with the result. `track` lists who else writes its course down: "tensorboard",
     "mlflow", a user's file, or any Tracker.
+
+    Examples:
+        >>> import comity
+        >>> fed = comity.load("digits").partition("dirichlet(alpha=0.1)", parties=3, seed=0)
+        >>> result = comity.run("fedavg+dbe", fed, rounds=2, seed=0, model="linear", kappa=50)
+        >>> 0 < result.summary["accuracy"]["mean"] <= 1
+        True
     """
     pair = None if isinstance(model, str) else model
     if model is not None:

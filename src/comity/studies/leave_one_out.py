@@ -67,6 +67,13 @@ def leave_one_out(
 
     `leave_out` says which parties are left out in turn, all unless told. The runs stay in `out`, where the same call goes on;
     without it they are temporary.
+
+    Examples:
+        >>> import comity
+        >>> fed = comity.load("digits").partition("iid", parties=3, seed=0)
+        >>> rows = comity.leave_one_out("fedavg", fed, rounds=1, model="linear", leave_out=["p0"])
+        >>> [(row.left_out, row.party) for row in rows]
+        [('p0', 'p1'), ('p0', 'p2')]
     """
     methods = [algorithms] if isinstance(algorithms, str) else list(algorithms)
     base = asked(methods[0], federation, settings) if methods else Experiment()

@@ -1,0 +1,17 @@
+"""The examples in the public docstrings are what they say."""
+
+from __future__ import annotations
+
+import doctest
+from importlib import import_module
+
+import pytest
+
+MODULES = ["comity", "comity.data.federation", "comity.data.library", "comity.experiments.loop", "comity.studies.leave_one_out"]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name: str) -> None:
+    done = doctest.testmod(import_module(name))
+    assert done.attempted
+    assert not done.failed
