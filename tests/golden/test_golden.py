@@ -34,7 +34,7 @@ def digits() -> comity.Federation:
 
 
 # With their defaults, two rounds leave parties of these near chance: FD's first teachers and Ditto's first anchor are weak.
-# A thousand steps of Adam on FedGen's generator make another model of the last bit of a product, which differs between processors.
+# After a thousand steps of Adam FedGen's generator depends on the last bit of a product, which differs between processors.
 SHOWN_AS = {"fd": "fd(gamma=2)", "ditto": "ditto(lam=0.1)", "fedgen": "fedgen(gen_steps=5)"}
 
 

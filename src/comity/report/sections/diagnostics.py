@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 from comity import algorithms
-from comity.core.algorithm import chain
 from comity.core.diagnostics import CurveByRound, Diagnostic, ParameterNorms, PartyMatrix
 from comity.core.net import Note
+from comity.core.wrapper import chain
 from comity.errors import Refusal, describe
 from comity.report.blocks import Chart, Data, Section, VegaSpec
 from comity.report.charts import PARTIES, by_method, first_of, heat, quantity, tall, tip, whole_rounds, word
