@@ -13,7 +13,8 @@ from typing import Any
 import sklearn.datasets  # noqa: F401
 import torch
 
-from comity import cli, compare, plan  # noqa: F401
+from comity import cli
+from comity.studies import compare, plan, tune  # noqa: F401
 
 torch.set_num_threads(1)
 
