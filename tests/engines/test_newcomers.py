@@ -425,7 +425,7 @@ class Stop(Quiet):
     def __init__(self, when: str) -> None:
         self.when, self.over = when, False
 
-    def parties(self, count: int) -> None:
+    def answered(self, count: int) -> None:
         if self.over and self.when == "while joining":
             raise KeyboardInterrupt
 

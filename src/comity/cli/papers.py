@@ -82,18 +82,10 @@ def reproduce(
     spent = reproduce.spent(done)
     cost = f"{screen.duration(spent.seconds)} of computing, at most {screen.size(spent.memory)} of memory"
     screen.out.print(f"{cost}. The table and the runs are in {folder}", soft_wrap=True)
-    asked = {"--columns": columns, "--rows": rows, "--seeds": seeds, "--rounds": rounds}
-    command = shlex.join(
-        [
-            "comity",
-            "reproduce",
-            name,
-            "--scale",
-            scale,
-            *(str(word) for flag, given in asked.items() if given is not None for word in (flag, given)),
-        ]
-    )
-    head = [
+    asked = {"--scale": scale, "--columns": columns, "--rows": rows, "--seeds": seeds, "--rounds": rounds}
+    words = [str(word) for flag, given in asked.items() if given is not None for word in (flag, given)]
+    command = shlex.join(["comity", "reproduce", name, *words])
+    page = [
         f"# {name}: {table.title}",
         "",
         f"{table.source}. Scale {scale}, seeds {', '.join(map(str, every))}; {cost}.",
@@ -102,9 +94,14 @@ def reproduce(
         "",
         table.notes,
         "",
+        "Settings of each run:",
+        "",
+        *(f"- {text}" for text in reproduce.settings_of(runs)),
+        "",
+        reproduce.markdown(cells),
+        *(f"- {text}" for text in told),
+        "",
     ]
-    settings, said = ([f"- {text}" for text in texts] for texts in (reproduce.settings_of(runs), told))
-    page = [*head, "Settings of each run:", "", *settings, "", reproduce.markdown(cells), *said, ""]
     write_atomically(folder / "table.md", "\n".join(page))
     write_atomically(folder / "table.txt", "\n".join("\t".join(row) for row in [reproduce.HEADS, *reproduce.lines(cells)]) + "\n")
     reproduce.write_csv(folder / "table.csv", cells)
@@ -118,7 +115,8 @@ def _costs(runs: list[Any], seeds: int) -> None:
     from comity.studies import reproduce
     from comity.studies.plan import plan
 
-    rows, total = [], 0.0
+    rows = []
+    total = 0.0
     for run, job in reproduce.jobs(runs):
         made = plan(job)
         seconds = (made.train_seconds + made.evaluate_seconds) * seeds

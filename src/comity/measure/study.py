@@ -15,7 +15,7 @@ from comity import models
 from comity.core.key import Key
 from comity.data import Federation
 from comity.errors import Refusal
-from comity.experiments.loop import reopen
+from comity.experiments.run import reopen
 from comity.measure.drift import Drift, between_parties, over_training
 from comity.measure.frechet import to_union
 from comity.measure.mdl import CHEAP, Settings, curve
@@ -51,7 +51,8 @@ def study(
     try:
         told("representations")
         found = extract(job, Path(folder), chosen_layers(job, layers), split=split, samples=samples, seed=seed, width=width)
-        key, classes = Key.root(seed).fold("measure"), job.info.task.classes
+        key = Key.root(seed).fold("measure")
+        classes = job.info.task.classes
         measured: dict[str, Any] = {}
         for layer, group in groupby(found, lambda r: r.layer):
             times = {when: list(some) for when, some in groupby(group, lambda r: r.when)}
@@ -61,8 +62,8 @@ def study(
                 told(f"{layer} {when} local training")
                 entry[when] = _measures(pool, key, mdl, classes)
             if "before" in pooled:
-                before, after = pooled["before"], pooled["after"]
-                entry["moved"] = _plain(over_training(before.z, after.z, after.labels, after.owners))
+                after = pooled["after"]
+                entry["moved"] = _plain(over_training(pooled["before"].z, after.z, after.labels, after.owners))
             measured[layer] = entry
     finally:
         torch.set_num_threads(threads)
