@@ -20,7 +20,8 @@ from comity.core.key import Key
 from comity.errors import ComityError
 from comity.measure.probe import Probes, standardised
 
-TEST, VALIDATION = 0.3, 0.2
+TEST = 0.3
+VALIDATION = 0.2
 LOOKS = 20  # times a probe is judged on its way
 PAIRS = 64  # pairs probed at once
 LEAST = 4  # samples of a party that leave some to learn from, to stop by and to be judged on
