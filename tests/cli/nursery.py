@@ -14,7 +14,7 @@ import sklearn.datasets  # noqa: F401
 import torch
 
 from comity import cli
-from comity.studies import compare, plan  # noqa: F401
+from comity.studies import compare, plan, tune  # noqa: F401
 
 torch.set_num_threads(1)
 

@@ -20,7 +20,7 @@ import comity as library
 from comity.experiments import checkpoint
 from comity.experiments.build import Quiet, federation_of, prepare
 from comity.experiments.config import experiment
-from comity.experiments.loop import start
+from comity.experiments.run import start
 
 
 def refused(*args: object, out: bool = True) -> str:

@@ -16,7 +16,8 @@ from comity.core.key import Key
 from comity.data import Dataset
 from comity.data.groups import Groups
 from comity.errors import ComityError, Refusal
-from comity.experiments.loop import Result, run
+from comity.experiments.result import Result
+from comity.experiments.run import run
 from comity.studies.export import export, load
 
 GAPS = """

@@ -16,9 +16,10 @@ from harness import SMALL, Child, Nursery, comity, contents, frames, on_terminal
 from rich.console import Console
 
 from comity.cli import watch
-from comity.cli.tail import Followed, Runs, Tail
+from comity.cli.tail import Followed, Runs
 from comity.errors import ComityError
-from comity.experiments.checkpoint import held, locked
+from comity.experiments import tables
+from comity.experiments.folder import RunFolder
 from comity.units import size
 
 LONG = ("--parties", "4", "--rounds", "2000", "--model", "linear", "--partition", "iid", "--engine", "loop")
@@ -71,7 +72,7 @@ def test_all_figures_of_a_run(run: Path) -> None:
     assert found.line == pytest.approx(
         {t: sum(float(row["value"]) for row in test if row["round"] == str(t)) / 3 for t in (0, 2, 4)}
     )
-    assert found.parties == got["accuracy"]["per_party"]
+    assert found.party_accuracies == got["accuracy"]["per_party"]
     assert {kind: found.bytes[kind] for kind in ("up", "down", "peer", "setup", "eval")} == {
         kind: n for kind, n in got["bytes"].items() if kind != "total"
     }
@@ -106,12 +107,12 @@ def test_nothing_to_watch(tmp_path: Path) -> None:
 
 
 class Table:
-    """A file that a test writes, and what a Tail hands on of it."""
+    """A file that a test writes, and what a growing table hands on of it."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.times = path, 0
         self.rows: list[list[str]] = []
-        self.tail = Tail(path, self.rows.append, self.forget)
+        self.tail = tables.Growing(tables.Table(path.name, ("number", "word"), list), path.parent, self.rows.append, self.forget)
 
     def forget(self) -> None:
         self.rows.clear()
@@ -157,7 +158,7 @@ def test_what_was_read_is_not_read_again(table: Table, monkeypatch: pytest.Monke
 
 
 def test_blocks_are_put_together(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("comity.cli.tail.BLOCK", 7)
+    monkeypatch.setattr("comity.experiments.tables.BLOCK", 7)
     text = "".join(f"{k},{'ü' * (k % 9)}\n" for k in range(50))
     table.add(text + "half")
     table.tail.look()
@@ -200,14 +201,14 @@ def test_a_round_counts_when_it_is_whole(tmp_path: Path) -> None:
     (tmp_path / "timing.csv").write_text("0,1,1,1,5\n", encoding="utf-8")
     found = followed(tmp_path)
     assert found.line == pytest.approx({0: 0.3})
-    assert found.parties == {"a": 0.2, "b": 0.4}
+    assert found.party_accuracies == {"a": 0.2, "b": 0.4}
     with (tmp_path / "metrics.csv").open("a", encoding="utf-8") as file:
         file.write("1,b,test,accuracy,0.5\n")
     with (tmp_path / "timing.csv").open("a", encoding="utf-8") as file:
         file.write("1,1,1,1,5\n")
     found.look()
     assert found.line == pytest.approx({0: 0.3, 1: 0.75})
-    assert found.parties == {"a": 1.0, "b": 0.5}
+    assert found.party_accuracies == {"a": 1.0, "b": 0.5}
 
 
 @pytest.mark.parametrize("missing", ["metrics.csv", "ledger.csv", "timing.csv", "summary.json", ".lock", "split.json"])
@@ -224,7 +225,7 @@ def test_a_run_that_is_only_beginning(run: Path, tmp_path: Path) -> None:
     for name in ("config.toml", "env.json"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
     assert "stopped: round 0 of 4; go on with" in works("watch", tmp_path).out
-    with locked(tmp_path):
+    with RunFolder(tmp_path).locked():
         assert works("watch", tmp_path).out.splitlines()[1] == "running: round 0 of 4"
 
 
@@ -232,13 +233,13 @@ def test_a_run_that_is_only_beginning(run: Path, tmp_path: Path) -> None:
 
 
 def test_held(tmp_path: Path) -> None:
-    assert not held(tmp_path)
-    with locked(tmp_path):
-        assert held(tmp_path)
-        with pytest.raises(ComityError, match="Another process"), locked(tmp_path):
+    assert not RunFolder(tmp_path).held()
+    with RunFolder(tmp_path).locked():
+        assert RunFolder(tmp_path).held()
+        with pytest.raises(ComityError, match="Another process"), RunFolder(tmp_path).locked():
             pass
-    assert not held(tmp_path)
-    assert not held(tmp_path / "nowhere")
+    assert not RunFolder(tmp_path).held()
+    assert not RunFolder(tmp_path / "nowhere").held()
 
 
 def test_a_glance_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
@@ -247,8 +248,8 @@ def test_a_glance_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
     with (tmp_path / ".lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         threading.Timer(0.1, fcntl.flock, (file, fcntl.LOCK_UN)).start()
-        with locked(tmp_path):
-            assert held(tmp_path)
+        with RunFolder(tmp_path).locked():
+            assert RunFolder(tmp_path).held()
 
 
 # --- While it runs ----------------------------------------------------------------------------------------------------
@@ -278,7 +279,7 @@ def test_running_killed_resumed(nursery: Nursery, tmp_path: Path) -> None:
     again.wait()
     found.look()
     new = followed(folder)
-    assert (found.line, found.bytes, found.parties) == (new.line, new.bytes, new.parties)
+    assert (found.line, found.bytes, found.party_accuracies) == (new.line, new.bytes, new.party_accuracies)
     assert found.done == new.done
     assert known.look() == [found]
 

@@ -23,7 +23,7 @@ from comity.data import Dataset, files, load, prepared
 from comity.data.files import Missing, Way, cache_folder, locate, obtain
 from comity.data.groups import Groups
 from comity.errors import Refusal
-from comity.experiments.loop import reopen
+from comity.experiments.run import reopen
 
 
 def pictures() -> Dataset:

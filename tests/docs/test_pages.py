@@ -10,7 +10,7 @@ import pytest
 
 from comity import cli, papers
 from comity.data import catalogue
-from comity.experiments.loop import run
+from comity.experiments.run import run
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import comity
 from comity.algorithms.dbe import OFFSET
 from comity.core import Sealed, payload, seal
-from comity.core.algorithm import chain
 from comity.core.net import Call
 from comity.core.record import unseal
+from comity.core.wrapper import chain
 from comity.engines.loop import LoopNet
 from comity.measure.summary import KINDS
 from comity.studies import plan

@@ -90,7 +90,7 @@ class Stop(Quiet):
     def __init__(self) -> None:
         self.left = 10**9
 
-    def parties(self, count: int) -> None:
+    def answered(self, count: int) -> None:
         self.left -= count
         if self.left < 0:
             raise KeyboardInterrupt

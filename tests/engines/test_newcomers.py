@@ -23,9 +23,9 @@ import comity
 from comity import cli
 from comity.algorithms.dbe import OFFSET
 from comity.core import Algorithm, Batch, Key, Params, trainable
-from comity.core.algorithm import chain
 from comity.core.codec import flatten
 from comity.core.record import is_record
+from comity.core.wrapper import chain
 from comity.engines.loop import LoopNet
 from comity.engines.site import Site
 from comity.experiments import checkpoint
@@ -425,7 +425,7 @@ class Stop(Quiet):
     def __init__(self, when: str) -> None:
         self.when, self.over = when, False
 
-    def parties(self, count: int) -> None:
+    def answered(self, count: int) -> None:
         if self.over and self.when == "while joining":
             raise KeyboardInterrupt
 

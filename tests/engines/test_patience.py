@@ -25,7 +25,7 @@ from comity import cli
 from comity.core import Params
 from comity.experiments import checkpoint
 from comity.experiments.build import Quiet
-from comity.experiments.loop import Course
+from comity.experiments.schedule import Schedule
 
 TUNED = str(Path(__file__).with_name("tuned.py"))
 MANY = 25
@@ -88,11 +88,11 @@ def expected(right: dict[int, int], patience: int, rounds: int = MANY) -> int:
 
 def ends(accuracies: list[float], patience: int | None, rounds: int) -> int:
     """When a course with these accuracies (of round 0, 1, ...) ends."""
-    course, t = Course(rounds, patience), -1
-    while t < course.rounds:
+    schedule, t = Schedule(rounds, patience), -1
+    while t < schedule.rounds:
         t += 1
-        course.enter(t)
-        course.seen(t, accuracies[t])
+        schedule.enter(t)
+        schedule.seen(t, accuracies[t])
     return t
 
 
@@ -126,12 +126,12 @@ def test_the_rule_is_the_one_that_is_told(right: list[int], patience: int) -> No
 def test_rounds_that_nobody_judged_are_not_counted(right: list[int], patience: int, every: int) -> None:
     """It ends with the round after an evaluation at which the best one was so many rounds ago."""
     rounds = len(right) - 1
-    course, t = Course(rounds, patience), -1
-    while t < course.rounds:
+    schedule, t = Schedule(rounds, patience), -1
+    while t < schedule.rounds:
         t += 1
-        course.enter(t)
+        schedule.enter(t)
         if t % every == 0:
-            course.seen(t, right[t] / 4)
+            schedule.seen(t, right[t] / 4)
     last = rounds
     for j in range(0, rounds, every):
         best = max(right[0 : j + 1 : every])
@@ -147,15 +147,15 @@ def test_a_course_goes_on_from_what_it_wrote(right: list[int], patience: int, da
     """Through JSON, after any round."""
     rounds = len(right) - 1
     stop = data.draw(st.integers(0, rounds))
-    course, t = Course(rounds, patience), -1
-    while t < course.rounds:
+    schedule, t = Schedule(rounds, patience), -1
+    while t < schedule.rounds:
         t += 1
-        course.enter(t)
-        course.seen(t, right[t] / 4)
+        schedule.enter(t)
+        schedule.seen(t, right[t] / 4)
         if t == stop:
-            saved = json.loads(json.dumps(course.dump()))
-            course = Course(rounds, patience)
-            course.load(saved)
+            saved = json.loads(json.dumps(schedule.dump()))
+            schedule = Schedule(rounds, patience)
+            schedule.load(saved)
     assert t == expected(dict(enumerate(right)), patience, rounds)
 
 
@@ -362,11 +362,12 @@ def test_timing_tells_the_memory_of_each_round(more: dict[str, Any], tmp_path: P
 
 
 def test_a_run_that_gets_better_at_every_evaluation_goes_on() -> None:
-    course = Course(30, 2)
+    schedule = Schedule(30, 2)
     for t in range(31):
-        assert course.enter(t) == 30
+        schedule.enter(t)
+        assert schedule.rounds == 30
         if t % 5 == 0:
-            course.seen(t, t / 30)
+            schedule.seen(t, t / 30)
 
 
 def test_evaluations_further_apart_than_patience(tmp_path: Path) -> None:

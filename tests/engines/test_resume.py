@@ -21,7 +21,7 @@ import comity
 from comity.core import Params
 from comity.experiments import checkpoint
 from comity.experiments.build import Quiet
-from comity.experiments.folder import read_ledger, read_metrics
+from comity.experiments.folder import RunFolder
 
 ROUNDS = 4
 Outcome = tuple[dict[str, bytes], dict[str, Params], dict[str, Any]]
@@ -44,7 +44,7 @@ class Interrupt(Watch):
         super().__init__()
         self.now, self.during, self.left = 0, during, answers
 
-    def parties(self, count: int) -> None:
+    def answered(self, count: int) -> None:
         if self.now == self.during:
             self.left -= count
             if self.left <= 0:
@@ -122,8 +122,8 @@ def test_rows_behind_the_checkpoint_are_cut(text: str, tmp_path: Path, monkeypat
     with pytest.raises(KeyboardInterrupt):
         run(text, tmp_path, rounds=ROUNDS, progress=InterruptAfter(after=3, saved=1, monkeypatch=monkeypatch))
     assert manifest(tmp_path) == 1
-    assert max(row.round for row in read_metrics(tmp_path)) == 3
-    assert max(row.round for row in read_ledger(tmp_path)) == 3
+    assert max(row.round for row in RunFolder(tmp_path).read_metrics()) == 3
+    assert max(row.round for row in RunFolder(tmp_path).read_ledger()) == 3
     assert_resumes(text, tmp_path, expected_first=1)
 
 

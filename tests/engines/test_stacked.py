@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from comity.core.alike import Unlike, join
 from matrix import GOSSIP, STEEP, methods, ragged, run, weights
 from torch import nn
 
 from comity import algorithms
 from comity.core import Samples
-from comity.core.algorithm import chain
-from comity.core.alike import Unlike, join
 from comity.core.fit import Fit, Request
 from comity.core.record import leaves
 from comity.core.samples import PartyData
+from comity.core.wrapper import chain
 from comity.engines.stacked import scheduler, together
 from comity.experiments import config
 from comity.experiments.build import Job, Quiet, prepare

@@ -1222,7 +1222,7 @@ class Stop(Quiet):
     def begin(self, job: Any, first_round: int) -> None:
         self.first = first_round
 
-    def parties(self, count: int) -> None:
+    def answered(self, count: int) -> None:
         self.left -= self.now == 3
         if not self.left:
             raise KeyboardInterrupt

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from written import Written, compared, loaded, rows
 
-from comity.core.net import Charge
-from comity.experiments.folder import read_ledger
-from comity.experiments.loop import reopen
+from comity.core.ledger import Charge
+from comity.experiments.folder import RunFolder
+from comity.experiments.run import reopen
 from comity.measure import gains
 from comity.measure.fairness import fairness
 from comity.measure.targets import reached
 from comity.report import report
-from comity.studies.compare import Row
+from comity.studies.standing import Standing
 from comity.units import size
 
 METHODS = ("solo", "fedavg", "fed-sps", "adcol")
@@ -32,7 +32,7 @@ class Made:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         settings = {"partition": "dirichlet(alpha=0.5)|keep(samples=90)", "rounds": 3, "lr": 0.1}
-        self.table: list[Row] = compared(folder, METHODS[1:], SEEDS, **settings)
+        self.table: list[Standing] = compared(folder, METHODS[1:], SEEDS, **settings)
         self.page = Written(report(folder, methods=[]))
 
     def run(self, method: str, seed: int) -> Path:
@@ -104,7 +104,7 @@ def test_ranking(made: Made) -> None:
     assert all(row_of(made, m).judged == len(PARTIES) * len(SEEDS) for m in METHODS[1:])
 
 
-def row_of(made: Made, method: str) -> Row:
+def row_of(made: Made, method: str) -> Standing:
     return next(row for row in made.table if row.algorithm == method)
 
 
@@ -128,7 +128,7 @@ def check_targets(made: Made, page: Written, target: float) -> None:
         found = []
         for seed in SEEDS:
             line = {t: statistics.fmean(each.values()) for t, each in made.accuracies(method, seed).items()}
-            ledger: list[Charge] = read_ledger(made.run(method, seed))
+            ledger: list[Charge] = RunFolder(made.run(method, seed)).read_ledger()
             found += [got] if (got := reached(line, ledger, target - 1e-9)) else []
         reaching += bool(found)
         if found:
@@ -242,5 +242,5 @@ def test_the_sentences_figures(made: Made) -> None:
     (first, second, *_) = sorted(made.table, key=lambda row: -statistics.fmean(row.accuracy))
     best = statistics.fmean(first.accuracy)
     assert f"{first.algorithm} is " in made.page.words
-    assert f"with {best:.1%} (± {100 * first.spread():.1f} over 2 seeds)" in made.page.words
+    assert f"with {best:.1%} (± {100 * first.spread:.1f} over 2 seeds)" in made.page.words
     assert f"{100 * (best - statistics.fmean(second.accuracy)):.1f} points" in made.page.words

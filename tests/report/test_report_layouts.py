@@ -13,13 +13,13 @@ import pytest
 from written import SMALL, Written, compared, loaded
 
 from comity import Federation, run
-from comity.core.net import Ledger
+from comity.core.ledger import Ledger
 from comity.errors import Refusal
 from comity.experiments.build import Job, Quiet
 from comity.experiments.config import experiment
-from comity.experiments.loop import Result
+from comity.experiments.result import Result
 from comity.report import report
-from comity.studies.compare import tune
+from comity.studies.tune import tune
 from comity.units import size
 
 SECTIONS = ["answer", "curves", "gains", "data", "space", "wire", "again"]

@@ -12,7 +12,8 @@ from typing import Any
 
 from comity.experiments.build import Quiet
 from comity.experiments.config import experiment
-from comity.studies.compare import Row, compare
+from comity.studies.compare import compare
+from comity.studies.standing import Standing
 
 VOID = {"meta", "link", "img", "input"}
 SMALL: dict[str, Any] = {
@@ -123,7 +124,7 @@ def loaded(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def compared(folder: Path, methods: Sequence[str], seeds: Sequence[int] = (0,), **settings: Any) -> list[Row]:
+def compared(folder: Path, methods: Sequence[str], seeds: Sequence[int] = (0,), **settings: Any) -> list[Standing]:
     """A small comparison with SOLO."""
     base = experiment(SMALL | settings)
     return compare(base, methods, seeds, folder, lambda _: Quiet(), lambda _: None)

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from comity.cli.options import Out, app
-from comity.experiments.checkpoint import write_atomically
 
 Some = Annotated[str | None, typer.Option(help="only these, as in a,b")]
 
@@ -24,14 +23,15 @@ def measure(
 ) -> None:
     """A finished run's representations (description length, distances, drift), and its accuracy in every paper's convention."""
     from comity.cli import screen
-    from comity.experiments.loop import check_run
+    from comity.experiments.folder import RunFolder
     from comity.measure import conventions, mdl, study
 
-    check_run(run_dir)
+    run = RunFolder(run_dir)
+    run.check_begun()
     chosen = None if layers is None else [part.strip() for part in layers.split(",")]
     found = study.study(run_dir, chosen, samples, mdl=mdl.FULL if full else mdl.CHEAP, told=_told)
     accuracy = conventions.of_run(run_dir)
-    write_atomically(run_dir / "measures.json", json.dumps(found | {"accuracy": accuracy}, indent=2) + "\n")
+    run.write_measures(found | {"accuracy": accuracy})
     if as_json:
         print(json.dumps(found | {"accuracy": accuracy}))
         return
@@ -50,7 +50,7 @@ def measure(
         "parties, over the spread within a class.",
         style="dim",
     )
-    screen.out.print(f"Written to {run_dir / 'measures.json'}", soft_wrap=True)
+    screen.out.print(f"Written to {run.measures}", soft_wrap=True)
 
 
 @app.command()
@@ -90,7 +90,9 @@ def _figures(entry: dict[str, Any]) -> list[str]:
     def number(value: float | None, digits: int = 1) -> str:
         return "" if value is None else f"{value:.{digits}f}"
 
-    mdl, probe, drift = entry["mdl"] or {}, entry["separability"] or {}, entry["drift"] or {}
+    mdl = entry["mdl"] or {}
+    probe = entry["separability"] or {}
+    drift = entry["drift"] or {}
     return [
         number(mdl.get("nats"), 0),
         number(mdl.get("bits"), 0),
@@ -110,12 +112,13 @@ def export(
     """A party's model to take along: weights, preprocessing, a script that predicts, a card."""
     from comity.cli import screen
     from comity.errors import ComityError
-    from comity.experiments.loop import Result, reopen
-    from comity.studies.compare import finished
+    from comity.experiments.folder import RunFolder
+    from comity.experiments.result import Result
+    from comity.experiments.run import reopen
     from comity.studies.export import export as write
 
     job = reopen(run_dir)
-    if (summary := finished(run_dir)) is None:
+    if (summary := RunFolder(run_dir).read_summary()) is None:
         raise ComityError(f"The run in {run_dir} is not finished: go on with 'comity resume {run_dir}'.")
     folder = out or run_dir / "exported" / party
     write(Result(run_dir, job, summary), party, folder)

@@ -1,4 +1,4 @@
-"""What commands have in common: every option of an experiment is declared once, in `config.Experiment`."""
+"""What commands have in common: every option of an experiment is declared once, in `experiments.config.Experiment`."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def with_experiment(command: Callable[..., None]) -> Callable[..., None]:
         command(**given, settings=settings)
 
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + added
-    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+    wrapped.__name__ = command.__name__
+    wrapped.__doc__ = command.__doc__
     wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapped
@@ -135,6 +136,7 @@ def chosen_experiment(algo: str, settings: Settings) -> Experiment:
 
 
 def chosen_seeds(text: str | None, default: int) -> list[int]:
+    """The seeds that were typed, as in 0,1,2; if none were, the experiment's own."""
     if text is None:
         return [default]
     try:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from comity.cli.options import Out, Report, Seeds, Track, app, chosen_seeds, resumable, trackers, write_report
 from comity.errors import Refusal, unknown
 from comity.experiments.checkpoint import write_atomically
+
+if TYPE_CHECKING:
+    from comity.studies.reproduce import Cell, Run
 
 ScaleOption = Annotated[str, typer.Option("--scale", help="smoke (a minute), reduced (half an hour) or full (the paper's)")]
 Some = Annotated[str | None, typer.Option(help="only these, as in a,b")]
@@ -82,43 +86,42 @@ def reproduce(
     spent = reproduce.spent(done)
     cost = f"{screen.duration(spent.seconds)} of computing, at most {screen.size(spent.memory)} of memory"
     screen.out.print(f"{cost}. The table and the runs are in {folder}", soft_wrap=True)
-    asked = {"--columns": columns, "--rows": rows, "--seeds": seeds, "--rounds": rounds}
-    command = shlex.join(
-        [
-            "comity",
-            "reproduce",
-            name,
-            "--scale",
-            scale,
-            *(str(word) for flag, given in asked.items() if given is not None for word in (flag, given)),
-        ]
-    )
+    asked = {"--scale": scale, "--columns": columns, "--rows": rows, "--seeds": seeds, "--rounds": rounds}
+    words = [str(word) for flag, given in asked.items() if given is not None for word in (flag, given)]
     head = [
         f"# {name}: {table.title}",
         "",
         f"{table.source}. Scale {scale}, seeds {', '.join(map(str, every))}; {cost}.",
         "",
-        f"`{command}`, run at {reproduce.code_of(done)}.",
+        f"`{shlex.join(['comity', 'reproduce', name, *words])}`, run at {reproduce.code_of(done)}.",
         "",
         table.notes,
         "",
     ]
-    settings, said = ([f"- {text}" for text in texts] for texts in (reproduce.settings_of(runs), told))
-    page = [*head, "Settings of each run:", "", *settings, "", reproduce.markdown(cells), *said, ""]
-    write_atomically(folder / "table.md", "\n".join(page))
-    write_atomically(folder / "table.txt", "\n".join("\t".join(row) for row in [reproduce.HEADS, *reproduce.lines(cells)]) + "\n")
-    reproduce.write_csv(folder / "table.csv", cells)
+    _write(folder, head, reproduce.settings_of(runs), cells, told)
     if report:
         write_report(folder)
 
 
-def _costs(runs: list[Any], seeds: int) -> None:
+def _write(folder: Path, head: list[str], settings: list[str], cells: Sequence[Cell], told: list[str]) -> None:
+    """The table beside the runs: a page for people, and the same for programs."""
+    from comity.studies import reproduce
+
+    page = [*head, "Settings of each run:", "", *(f"- {text}" for text in settings), "", reproduce.markdown(cells)]
+    page += [*(f"- {text}" for text in told), ""]
+    write_atomically(folder / "table.md", "\n".join(page))
+    write_atomically(folder / "table.txt", "\n".join("\t".join(row) for row in [reproduce.HEADS, *reproduce.lines(cells)]) + "\n")
+    reproduce.write_csv(folder / "table.csv", cells)
+
+
+def _costs(runs: Sequence[Run], seeds: int) -> None:
     """What all runs will take here, from one round of each tried with one party."""
     from comity.cli import screen
     from comity.studies import reproduce
     from comity.studies.plan import plan
 
-    rows, total = [], 0.0
+    rows = []
+    total = 0.0
     for run, job in reproduce.jobs(runs):
         made = plan(job)
         seconds = (made.train_seconds + made.evaluate_seconds) * seeds

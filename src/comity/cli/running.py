@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,10 +28,11 @@ from comity.cli.options import (
     write_report,
 )
 from comity.errors import Refusal
-from comity.experiments.config import Experiment, experiment, read
+from comity.experiments.config import Experiment, experiment
 
 if TYPE_CHECKING:
     from comity.experiments.build import Progress
+    from comity.studies.standing import Standing
 
 
 @app.command()
@@ -38,7 +41,7 @@ def run(algo: Algo, settings: Settings, out: Out = None, track: Track = None) ->
     """Run one method, or an experiment's file."""
     from comity.cli import screen
     from comity.experiments.build import federation_of, prepare
-    from comity.experiments.loop import start
+    from comity.experiments.run import start
     from comity.studies.compare import folder_name
 
     chosen = chosen_experiment(algo, settings)
@@ -55,13 +58,14 @@ def run(algo: Algo, settings: Settings, out: Out = None, track: Track = None) ->
 def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], track: Track = None) -> None:
     """Continue a run that was stopped or killed; the result is what it would have been."""
     from comity.cli import screen
-    from comity.experiments.loop import check_run, reopen, resume_in
-    from comity.studies.compare import finished
+    from comity.experiments.folder import RunFolder
+    from comity.experiments.run import reopen, resume_in
 
-    check_run(run_dir)
+    begun = RunFolder(run_dir)
+    begun.check_begun()
     others = trackers(track, run_dir.resolve().parent)
     with resumable(f"comity resume {run_dir}"):
-        if (done := finished(run_dir)) is None:
+        if (done := begun.read_summary()) is None:
             job = reopen(run_dir)
             done = resume_in(job, run_dir, screen.progress(job.experiment.algorithm), others).summary
         _finish(run_dir, done)
@@ -71,7 +75,8 @@ def _finish(folder: Path, summary: dict[str, Any]) -> None:
     """The end of a run on the screen."""
     from comity.cli import screen
 
-    got, sent, took = summary["accuracy"], summary["bytes"], summary["seconds"]
+    got = summary["accuracy"]
+    sent = summary["bytes"]
     screen.out.print(
         f"{summary['algorithm']}: accuracy {got['mean']:.1%} (mean of {summary['parties']} parties), "
         f"worst {got['per_party'][got['worst_party']]:.1%} ({got['worst_party']}), "
@@ -88,7 +93,7 @@ def _finish(folder: Path, summary: dict[str, Any]) -> None:
         )
     screen.out.print(
         f"up {screen.size(sent['up'])}, down {screen.size(sent['down'])}, peer {screen.size(sent['peer'])}, "
-        f"{summary['steps']} steps, {screen.duration(took['total'])}"
+        f"{summary['steps']} steps, {screen.duration(summary['seconds']['total'])}"
     )
     screen.show_curves({summary["algorithm"]: [folder]})
     screen.out.print(f"The run is in {folder}", soft_wrap=True)
@@ -111,9 +116,10 @@ def compare(
     """Run several methods, and SOLO, on one split; end with a table."""
     from comity.cli import screen
     from comity.cli.leave_one_out import announce, show
+    from comity.experiments.folder import RunFolder
     from comity.studies import leave_one_out as left_out
+    from comity.studies.compare import SOLO, run_folder
     from comity.studies.compare import compare as compare_runs
-    from comity.studies.compare import folder_name
 
     base = experiment(settings)
     every = chosen_seeds(seeds, base.seed)
@@ -133,37 +139,46 @@ def compare(
             announce(base, algos, every, only)
         rows = compare_runs(base, algos, every, folder, watched, caution, others)
         effects = left_out.effects(base, algos, every, folder, watched, only) if leave_one_out else []
-    shown = []
-    for row in rows:
-        mean, worst = sum(row.accuracy) / len(row.accuracy), sum(row.worst) / len(row.worst)
-        shown.append(
-            [
-                row.algorithm,
-                f"{mean:.1%}" + (f" ± {100 * row.spread():.1f}" if several else ""),
-                f"{worst:.1%}",
-                f"{row.gained}/{row.judged}" if row.judged else "",
-                f"{row.hurt}/{row.judged}" if row.judged else "",
-                *([f"{row.joined:.1%} ({100 * (row.joined_gain or 0):+.1f})"] if row.joined is not None else []),
-                *(screen.size(row.bytes[kind]) if row.bytes[kind] else "0" for kind in ("up", "down", "peer")),
-                screen.duration(row.seconds),
-            ]
-        )
-    made = read(folder / "solo" / f"seed-{every[0]}" / "config.toml")  # where `auto` is settled
-    title = f"{made.data}, {made.partition}, {made.rounds} rounds" + (f", {len(every)} seeds" if several else "")
-    late = ["newcomers"] if base.newcomers else []
-    screen.table(["method", "accuracy", "worst", "gained", "hurt", *late, "up", "down", "peer", "time"], shown, title)
+    made = RunFolder(run_folder(folder, SOLO, every[0])).read_experiment()  # where `auto` is settled
+    _show_comparison(rows, made, len(every))
+    if effects:
+        show(effects)
+    screen.show_curves({row.algorithm: [run_folder(folder, row.algorithm, seed) for seed in every] for row in rows})
+    screen.out.print(f"The runs are in {folder}", soft_wrap=True)
+    if report:
+        write_report(folder)
+
+
+def _show_comparison(rows: Sequence[Standing], settled: Experiment, seeds: int) -> None:
+    """The table of a comparison, and what its columns mean; `settled` are the settings of one of its runs."""
+    from comity.cli import screen
+
+    late = ["newcomers"] if settled.newcomers else []
+    columns = ["method", "accuracy", "worst", "gained", "hurt", *late, "up", "down", "peer", "time"]
+    title = f"{settled.data}, {settled.partition}, {settled.rounds} rounds" + (f", {seeds} seeds" if seeds > 1 else "")
+    screen.table(columns, [_cells(row, seeds > 1) for row in rows], title)
     screen.out.print(
         "worst: the worst party. gained, hurt: parties whose 95% interval against SOLO, paired over their test samples, "
         "excludes zero."
         + (" newcomers: their accuracy after joining, and what it gave them against training alone." if late else ""),
         style="dim",
     )
-    if effects:
-        show(effects)
-    screen.show_curves({row.algorithm: [folder / folder_name(row.algorithm) / f"seed-{s}" for s in every] for row in rows})
-    screen.out.print(f"The runs are in {folder}", soft_wrap=True)
-    if report:
-        write_report(folder)
+
+
+def _cells(row: Standing, several: bool) -> list[str]:
+    """A method's line in the table of a comparison."""
+    from comity.cli import screen
+
+    return [
+        row.algorithm,
+        f"{row.mean:.1%}" + (f" ± {100 * row.spread:.1f}" if several else ""),
+        f"{fmean(row.worst):.1%}",
+        f"{row.gained}/{row.judged}" if row.judged else "",
+        f"{row.hurt}/{row.judged}" if row.judged else "",
+        *([f"{row.joined:.1%} ({100 * (row.joined_gain or 0):+.1f})"] if row.joined is not None else []),
+        *(screen.size(row.bytes[kind]) if row.bytes[kind] else "0" for kind in ("up", "down", "peer")),
+        screen.duration(row.seconds or 0.0),
+    ]
 
 
 @app.command()
@@ -178,8 +193,9 @@ def tune(
 ) -> None:
     """Try a grid of values with equal budgets; choose on validation data."""
     from comity.cli import screen
-    from comity.studies.compare import folder_name, parse_grid
-    from comity.studies.compare import tune as tune_runs
+    from comity.studies.compare import folder_name
+    from comity.studies.tune import parse_grid
+    from comity.studies.tune import tune as tune_runs
 
     base = chosen_experiment(algo, settings)
     folder = out or free_folder(f"tune-{folder_name(base.algorithm)}")

@@ -14,7 +14,7 @@ from rich.table import Table
 from comity.cli import text_plot
 from comity.core.ledger import Ledger
 from comity.experiments.build import Job
-from comity.experiments.folder import read_metrics
+from comity.experiments.folder import RunFolder
 from comity.measure import conventions
 from comity.units import duration as duration  # noqa: PLC0414  (the other commands say screen.duration, screen.size)
 from comity.units import size as size  # noqa: PLC0414
@@ -36,7 +36,8 @@ class Bar:
 
     def begin(self, job: Job, first_round: int) -> None:
         """Show the bar."""
-        self._cohort, self._done = len(job.cohort(1)), 0
+        self._cohort = len(job.cohort(1))
+        self._done = 0
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -53,7 +54,7 @@ class Bar:
             self._title, total=job.experiment.rounds, completed=first_round, parties="", accuracy="...", bytes=""
         )
 
-    def parties(self, count: int) -> None:
+    def answered(self, count: int) -> None:
         """Some parties have answered."""
         self._done += count
         if hasattr(self, "_task"):
@@ -83,10 +84,13 @@ class Lines:
 
     def begin(self, job: Job, first_round: int) -> None:
         """Remember where it started."""
-        self._rounds, self._first, self._accuracy = job.experiment.rounds, first_round, "..."
-        self._begin = self._shown = time.monotonic()
+        self._rounds = job.experiment.rounds
+        self._first = first_round
+        self._accuracy = "..."
+        self._begin = time.monotonic()
+        self._shown = self._begin
 
-    def parties(self, count: int) -> None:
+    def answered(self, count: int) -> None:
         """Too fine for lines."""
 
     def round(self, t: int, accuracy: float | None, ledger: Ledger) -> None:
@@ -142,11 +146,8 @@ def show_curves(folders: Mapping[str, Sequence[Path]]) -> None:
     """
     if not out.is_terminal:
         return
-    lines = {name: _mean([conventions.curve(read_metrics(folder)) for folder in some]) for name, some in folders.items()}
+    lines = {}
+    for name, seeds in folders.items():
+        lines[name] = conventions.mean_curve([conventions.curve(RunFolder(folder).read_metrics()) for folder in seeds])
     for row in text_plot.on(out, lines):
         out.print(row)
-
-
-def _mean(lines: Sequence[conventions.Line]) -> conventions.Line:
-    """The mean at the rounds that all have."""
-    return {t: sum(line[t] for line in lines) / len(lines) for t in lines[0] if all(t in line for line in lines)}

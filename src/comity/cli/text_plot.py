@@ -38,7 +38,8 @@ def draw(lines: Mapping[str, Line], rounds: int = 0, width: int = 60, height: in
     if not known:
         return []
     shown = dict(_best(known)) if len(known) > len(COLOURS) else known
-    first, last = min(min(line) for line in shown.values()), max(rounds, *(max(line) for line in shown.values()))
+    first = min(min(line) for line in shown.values())
+    last = max(rounds, *(max(line) for line in shown.values()))
     values = [value for line in shown.values() for value in line.values()]
     low, high, step = scale(100 * min(values), 100 * max(values))
     parts = (high - low) // step
@@ -64,9 +65,13 @@ def draw(lines: Mapping[str, Line], rounds: int = 0, width: int = 60, height: in
 def scale(low: float, high: float) -> tuple[int, int, int]:
     """An axis for percentages from `low` to `high`: its ends, on round figures, and the step between its marks."""
     step = next(s for s in STEPS if max(high - low, LEAST) / s <= 4)
-    bottom, top = math.floor(low / step) * step, math.ceil(high / step) * step
+    bottom = math.floor(low / step) * step
+    top = math.ceil(high / step) * step
     while top - bottom < LEAST:
-        bottom, top = (bottom, top + step) if top < 100 else (bottom - step, top)
+        if top < 100:
+            top += step
+        else:
+            bottom -= step
     return bottom, top, step
 
 

@@ -17,6 +17,7 @@ from comity.cli import text_plot
 from comity.cli.screen import in_full, out
 from comity.cli.tail import Followed, Runs
 from comity.errors import Refusal
+from comity.experiments.folder import RunFolder
 from comity.units import duration, size
 
 EVERY = 1.0  # seconds from look to look
@@ -86,10 +87,13 @@ def about(run: Followed) -> list[Text]:
     what = f"{told.get('algorithm')} on {told.get('data')}, {told.get('partition')}, {told.get('parties')} parties, "
     made = [Text(f"{what}seed {told.get('seed')}", "bold"), _state(run)]
     if line := run.line:
-        now, best = max(line), max(line, key=lambda t: (line[t], -t))
-        low, high = (choose(run.parties, key=lambda p: run.parties[p]) for choose in (min, max))
+        now = max(line)
+        best = max(line, key=lambda t: (line[t], -t))
+        accuracies = run.party_accuracies
+        low = min(accuracies, key=lambda party: accuracies[party])
+        high = max(accuracies, key=lambda party: accuracies[party])
         made.append(Text(f"accuracy {line[now]:.1%} after round {now}; the highest was {line[best]:.1%} after round {best}"))
-        made.append(Text(f"worst party {low} {run.parties[low]:.1%}, best party {high} {run.parties[high]:.1%}"))
+        made.append(Text(f"worst party {low} {accuracies[low]:.1%}, best party {high} {accuracies[high]:.1%}"))
     sent = ", ".join(f"{kind} {size(run.bytes[kind])}" for kind in ("up", "down", "peer"))
     made.append(Text(f"{sent}; peak memory {size(run.memory)}" if run.memory else sent))
     return made
@@ -125,21 +129,30 @@ def overview(runs: Sequence[Followed], names: dict[Path, str], rows: int | None 
 
 
 def _figures(run: Followed) -> list[str]:
-    state = f"{duration(run.left)} left" if run.left is not None else run.state
+    """The cells of a run's line in the overview."""
+    mean: float | None = None
+    worst: float | None = None
     if run.summary:
-        got, took = run.summary["accuracy"], run.summary["seconds"]["total"]
-        mean, worst = got["mean"], got["per_party"][got["worst_party"]]
-        sent, each, done = run.summary["bytes"]["total"], took / max(1, run.rounds), run.rounds
+        accuracy = run.summary["accuracy"]
+        mean = accuracy["mean"]
+        worst = accuracy["per_party"][accuracy["worst_party"]]
+        sent = run.summary["bytes"]["total"]
+        done = run.rounds
+        each = run.summary["seconds"]["total"] / max(1, run.rounds)
     else:
-        line = run.line
-        mean, worst = (line[max(line)], min(run.parties.values())) if line else (None, None)
-        sent, each, done = sum(n for kind, n in run.bytes.items() if kind != "eval"), run.seconds_a_round, run.done
+        if line := run.line:
+            mean = line[max(line)]
+            worst = min(run.party_accuracies.values())
+        sent = sum(n for kind, n in run.bytes.items() if kind != "eval")
+        done = run.done
+        each = run.seconds_a_round
+    state = f"{duration(run.left)} left" if run.left is not None else run.state
     percent = ["" if value is None else f"{value:.1%}" for value in (mean, worst)]
     return [state, f"{max(0, min(done, run.rounds))}/{run.rounds}", *percent, size(sent), "" if each is None else f"{each:.3g} s"]
 
 
 def _changed(run: Followed) -> float:
     try:
-        return (run.folder / "timing.csv").stat().st_mtime
+        return RunFolder(run.folder).timing.stat().st_mtime
     except OSError:
         return 0.0

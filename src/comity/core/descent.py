@@ -30,7 +30,8 @@ def train(request: FitRequest[Any]) -> Fitted:
 
 def _train(request: FitRequest[Any], thin: bool) -> Fitted:
     own = read_only(request.own)
-    versions = tensor_versions(own)
+    given = (own, request.task)
+    versions = tensor_versions(given)
 
     def loss(theta: Params, batch: Batch) -> Tensor:
         return request.objective(request.task, theta, batch, own)
@@ -43,7 +44,7 @@ def _train(request: FitRequest[Any], thin: bool) -> Fitted:
         request.names,
         _copied(request.before),  # updated in place, so it must not be the caller's
         None if shift is None else list(shift.values()),
-        Anchor.of(request) if request.pull else None,
+        Anchor.of(request),
         thin,
     )
     scratch: dict[str, Tensor] = {}
@@ -52,7 +53,7 @@ def _train(request: FitRequest[Any], thin: bool) -> Fitted:
         if request.draw:
             batch.drawn = request.draw(batch, request.key, own)
         descent.step(batch)
-    check_unwritten(own, versions)
+    check_unwritten(given, versions)
     return replace(descent.done(), scratch=scratch)
 
 
@@ -67,10 +68,10 @@ def fold(request: FoldRequest[S]) -> S:
     return state
 
 
-def check_unwritten(own: Any, versions: list[int]) -> None:
-    """Refuse a loss that wrote to tensors of its `own`: other engines would make something else of that."""
-    if tensor_versions(own) != versions:
-        raise ComityError("A loss wrote to a tensor of its `own`, which is a letter's or a party's: let it make a new one.")
+def check_unwritten(given: Any, versions: list[int]) -> None:
+    """Refuse a loss that wrote to tensors that it was given: other engines would make something else of that."""
+    if tensor_versions(given) != versions:
+        raise ComityError("A loss wrote to a tensor of its `own` or of its task, which is not its own: let it make a new one.")
 
 
 def _copied(moments: Moments | None) -> Moments | None:
@@ -87,12 +88,15 @@ class Anchor:
     weight: float
 
     @staticmethod
-    def of(request: FitRequest[Any]) -> Anchor:
-        """A single party's pull."""
-        assert request.pull
-        to = request.pull.to
-        places = [n for n, name in enumerate(request.names) if name in to]
-        return Anchor(places, [to[request.names[n]] for n in places], request.pull.weight)
+    def of(request: FitRequest[Any]) -> Anchor | None:
+        """A single party's pull; None if nothing that is trained is pulled."""
+        return None if request.pull is None else Anchor.at(request.names, request.pull.to, request.pull.weight)
+
+    @staticmethod
+    def at(names: list[str], to: Params, weight: float) -> Anchor | None:
+        """The pull of what is trained, by its names, to some tensors."""
+        places = [n for n, name in enumerate(names) if name in to]
+        return Anchor(places, [to[names[n]] for n in places], weight) if places else None
 
 
 @dataclass

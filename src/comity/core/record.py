@@ -121,7 +121,7 @@ def read_only(tree: Any) -> Any:
     """
     if isinstance(tree, PLAIN):
         return tree
-    if isinstance(tree, np.ndarray):
+    if isinstance(tree, np.ndarray) and not tree.dtype.hasobject:
         view = tree.view()
         view.flags.writeable = False
         return view
@@ -148,7 +148,7 @@ def _with_fields(old: Any, values: dict[str, Any]) -> Any:
 
 def tensor_versions(tree: Any) -> list[int]:
     """How often each tensor in a tree was written to: another list later tells that one was."""
-    return [leaf._version for leaf in leaves(tree) if isinstance(leaf, Tensor)]
+    return [leaf._version for leaf in leaves(tree) if isinstance(leaf, Tensor) and not leaf.is_inference()]
 
 
 def _register_read_only() -> None:

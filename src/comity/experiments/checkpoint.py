@@ -1,4 +1,4 @@
-"""Runs on disk: one file a party's state, and a manifest that is replaced in one instant.
+"""Checkpoints of a run: one file a party's state, and a manifest that is replaced in one instant.
 
 Whatever moment a process is killed at, the folder holds one whole checkpoint: new states are written beside the old ones, the
 manifest is swapped atomically, and only then are files that nobody names any more removed. Tables only grow; rows behind the
@@ -7,12 +7,10 @@ manifest's lengths are cut at resume, and determinism writes them again.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,37 +123,3 @@ class Checkpoints:
         assert self.manifest is not None
         saved = self.manifest.parties.get(i)
         return None if saved is None else read_state(self.folder, saved)
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a run's folder; the system lets go of it when the process ends, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # no such lock on this system
-        yield
-        return
-    with (folder / ".lock").open("a") as file:
-        for left in reversed(range(5)):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as why:
-                if not left:
-                    raise ComityError(f"Another process is running in {folder}.") from why
-                time.sleep(0.05)  # somebody may only be looking whether it is held
-        yield
-
-
-def held(folder: Path) -> bool:
-    """Whether a process is running in a folder."""
-    try:
-        import fcntl
-
-        with (folder / ".lock").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go of at once
-    except BlockingIOError:
-        return True
-    except (ImportError, OSError):
-        return False
-    return False

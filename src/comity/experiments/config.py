@@ -129,6 +129,10 @@ class Experiment(BaseModel):
         return experiment(self.model_dump(exclude_unset=False) | changes)
 
 
+WHERE = {"engine", "workers", "device"}
+"""The settings that say where a run is computed, which does not change what it computes, but for rounding."""
+
+
 def experiment(settings: Mapping[str, Any]) -> Experiment:
     """A checked experiment, or one sentence that says what is wrong."""
     for name, given in settings.items():
@@ -163,7 +167,8 @@ def _flat(table: Any) -> Any:
 def _sentence(why: ValidationError) -> str:
     first = why.errors()[0]
     name = ".".join(str(part) for part in first["loc"])
-    given, context = first.get("input"), first.get("ctx", {})
+    given = first.get("input")
+    context = first.get("ctx", {})
     match first["type"]:
         case "greater_than_equal":
             wish = f"at least {context['ge']:g}"

@@ -15,9 +15,9 @@ from statistics import fmean
 from comity.core.ledger import SERVER
 from comity.core.net import Note
 from comity.errors import ComityError
-from comity.experiments.folder import read_metrics
+from comity.experiments.folder import RunFolder
+from comity.measure.accuracy import by_round, mean
 from comity.measure.fairness import fairness
-from comity.measure.gain import outcomes
 
 WHOM = ("mean", "weighted", "global")
 PAPERS = {
@@ -36,9 +36,9 @@ Line = dict[int, float]
 def party_curves(rows: Sequence[Note]) -> dict[str, Line]:
     """Each party's test accuracy by round."""
     found: dict[str, Line] = defaultdict(dict)
-    for row in rows:
-        if (row.split, row.metric) == ("test", "accuracy") and row.party != SERVER:
-            found[row.party][row.round] = row.value
+    for t, accuracies in by_round(rows).items():
+        for party, value in accuracies.items():
+            found[party][t] = value
     return dict(found)
 
 
@@ -46,16 +46,15 @@ def curve(rows: Sequence[Note], whom: str = "mean", sizes: Mapping[str, int] | N
     """Test accuracy by round, of all parties in one figure; `sizes` are their test samples, for `weighted`."""
     if whom == "global":
         return {r.round: r.value for r in rows if (r.party, r.split, r.metric) == (SERVER, "pooled", "accuracy")}
-    weights = sizes if whom == "weighted" else defaultdict(lambda: 1)
-    if whom not in WHOM or weights is None:
+    if whom not in WHOM or (whom == "weighted" and sizes is None):
         raise ComityError(f"Accuracy is taken as {', '.join(WHOM)}, the second with the parties' test sizes; not as {whom!r}.")
-    right: dict[int, float] = defaultdict(float)
-    count: dict[int, int] = defaultdict(int)
-    for party, line in party_curves(rows).items():
-        for t, value in line.items():
-            right[t] += value * weights[party]
-            count[t] += weights[party]
-    return {t: right[t] / count[t] for t in sorted(right)}
+    weights = sizes if whom == "weighted" else None
+    return {t: mean(accuracies, weights) for t, accuracies in sorted(by_round(rows).items())}
+
+
+def mean_curve(lines: Sequence[Line]) -> Line:
+    """The mean of several curves, as of a method's seeds, at the rounds that all of them have."""
+    return {t: mean({k: line[t] for k, line in enumerate(lines)}) for t in lines[0] if all(t in line for line in lines)}
 
 
 def conventions(rows: Sequence[Note], sizes: Mapping[str, int]) -> dict[str, float | None]:
@@ -78,4 +77,5 @@ def conventions(rows: Sequence[Note], sizes: Mapping[str, int]) -> dict[str, flo
 
 def of_run(folder: Path) -> dict[str, float | None]:
     """The conventions of a finished run."""
-    return conventions(read_metrics(folder), {party: len(right) for party, right in outcomes(folder).items()})
+    run = RunFolder(folder)
+    return conventions(run.read_metrics(), {party: len(right) for party, right in run.read_outcomes().items()})

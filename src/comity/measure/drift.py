@@ -67,7 +67,8 @@ def between_parties(z: Tensor, labels: Tensor, parties: Tensor) -> Drift | None:
         return None
     whole = _Cells.made(labels, torch.zeros_like(labels))  # its cells are the classes, in ascending order
     within = torch.searchsorted(whole.label, cells.label)
-    own, common = cells.centroids(z), whole.centroids(z)[within]
+    own = cells.centroids(z)
+    common = whole.centroids(z)[within]
     noise = (1 / cells.sizes.double() - 1 / whole.sizes[within]).sqrt()  # a part's mean around the whole's
     return Drift(float((own - common).norm(dim=1)[shared].mean()), cells.spread(z, own), float(noise[shared].mean()))
 
@@ -77,7 +78,8 @@ def over_training(before: Tensor, after: Tensor, labels: Tensor, parties: Tensor
 
     The spread is that before.
     """
-    before, after = _checked(before, labels), _checked(after, labels)
+    before = _checked(before, labels)
+    after = _checked(after, labels)
     cells = _Cells.made(labels, parties)
     first = cells.centroids(before)
     return Drift(float((cells.centroids(after) - first).norm(dim=1).mean()), cells.spread(before, first))

@@ -25,7 +25,8 @@ class Gaussian:
     @staticmethod
     def of(x: Tensor, dimensions: int | None = None) -> Gaussian:
         """The moments of samples (rows); `dimensions` is what they had before they were rotated into fewer."""
-        mean, n = x.mean(0), len(x)
+        n = len(x)
+        mean = x.mean(0)
         centred = x - mean
         cov = centred.T @ centred / max(1, n - 1)
         if n < (dimensions or x.shape[1]):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from comity.errors import ComityError
+from comity.experiments.folder import RunFolder
 
 Z95 = 1.959963984540054
 
@@ -38,32 +38,28 @@ def paired_interval(better: int, worse: int, count: int) -> tuple[float, float]:
     `better` samples were right only now, `worse` only before. The plain Wald interval is too narrow for the small test sets
     parties have; adding to the cells repairs that.
     """
-    b, c, n = better + 0.5, worse + 0.5, count + 2.0
+    b = better + 0.5
+    c = worse + 0.5
+    n = count + 2.0
     middle = (b - c) / n
     half = Z95 * math.sqrt(max(b + c - (b - c) ** 2 / n, 0.0)) / n
     return max(-1.0, middle - half), min(1.0, middle + half)
 
 
-def outcomes(folder: Path) -> dict[str, list[int]]:
-    """Which test samples a finished run got right, by party."""
-    found: dict[str, list[int]] = {}
-    try:
-        with (folder / "outcomes.csv").open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                found.setdefault(row["party"], []).append(int(row["correct"]))
-    except (OSError, KeyError, ValueError) as why:
-        raise ComityError(f"{folder / 'outcomes.csv'} cannot be read: the run is not finished, or damaged.") from why
-    return found
-
-
 def gains(run: Path, solo: Path) -> list[Gain]:
     """Every party's gain of one run over a SOLO run on the same split."""
-    ours, alone = outcomes(run), outcomes(solo)
-    return [paired(party, right, alone[party]) for party, right in ours.items()]
+    ours = RunFolder(run).read_outcomes()
+    theirs = RunFolder(solo).read_outcomes()
+    return [paired(party, right, theirs[party]) for party, right in ours.items()]
 
 
-def paired(party: str, now: list[int], before: list[int]) -> Gain:
+def paired(party: str, now: Sequence[int], before: Sequence[int]) -> Gain:
     """A party's gain, from which of the same test samples were right now and before."""
+    better, worse = counted(now, before)
+    return Gain(party, (better - worse) / len(now), *paired_interval(better, worse, len(now)))
+
+
+def counted(now: Sequence[int], before: Sequence[int]) -> tuple[int, int]:
+    """How many of the same test samples were right only now, and how many only before."""
     pairs = list(zip(now, before, strict=True))
-    better, worse = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
-    return Gain(party, (better - worse) / len(pairs), *paired_interval(better, worse, len(pairs)))
+    return sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)

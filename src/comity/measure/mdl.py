@@ -135,7 +135,8 @@ def curve(x: Tensor, y: Tensor, key: Key, settings: Settings = FULL, classes: in
     steps = sizes(len(train), settings.points)
     seeds = [key.fold("seed", k) for k in range(settings.seeds)]
     orders = train[torch.stack([seed.fold("subset").permutation(len(train)) for seed in seeds])]
-    losses, coding = [], []
+    losses = []
+    coding = []
     for size, following in pairwise([*steps, 0]):
         keys = [seed.fold("probe", size) for seed in seeds]
         probes = Probes(keys, (x.shape[1], *settings.hidden, classes), settings.lr)
@@ -149,5 +150,6 @@ def curve(x: Tensor, y: Tensor, key: Key, settings: Settings = FULL, classes: in
 def _whitened(x: Tensor, train: Tensor) -> Tensor:
     """One mean and one spread over all training values: whoever multiplies a representation by a number changes nothing."""
     known = x[train].double()
-    mean, std = float(known.mean()), float(known.std(correction=0))
+    mean = float(known.mean())
+    std = float(known.std(correction=0))
     return (x - mean) / (std or 1.0)

@@ -92,5 +92,6 @@ class Probes:
 
 def standardised(x: Tensor, by: Tensor) -> Tensor:
     """x with the mean and the spread of `by` taken out, value by value; what never varies becomes 0."""
-    mean, std = by.mean(0), by.std(0, correction=0)
+    mean = by.mean(0)
+    std = by.std(0, correction=0)
     return (x - mean) / torch.where(std > 0, std, torch.inf)

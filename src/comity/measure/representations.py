@@ -32,8 +32,8 @@ from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import ComityError, Refusal, unknown
 from comity.experiments.build import Job
-from comity.experiments.checkpoint import Checkpoints
-from comity.experiments.loop import reopen
+from comity.experiments.folder import RunFolder
+from comity.experiments.run import reopen
 
 When = Literal["before", "after"]
 OFFSET = "+offset"
@@ -65,16 +65,19 @@ class Offered:
 
 def offered(job: Job, folder: Path) -> Iterator[Offered]:
     """The parties of a run's folder and their models after the last checkpoint; newcomers are left out."""
-    checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints = RunFolder(folder).checkpoints()
     if checkpoints.load() is None:
         raise ComityError(f"{folder} holds no checkpoint.")
-    algorithm, server = job.algorithm, checkpoints.server_state()
+    algorithm = job.algorithm
+    server = checkpoints.server_state()
     for i in job.info.parties:
-        party, saved = job.parties[i], checkpoints.party_state(i)
+        party = job.parties[i]
+        saved = checkpoints.party_state(i)
         device = party.data.train.x.device
         mine = algorithm.client(job.root.fold("init"), party) if saved is None else saved.mine
         letter = Empty() if algorithm.self_contained else algorithm.view(server, i)
-        mine, letter = on_device(mine, device), on_device(letter, device)
+        mine = on_device(mine, device)
+        letter = on_device(letter, device)
         yield Offered(algorithm.party_for(party, mine), dict(algorithm.model(mine, letter, party)))
 
 
@@ -118,7 +121,8 @@ class _Tap:
 
     def forget(self) -> None:
         """Begin again."""
-        self.seen, self._passed = {}, {}
+        self.seen = {}
+        self._passed = {}
 
 
 def _tapped(task: Task, tap: _Tap) -> Task:
@@ -180,7 +184,8 @@ def extract(
     """Representations of a run's parties, in the order of layer, time and party; see `representations`."""
     key = Key.root(seed).fold("measure")
     project = Projection(width, key.fold("projection"))
-    own, found = own_model(job), []
+    own = own_model(job)
+    found: list[Representation] = []
     chosen = _drawn([_samples(job.parties[i], split) for i in job.info.parties], samples, key.fold("samples"))
     for model, data in zip(offered(job, folder), chosen, strict=True):
         if not len(data):
@@ -194,7 +199,8 @@ def extract(
 
 
 def _at_layers(model: Offered, when: When, data: Samples, layers: Sequence[str], project: Projection) -> list[Representation]:
-    party, task = model.party.name, model.party.task
+    party = model.party.name
+    task = model.party.task
     stages = {layer + end: (task.cut if layer == CUT else layer) + end for layer in layers for end in ("", OFFSET)}
     parts: dict[str, list[Tensor]] = {}
     widths: dict[str, int] = {}

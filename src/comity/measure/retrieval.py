@@ -48,7 +48,8 @@ def _ranked(query: Seen, gallery: Seen) -> Tensor:
 
 def retrieval(query: Seen, gallery: Seen, ranks: Sequence[int] = (1, 5)) -> Retrieval:
     """Rank the gallery for each query; AP is the mean, over its matches, of the precision down to each of them."""
-    precisions, firsts = [], []
+    precisions = []
+    firsts = []
     place = torch.arange(1, len(gallery.ids) + 1)
     for rows in torch.arange(len(query.ids)).split(ROWS):
         match = _ranked(Seen(query.features[rows], query.ids[rows], query.cameras[rows]), gallery)
@@ -56,7 +57,8 @@ def retrieval(query: Seen, gallery: Seen, ranks: Sequence[int] = (1, 5)) -> Retr
         precision = match.cumsum(1).double() / place
         precisions.append((precision * match).sum(1) / match.sum(1))
         firsts.append(match.int().argmax(1))
-    average, first = torch.cat(precisions), torch.cat(firsts)
+    average = torch.cat(precisions)
+    first = torch.cat(firsts)
     if not len(average):
         return Retrieval(None, {}, 0)
     return Retrieval(float(average.mean()), {k: float((first < k).double().mean()) for k in ranks}, len(average))

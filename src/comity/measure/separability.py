@@ -20,7 +20,8 @@ from comity.core.key import Key
 from comity.errors import ComityError
 from comity.measure.probe import Probes, standardised
 
-TEST, VALIDATION = 0.3, 0.2
+TEST = 0.3
+VALIDATION = 0.2
 LOOKS = 20  # times a probe is judged on its way
 PAIRS = 64  # pairs probed at once
 LEAST = 4  # samples of a party that leave some to learn from, to stop by and to be judged on
@@ -61,13 +62,16 @@ class _Split:
     def of(sets: Sequence[Tensor], key: Key) -> _Split:
         if len(sets) < 2 or min(map(len, sets)) < LEAST:
             raise ComityError(f"Telling parties apart needs two of them with at least {LEAST} samples each.")
-        train, held, test, begin = [], [], [], 0
+        train = []
+        held = []
+        test = []
+        begin = 0
         for i, s in enumerate(sets):
             order = begin + key.fold("split", i).permutation(len(s))
-            judged = max(1, round(TEST * len(s)))
-            stop = judged + max(1, round(VALIDATION * (len(s) - judged)))
-            test.append(order[:judged])
-            held.append(order[judged:stop])
+            tested = max(1, round(TEST * len(s)))
+            stop = tested + max(1, round(VALIDATION * (len(s) - tested)))
+            test.append(order[:tested])
+            held.append(order[tested:stop])
             train.append(order[stop:])
             begin += len(s)
         x = torch.cat([s.flatten(1) for s in sets]).float()
@@ -108,8 +112,10 @@ def separability(
     for _ in range(LOOKS):
         seen.append((float(probes.losses(s.x[s.held], s.owner[s.held])), probes.scores(s.x[s.test])[0]))
         probes.learn(s.x, s.owner, s.train[None], max(1, steps // LOOKS), batch)
-    truth, scores = s.owner[s.test], min(seen, key=lambda look: look[0])[1]
-    right, shares = scores.argmax(1) == truth, torch.bincount(truth).double() / len(truth)
+    truth = s.owner[s.test]
+    _, scores = min(seen, key=lambda look: look[0])
+    right = scores.argmax(1) == truth
+    shares = torch.bincount(truth).double() / len(truth)
     return Separability(
         accuracy=float(right.double().mean()),
         chance=float(shares.max()),
@@ -132,7 +138,8 @@ def proxy_a(sets: Sequence[Tensor], key: Key, *, hidden: Sequence[int] = (), ste
     many = max(map(len, own))
     cycled = torch.stack([rows[torch.arange(many) % len(rows)] for rows in own])
     # Every sample stands there twice, as its pair's first (label 0) and as its second (label 1).
-    twice, side = torch.cat([s.x, s.x]), torch.arange(2).repeat_interleave(len(s.x))
+    twice = torch.cat([s.x, s.x])
+    side = torch.arange(2).repeat_interleave(len(s.x))
     distances = torch.zeros(len(sets), len(sets), dtype=torch.float64)
     for pairs in torch.combinations(torch.arange(len(sets))).split(PAIRS):
         i, j = pairs.unbind(1)

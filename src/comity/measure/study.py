@@ -15,7 +15,7 @@ from comity import models
 from comity.core.key import Key
 from comity.data import Federation
 from comity.errors import Refusal
-from comity.experiments.loop import reopen
+from comity.experiments.run import reopen
 from comity.measure.drift import Drift, between_parties, over_training
 from comity.measure.frechet import to_union
 from comity.measure.mdl import CHEAP, Settings, curve
@@ -51,19 +51,7 @@ def study(
     try:
         told("representations")
         found = extract(job, Path(folder), chosen_layers(job, layers), split=split, samples=samples, seed=seed, width=width)
-        key, classes = Key.root(seed).fold("measure"), job.info.task.classes
-        measured: dict[str, Any] = {}
-        for layer, group in groupby(found, lambda r: r.layer):
-            times = {when: list(some) for when, some in groupby(group, lambda r: r.when)}
-            pooled = {when: _Pooled(some) for when, some in times.items()}
-            entry: dict[str, Any] = {"width": times["after"][0].width, "measured_width": pooled["after"].z.shape[1]}
-            for when, pool in pooled.items():
-                told(f"{layer} {when} local training")
-                entry[when] = _measures(pool, key, mdl, classes)
-            if "before" in pooled:
-                before, after = pooled["before"], pooled["after"]
-                entry["moved"] = _plain(over_training(before.z, after.z, after.labels, after.owners))
-            measured[layer] = entry
+        measured = _by_layer(found, Key.root(seed).fold("measure"), mdl, job.info.task.classes, told)
     finally:
         torch.set_num_threads(threads)
     return {
@@ -77,6 +65,25 @@ def study(
         "mdl": None if mdl is None else asdict(mdl) | {"hidden": list(mdl.hidden)},
         "layers": measured,
     }
+
+
+def _by_layer(
+    found: Sequence[Representation], key: Key, mdl: Settings | None, classes: int, told: Callable[[str], None]
+) -> dict[str, Any]:
+    """The measures of each layer, before and after local training; `found` is in the order of layer and time."""
+    measured: dict[str, Any] = {}
+    for layer, group in groupby(found, lambda r: r.layer):
+        times = {when: list(some) for when, some in groupby(group, lambda r: r.when)}
+        pooled = {when: _Pooled(some) for when, some in times.items()}
+        after = pooled["after"]
+        entry: dict[str, Any] = {"width": times["after"][0].width, "measured_width": after.z.shape[1]}
+        for when, pool in pooled.items():
+            told(f"{layer} {when} local training")
+            entry[when] = _measures(pool, key, mdl, classes)
+        if "before" in pooled:
+            entry["moved"] = _plain(over_training(pooled["before"].z, after.z, after.labels, after.owners))
+        measured[layer] = entry
+    return measured
 
 
 def description_length(folder: str | Path, layer: str, samples: int = 2000, seed: int = 0, settings: Settings = CHEAP) -> float:

@@ -8,27 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from comity.core.ledger import SERVER
 from comity.core.net import Note
+from comity.measure.accuracy import by_round, mean
 
 if TYPE_CHECKING:
     from comity.experiments.build import Job
 
 KINDS = ("up", "down", "peer", "setup", "eval")
-
-
-def _by_round(rows: list[Note], split: str) -> dict[int, dict[str, float]]:
-    found: dict[int, dict[str, float]] = defaultdict(dict)
-    for row in rows:
-        if row.metric == "accuracy" and row.split == split and row.party != SERVER:
-            found[row.round][row.party] = row.value
-    return found
-
-
-def _mean(values: dict[str, float]) -> float:
-    return sum(values.values()) / len(values)
-
-
-def _weighted(values: dict[str, float], sizes: dict[str, int]) -> float:
-    return sum(values[p] * sizes[p] for p in values) / sum(sizes[p] for p in values)
 
 
 def _best(chooser: dict[int, float], test: dict[int, dict[str, float]], sizes: dict[str, int]) -> dict[str, Any] | None:
@@ -37,26 +22,28 @@ def _best(chooser: dict[int, float], test: dict[int, dict[str, float]], sizes: d
     if not rounds:
         return None
     t = max(rounds, key=lambda t: (chooser[t], -t))
-    return {"round": t, "mean": _mean(test[t]), "weighted": _weighted(test[t], sizes)}
+    return {"round": t, "mean": mean(test[t]), "weighted": mean(test[t], sizes)}
 
 
 def accuracy(rows: list[Note], tests: dict[str, int], validations: dict[str, int]) -> dict[str, Any]:
     """The accuracy block: the last round's figures, and the best rounds by validation and by test."""
-    test, validation = _by_round(rows, "test"), _by_round(rows, "validation")
-    last, raw = test[max(test)], _by_round(rows, "test-unfinished")
-    mean = _mean(last)
+    test = by_round(rows, "test")
+    validation = by_round(rows, "validation")
+    unfinished = by_round(rows, "test-unfinished")
+    last = test[max(test)]
+    average = mean(last)
     pooled = [row.value for row in rows if row.party == SERVER and row.split == "pooled" and row.metric == "accuracy"]
     return {
-        "mean": mean,
-        "weighted": _weighted(last, tests),
-        "std": math.sqrt(sum((v - mean) ** 2 for v in last.values()) / len(last)),
+        "mean": average,
+        "weighted": mean(last, tests),
+        "std": math.sqrt(sum((v - average) ** 2 for v in last.values()) / len(last)),
         "best_party": max(last, key=lambda p: last[p]),
         "worst_party": min(last, key=lambda p: last[p]),
         "per_party": last,
         "global": pooled[-1] if pooled else None,
-        "unfinished": _mean(raw[max(raw)]) if raw else None,
-        "best_round": _best({t: _weighted(v, validations) for t, v in validation.items()}, test, tests),
-        "best_on_test": _best({t: _weighted(v, tests) for t, v in test.items()}, test, tests),
+        "unfinished": mean(unfinished[max(unfinished)]) if unfinished else None,
+        "best_round": _best({t: mean(v, validations) for t, v in validation.items()}, test, tests),
+        "best_on_test": _best({t: mean(v, tests) for t, v in test.items()}, test, tests),
     }
 
 
@@ -64,7 +51,7 @@ def _auc(rows: list[Note]) -> dict[str, Any] | None:
     """The area under the ROC curve at the end; a party whose test samples are of one class has none."""
     rows = [row for row in rows if row.metric in ("auc", "auc_micro") and row.split == "test"]
     found = {row.party: row.value for row in rows if math.isfinite(row.value)}  # who diverged has none either
-    return {"mean": _mean(found) if len(found) == len(rows) else None, "per_party": found} if rows else None
+    return {"mean": mean(found) if len(found) == len(rows) else None, "per_party": found} if rows else None
 
 
 def _diverged(rows: list[Note]) -> list[str]:

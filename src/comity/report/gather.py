@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 import re
 import statistics
@@ -18,18 +16,19 @@ from comity.core.net import Note
 from comity.data.split import Share, Split
 from comity.errors import Refusal
 from comity.experiments.build import Job
-from comity.experiments.config import Experiment, read
-from comity.experiments.folder import COLUMNS
-from comity.experiments.loop import HOW, digest, reopen
+from comity.experiments.config import WHERE, Experiment
+from comity.experiments.environment import digest
+from comity.experiments.folder import MARKS, RunFolder
+from comity.experiments.run import reopen
+from comity.experiments.tables import LEDGER, METRICS, TIMING, Table, Timing
+from comity.measure.accuracy import mean
 from comity.measure.conventions import Line, curve, party_curves
-from comity.measure.gain import outcomes
 from comity.spec import parse
 
-SOLO, CENTRALIZED = "solo", "centralized"
+SOLO = "solo"
+CENTRALIZED = "centralized"
 ASIDE = {"leave-one-out", "exported", "checkpoints", "tape", "tensorboard"}
 """Folders whose runs, if any, are no methods of their own."""
-MARKS = ("config.toml", "metrics.csv", "summary.json")
-"""Files by which a run's folder is known, should one of them be lost."""
 T = TypeVar("T")
 
 
@@ -41,16 +40,19 @@ class Run:
     method: str
     problems: list[str] = field(default_factory=list)
 
-    def _try(self, name: str, reading: Callable[[Path], T], otherwise: T) -> T:
+    @cached_property
+    def _files(self) -> RunFolder:
+        return RunFolder(self.folder)
+
+    def _try(self, path: Path, reading: Callable[[], T], otherwise: T) -> T:
         """What a file says. If it is missing or makes no sense, the page says so and goes without it."""
-        path = self.folder / name
         if not path.exists():
-            self._complain(f"{name} is missing")
+            self._complain(f"{path.name} is missing")
             return otherwise
         try:
-            return reading(path)
+            return reading()
         except Exception:  # whatever it is that cannot be understood
-            self._complain(f"{name} is damaged")
+            self._complain(f"{path.name} is damaged")
             return otherwise
 
     def _complain(self, sentence: str) -> None:
@@ -60,9 +62,9 @@ class Run:
     @cached_property
     def experiment(self) -> Experiment | None:
         """The resolved configuration, if it is still the one that the run was started with."""
-        found: Experiment | None = self._try("config.toml", read, None)
+        found: Experiment | None = self._try(self._files.config, self._files.read_experiment, None)
         started = self.environment.get("config")
-        if found and started and started != digest((self.folder / "config.toml").read_text(encoding="utf-8")):
+        if found and started and started != digest(self._files.config.read_text(encoding="utf-8")):
             self._complain("config.toml and env.json do not agree")
             return None
         return found
@@ -76,44 +78,50 @@ class Run:
     @property
     def ended(self) -> bool:
         """Whether it came to its end, be its summary readable or not."""
-        return (self.folder / "summary.json").exists()
+        return self._files.ended
 
     @cached_property
     def summary(self) -> dict[str, Any] | None:
         """The summary; None while the run is not finished."""
-        return self._try("summary.json", _summary, None) if self.ended else None
+        return self._try(self._files.summary, self._checked_summary, None) if self.ended else None
+
+    def _checked_summary(self) -> dict[str, Any]:
+        """A summary that has all that the page takes from it."""
+        earlier: dict[str, Any] = {"newcomers": {}, "diverged": []}  # runs of earlier versions have neither
+        found = earlier | (self._files.read_summary() or {})
+        got = found["accuracy"]
+        figures = [got["mean"], *got["per_party"].values(), *found["bytes"].values(), found["seconds"]["total"]]
+        figures += [new[stage] for new in found["newcomers"].values() for stage in ("offered", "joined", "alone", "gain")]
+        if not got["per_party"] or "total" not in found["bytes"] or not all(math.isfinite(figure) for figure in figures):
+            raise ValueError
+        ", ".join(found["diverged"])  # fails if these are no names
+        return found
 
     @cached_property
     def metrics(self) -> list[Note]:
         """Rows of metrics.csv."""
-        return self._rows("metrics.csv", lambda r: Note(int(r[0]), r[1], r[2], r[3], float(r[4])))
+        return self._rows(METRICS)
 
     @cached_property
     def ledger(self) -> list[Charge]:
         """Rows of ledger.csv."""
-        return self._rows("ledger.csv", lambda r: Charge(int(r[0]), r[1], r[2], r[3], r[4], int(r[5])))
+        return self._rows(LEDGER)
 
     @cached_property
-    def timing(self) -> list[tuple[int, *tuple[float, ...]]]:
-        """Rows of timing.csv: round, seconds of training, evaluation and checkpoint, and bytes of memory."""
-        return self._rows("timing.csv", lambda r: (int(r[0]), *map(float, r[1:])))
+    def timing(self) -> list[Timing]:
+        """Rows of timing.csv."""
+        return self._rows(TIMING)
 
-    def _rows(self, name: str, parse: Callable[[list[str]], T]) -> list[T]:
-        """A table's rows. The last line may be half written, while a run goes on."""
-        found: list[T] = []
+    def _rows(self, table: Table[T]) -> list[T]:
+        """A table's rows up to the first that makes no sense. While a run goes on, the last line may be half written."""
 
-        def reading(path: Path) -> None:
-            whole, _, rest = path.read_text(encoding="utf-8").rpartition("\n")
-            heads, *lines = csv.reader(whole.split("\n"))
-            for line in lines:
-                if len(line) != len(heads):
-                    raise ValueError
-                found.append(parse(line))
-            if tuple(heads) != COLUMNS[name] or (self.ended and (rest or not found)):
-                raise ValueError
+        def reading() -> list[T]:
+            found = table.salvage(self.folder)
+            if found.damaged or (self.ended and (found.open_end or not found.rows)):
+                self._complain(f"{table.name} is damaged")
+            return found.rows
 
-        self._try(name, reading, None)
-        return found
+        return self._try(self.folder / table.name, reading, [])
 
     def _check(self, name: str, found: float, told: Callable[[dict[str, Any]], float]) -> bool:
         """Whether a file's figure is the finished run's: one that was cut short can look whole."""
@@ -125,26 +133,29 @@ class Run:
     @cached_property
     def outcomes(self) -> dict[str, list[int]]:
         """Which test samples were right after the last round, by party."""
-        found: dict[str, list[int]] = self._try("outcomes.csv", _outcomes, {}) if self.summary else {}
-        shares = [statistics.fmean(right) for right in found.values()]
-        return found if not found or self._check("outcomes.csv", statistics.fmean(shares), _mean) else {}
+        found: dict[str, list[int]] = self._try(self._files.outcomes, self._checked_outcomes, {}) if self.summary else {}
+        shares = {party: statistics.fmean(right) for party, right in found.items()}
+        return found if not found or self._check("outcomes.csv", mean(shares), _mean) else {}
+
+    def _checked_outcomes(self) -> dict[str, list[int]]:
+        if not (found := self._files.read_outcomes()):
+            raise ValueError
+        return found
 
     @cached_property
     def split(self) -> dict[str, Share]:
         """Which samples each party has."""
-        return self._try("split.json", lambda path: Split.read(path).parties, {})
+        return self._try(self._files.split, lambda: Split.read(self._files.split).parties, {})
 
     @cached_property
     def environment(self) -> dict[str, Any]:
         """Versions and machine."""
-        return self._try("env.json", lambda path: dict(_json(path)), {})
+        return self._try(self._files.environment, self._files.read_environment, {})
 
     @cached_property
     def measures(self) -> dict[str, Any] | None:
         """What `comity measure` found, if it was asked."""
-        if not (self.folder / "measures.json").exists():
-            return None
-        return self._try("measures.json", lambda path: dict(_json(path)), None)
+        return self._try(self._files.measures, self._files.read_measures, None) if self._files.measures.exists() else None
 
     @cached_property
     def curve(self) -> Line:
@@ -168,7 +179,8 @@ class Run:
         for row in self.ledger:
             if row.kind != "eval":
                 each[row.round] = each.get(row.round, 0.0) + row.bytes
-        total, found = 0.0, {}
+        total = 0.0
+        found = {}
         for t in sorted(each):
             total += each[t]
             found[t] = total
@@ -179,7 +191,7 @@ class Run:
     @property
     def rounds_done(self) -> int:
         """The last round in the tables."""
-        return max((row[0] for row in self.timing), default=max(self.curve, default=0))
+        return max((row.round for row in self.timing), default=max(self.curve, default=0))
 
     @cached_property
     def job(self) -> Job:
@@ -213,9 +225,10 @@ class Method:
         """Those that came to their end."""
         return [run for run in self.runs if run.summary]
 
-    def over_seeds(self, what: Callable[[dict[str, Any]], float]) -> list[float]:
-        """A figure of each finished run's summary."""
-        return [what(run.summary) for run in self.runs if run.summary]
+    @property
+    def summaries(self) -> list[dict[str, Any]]:
+        """Their summaries."""
+        return [run.summary for run in self.runs if run.summary]
 
 
 @dataclass(eq=False)
@@ -298,7 +311,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 def _seeds(runs: list[Run]) -> list[list[Run]]:
     """Runs of one name, as one method's if they differ in the seed alone; if not, each goes by its folder's name too."""
-    settings = [run.experiment.model_dump(exclude={"seed", *HOW}) for run in runs if run.experiment]
+    settings = [run.experiment.model_dump(exclude={"seed", *WHERE}) for run in runs if run.experiment]
     if len({run.seed for run in runs}) == len(runs) and all(one == settings[0] for one in settings):
         return [runs]
     for run in runs:
@@ -307,7 +320,7 @@ def _seeds(runs: list[Run]) -> list[list[Run]]:
 
 
 def _run_folders(folder: Path) -> Iterator[Path]:
-    if any((folder / name).is_file() for name in MARKS):
+    if RunFolder(folder).remains:
         yield folder
         return
     for inner in sorted(folder.iterdir()):
@@ -317,7 +330,7 @@ def _run_folders(folder: Path) -> Iterator[Path]:
 
 def _started(path: Path) -> float:
     try:
-        return (path / "config.toml").stat().st_mtime
+        return RunFolder(path).config.stat().st_mtime
     except OSError:
         return 0.0
 
@@ -336,27 +349,5 @@ def _placed(root: Path, path: Path) -> tuple[str, Run]:
     return "/".join(inside[:-1]), run
 
 
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _outcomes(path: Path) -> dict[str, list[int]]:
-    if not (found := outcomes(path.parent)):
-        raise ValueError
-    return found
-
-
 def _mean(summary: dict[str, Any]) -> float:
     return float(summary["accuracy"]["mean"])
-
-
-def _summary(path: Path) -> dict[str, Any]:
-    """A summary that has all that the page takes from it."""
-    found: dict[str, Any] = {"newcomers": {}, "diverged": [], **_json(path)}  # runs of earlier versions have neither
-    got = found["accuracy"]
-    figures = [got["mean"], *got["per_party"].values(), found["bytes"]["total"], found["seconds"]["total"]]
-    figures += [new[stage] for new in found["newcomers"].values() for stage in ("offered", "joined", "alone", "gain")]
-    if not got["per_party"] or not all(math.isfinite(figure) for figure in figures):
-        raise ValueError
-    ", ".join(found["diverged"])
-    return found

@@ -20,7 +20,7 @@ from comity.core.training import Training
 from comity.data.federation import Preprocess
 from comity.errors import ComityError, Refusal
 from comity.experiments.checkpoint import write_atomically
-from comity.experiments.loop import Deployed, Result
+from comity.experiments.result import Deployed, Result
 
 PREDICT = '''"""Predict with this model: python predict.py SAMPLES.npz (with an array x; or .npy) prints each sample's class.
 
@@ -70,10 +70,12 @@ def export(result: Result, party: str, out: Path) -> None:
     """Write one party's model to a folder of its own."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise Refusal(f"{out} is there already: choose another --out.")
-    job, how = result.job, result.job.experiment
+    job = result.job
+    how = job.experiment
     if how.model == "modules":
         raise Refusal("A model of one's own modules is not exported: take result.model(party) in Python.")
-    deployed, mine = result.model(party), result.state(party)
+    deployed = result.model(party)
+    mine = result.state(party)
     federation = job.federation
     labels = federation.split.parties[party].labels
     names = federation.class_names or tuple(map(str, range(federation.classes)))
@@ -100,7 +102,8 @@ def load(folder: Path) -> Exported:
         told: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         algorithm = algorithms.compose(told["algorithm"], told["set"])  # first: what it keeps is known once it is there
         state = decode((folder / "weights.safetensors").read_bytes())
-        shape, classes = tuple(told["shape"]), int(told["classes"])
+        shape = tuple(told["shape"])
+        classes = int(told["classes"])
     except (OSError, ValueError, KeyError, TypeError) as why:
         raise ComityError(f"{folder} holds no exported model, or a damaged one.") from why
     network = models.build(told["model"], shape, classes)

@@ -24,8 +24,9 @@ from comity.errors import Refusal, unknown
 from comity.experiments.build import Progress, Quiet, federation_of, prepare
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
-from comity.experiments.loop import asked
-from comity.measure.gain import outcomes, paired
+from comity.experiments.folder import RunFolder
+from comity.experiments.run import asked
+from comity.measure.gain import paired
 from comity.studies.compare import (
     LEFT_OUT,
     check_folders,
@@ -101,19 +102,21 @@ def effects(
     caution: Callable[[str], None] = lambda text: None,
 ) -> list[Effect]:
     """Make the runs that are not there yet, whole ones where `compare` keeps them, and write down what each party gave."""
-    methods, rows = exchanging(base, algorithms), list[Effect]()
+    methods = exchanging(base, algorithms)
+    rows: list[Effect] = []
     for seed in seeds:
         data = federation or federation_of(base.but(seed=seed))
         left = planned(base, methods, seed, data, only)
         for method in methods:
-            whole, folder = experiment_of(base, method, seed), run_folder(out, method, seed)
+            whole = experiment_of(base, method, seed)
+            folder = run_folder(out, method, seed)
             for text in prepare(whole, data).cautions():
                 caution(text)
             run_once(whole, data, folder, progress(whole))
             for party, experiment in left[method].items():
                 smaller = out / LEFT_OUT / folder_name(method) / party_folder(party) / f"seed-{seed}"
                 run_once(experiment, data, smaller, progress(experiment))
-                rows += judged(method, seed, party, folder, smaller)
+                rows += effects_of(method, seed, party, folder, smaller)
     _write(out, seeds, rows)
     return rows
 
@@ -165,18 +168,31 @@ def party_folder(name: str) -> str:
     return name if name == plain else f"{plain}-{blake2b(name.encode(), digest_size=4).hexdigest()}"
 
 
-def judged(method: str, seed: int, left_out: str, whole: Path, smaller: Path) -> list[Effect]:
-    """The effect of one party on each of the others, from the run with it and the run without it."""
-    with_it, rows = outcomes(whole), []
-    for party, right in outcomes(smaller).items():
+def effects_of(method: str, seed: int, left_out: str, whole: Path, smaller: Path) -> list[Effect]:
+    """The effects of one party on each of the others, from the run with it and the run without it."""
+    with_it = RunFolder(whole).read_outcomes()
+    rows = []
+    for party, right in RunFolder(smaller).read_outcomes().items():
         gain = paired(party, with_it[party], right)
-        accuracies = statistics.fmean(with_it[party]), statistics.fmean(right)
-        rows.append(Effect(method, seed, left_out, party, *accuracies, gain.gain, gain.low, gain.high))
+        rows.append(
+            Effect(
+                method,
+                seed,
+                left_out,
+                party,
+                accuracy_with=statistics.fmean(with_it[party]),
+                accuracy_without=statistics.fmean(right),
+                effect=gain.gain,
+                low=gain.low,
+                high=gain.high,
+            )
+        )
     return rows
 
 
 def _write(out: Path, seeds: Sequence[int], rows: Sequence[Effect]) -> None:
-    plain, text = [asdict(row) for row in rows], io.StringIO()
+    plain = [asdict(row) for row in rows]
+    text = io.StringIO()
     table = csv.DictWriter(text, [f.name for f in fields(Effect)], lineterminator="\n")
     table.writeheader()
     table.writerows(plain)
@@ -193,6 +209,7 @@ class Part:
     helped: int
     hurt: int
     judged: int
+    """How many others there are to be helped or hurt, over all seeds."""
     helps: tuple[str, float] | None
     """Whom it helps most, and how much: of those whose interval lies above zero, in some seed."""
     hurts: tuple[str, float] | None

@@ -46,8 +46,8 @@ def plan(job: Job) -> Plan:
     total = sum(rounds, start) + (job.algorithm.join_traffic(job.info) if job.info.newcomers else Traffic())
     task = job.info.task
     state = payload(Site(job.algorithm, job.parties[0], job.root).mine) * len(job.parties)
-    sent = [p.data for p in job.parties]
-    data = sum(s.x.nbytes + s.y.nbytes for d in sent for s in (d.train, d.validation, d.test))
+    samples = [part for p in job.parties for part in (p.data.train, p.data.validation, p.data.test)]
+    data = sum(part.x.nbytes + part.y.nbytes for part in samples)
     largest = max(rounds, key=lambda r: r.up + r.down + r.peer)
     train, evaluate = _try(job)
     return Plan(
@@ -69,16 +69,39 @@ TRIED = 16  # parties that a plan trains together
 
 
 def _try(job: Job) -> tuple[float, float]:
-    """One round with the largest party, or with several if they are trained together, scaled to all cohorts and rounds."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Seconds of training and of evaluation in all rounds, scaled from one with the largest party.
+
+    Parties that are trained together are tried together.
+    """
     sizes = job.info.sizes
     stacked = job.experiment.engine == "stacked"
     largest = sorted(range(len(sizes)), key=lambda i: -sizes[i])[: min(TRIED, job.info.cohort) if stacked else 1]
     here = replace(job, experiment=job.experiment.but(engine="stacked" if stacked else "loop", workers=1 if stacked else None))
-    engine = here.engine()
-    net = here.net(engine, Quiet())
-    net.sample = lambda t: sorted(largest)  # type: ignore[method-assign]
+    one = _round_with(here, sorted(largest))
+    workers = job.experiment.workers or 1
+    cohorts = [job.cohort(t) for t in range(1, job.experiment.rounds + 1)]
+    tried = sum(sizes[i] for i in largest)
+    scale = sum(sizes[i] for cohort in cohorts for i in cohort) / tried / workers if one.steps else len(cohorts)
+    evaluations = (job.experiment.rounds // job.experiment.eval_every + 1) * len(sizes) / len(largest) / workers
+    return one.train * scale, one.evaluate * evaluations
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """What one round took: seconds, and gradient steps of the parties."""
+
+    train: float
+    evaluate: float
+    steps: int
+
+
+def _round_with(job: Job, ids: list[int]) -> _Tried:
+    """One round in which these parties take part, and nobody else."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a run
+    engine = job.engine()
+    net = job.net(engine, Quiet())
+    net.sample = lambda t: ids  # type: ignore[method-assign]
     try:
         s = job.algorithm.server(job.root.fold("init"), job.info)
         if job.algorithm.shares == "data":
@@ -87,13 +110,9 @@ def _try(job: Job) -> tuple[float, float]:
         net.begin(1)
         s = job.algorithm.round(s, net, 1)
         trained = time.perf_counter()
-        list(engine.evaluate({i: job.algorithm.view(s, i) for i in largest}, final=False))
+        evaluated_by = dict(engine.evaluate({i: job.algorithm.view(s, i) for i in ids}, final=False))
+        assert len(evaluated_by) == len(ids)
         evaluated = time.perf_counter()
     finally:
         torch.set_num_threads(threads)
-    workers = job.experiment.workers or 1
-    cohorts = [job.cohort(t) for t in range(1, job.experiment.rounds + 1)]
-    tried = sum(sizes[i] for i in largest)
-    scale = sum(sizes[i] for cohort in cohorts for i in cohort) / tried / workers if net.steps else len(cohorts)
-    evaluations = (job.experiment.rounds // job.experiment.eval_every + 1) * len(sizes) / len(largest) / workers
-    return (trained - begin) * scale, (evaluated - trained) * evaluations
+    return _Tried(trained - begin, evaluated - trained, net.steps)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from comity.data.files import Missing
 from comity.errors import ComityError, Refusal, unknown
 from comity.experiments.build import Job, Progress, federation_of, prepare
 from comity.experiments.config import Experiment, experiment
-from comity.experiments.folder import read_metrics
+from comity.experiments.folder import RunFolder
 from comity.measure import conventions, targets
 from comity.papers import Claim, Column, MethodRow, Scale, Table
 from comity.spec import parse, split
@@ -198,17 +197,14 @@ def spent(done: dict[tuple[str, str], list[Outcome]]) -> Spent:
     every = [one for some in done.values() for one in some]
     peak = 0
     for one in every:
-        with (one.folder / "timing.csv").open(encoding="utf-8", newline="") as file:
-            peak = max([peak, *(int(row["memory"]) for row in csv.DictReader(file))])
+        peak = max([peak, *(row.memory for row in RunFolder(one.folder).read_timing())])
     return Spent(sum(one.summary["seconds"]["total"] for one in every), peak)
 
 
 def code_of(done: dict[tuple[str, str], list[Outcome]]) -> str:
     """The code that the runs were made with."""
     found = dict.fromkeys(
-        json.loads((one.folder / "env.json").read_text(encoding="utf-8")).get("code", "an unknown commit")
-        for some in done.values()
-        for one in some
+        RunFolder(one.folder).read_environment().get("code", "an unknown commit") for some in done.values() for one in some
     )
     return " and ".join(found)
 
@@ -245,16 +241,18 @@ def collect(
     cells = []
     for column in columns:
         mine = {row.name: done.get((column.runs, row.name), []) for row in rows}
-        judged = {row.name: mine[row.name] for row in rows if row.printed(column.name)[0] is not None}
+        printed = {row.name: mine[row.name] for row in rows if row.printed(column.name)[0] is not None}
         for row in rows:
             try:
-                reason, values = why[column.runs, row.name], tuple(_figure(column.measure, one, judged) for one in mine[row.name])
+                values = [_figure(column.measure, one, printed) for one in mine[row.name]]
             except ComityError as problem:
-                reason, values = str(problem), ()
-            found = tuple(v for v in values if v is not None)
-            if len(found) < len(values):
-                reason, found = reason or "never reached", ()
-            cells.append(Cell(column, row, found, reason))
+                cells.append(Cell(column, row, why=str(problem)))
+                continue
+            reason = why[column.runs, row.name]
+            if None in values:
+                cells.append(Cell(column, row, why=reason or "never reached"))
+            else:
+                cells.append(Cell(column, row, tuple(v for v in values if v is not None), reason))
     return cells
 
 
@@ -266,7 +264,8 @@ def verdicts(table: Table, cells: Sequence[Cell]) -> list[Verdict]:
         better, worse, only = Claim(text).parts
         verdict = Verdict(text)
         for column in dict.fromkeys(cell.column.name for cell in cells if only in ("", cell.column.name)):
-            one, two = by.get((column, better)), by.get((column, worse))
+            one = by.get((column, better))
+            two = by.get((column, worse))
             if one and two and one.mean is not None and two.mean is not None:
                 verdict.margins[column] = one.mean - two.mean
                 if one.std is not None and two.std is not None:
@@ -342,7 +341,7 @@ def _rounds_to_lowest(one: Outcome, column: dict[str, list[Outcome]], party: str
     """The first round that reaches the lowest accuracy that any of the column's methods ends with (ADCOL, Table 2)."""
 
     def line(outcome: Outcome) -> conventions.Line:
-        rows = read_metrics(outcome.folder)
+        rows = RunFolder(outcome.folder).read_metrics()
         return conventions.party_curves(rows)[party] if party else conventions.curve(rows)
 
     seed = one.summary["seed"]

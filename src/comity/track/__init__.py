@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from comity.core.net import Note
 from comity.errors import Refusal, describe, unknown
 from comity.experiments.build import Job
-from comity.experiments.folder import read_ledger, read_metrics
+from comity.experiments.folder import RunFolder
 from comity.measure.conventions import curve, party_curves
 from comity.measure.summary import KINDS
 from comity.plugins import call_from_file
@@ -89,9 +89,9 @@ class Trackers:
         charges = defaultdict(list)
         notes = defaultdict(list)
         total = Counter[str]()
-        for charge in read_ledger(folder):
+        for charge in RunFolder(folder).read_ledger():
             charges[charge.round].append(charge)
-        for note in read_metrics(folder):
+        for note in RunFolder(folder).read_metrics():
             notes[note.round].append(note)
         for t in sorted(charges.keys() | notes.keys()):
             for charge in charges[t]:

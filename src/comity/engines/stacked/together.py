@@ -137,16 +137,15 @@ class Together:
 
     def train(self) -> list[Fitted]:
         """All segments, and then what came out for each party."""
-        versions = [tensor_versions(own) for own in self.owns]
-        stacked = tensor_versions(self.own.rows)
+        given = [(own, request.task) for own, request in zip(self.owns, self.requests, strict=True)]
+        given.append((self.own.rows, self.task.rows))
+        versions = tensor_versions(given)
         for segment in self._segments():
             if len(segment.rows) > 1:
                 self._walk(segment)
             else:
                 self._walk_alone(segment)
-        for own, before in zip(self.owns, versions, strict=True):
-            check_unwritten(own, before)
-        check_unwritten(self.own.rows, stacked)
+        check_unwritten(given, versions)
         return [self._done(i) for i in range(len(self.requests))]
 
     def _segments(self) -> Iterator[Segment]:
@@ -173,8 +172,7 @@ class Together:
         moments = Moments(first, second, self.before + first_step) if first else None
         shift = [self.shift[k][at] for k in self.names] if self.shift else None
         pull = self.requests[0].pull
-        places = [n for n, name in enumerate(self.names) if name in self.to]
-        anchor = Anchor(places, [self.to[self.names[n]][at] for n in places], pull.weight) if pull else None
+        anchor = Anchor.at(self.names, {k: v[at] for k, v in self.to.items()}, pull.weight) if pull else None
         return Descent(loss, self.training, theta, self.names, moments, shift, anchor)
 
     def _walk(self, segment: Segment) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from comity.measure.gain import paired_interval
@@ -12,32 +12,21 @@ from comity.measure.targets import Reached, common_target, reached
 from comity.report.blocks import Section, Table
 from comity.report.gather import Group, Method, Run
 from comity.report.sections.gains import between
+from comity.studies.standing import Standing, standing
 from comity.units import duration, size
 
 
 @dataclass(frozen=True)
-class Standing:
-    """A method's line in the table; None where there is no figure."""
+class Ranked(Standing):
+    """A method's line in the table."""
 
     method: Method
-    accuracy: list[float]
-    worst: list[float]
-    gained: int
-    hurt: int
-    judged: int
-    bytes: float | None
-    seconds: float | None
     reached: Reached | None
 
     @property
-    def mean(self) -> float:
-        """Mean accuracy over seeds; a method without a finished run comes last."""
-        return statistics.fmean(self.accuracy) if self.accuracy else float("-inf")
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation over seeds."""
-        return statistics.pstdev(self.accuracy)
+    def sent(self) -> float | None:
+        """All bytes that crossed in a run, evaluation left out; None where no run is finished."""
+        return self.bytes.get("total")
 
 
 def answer(group: Group, target: float | None = None) -> Section:
@@ -76,26 +65,16 @@ def answer(group: Group, target: float | None = None) -> Section:
     return section
 
 
-def standings(group: Group, target: float | None = None) -> tuple[list[Standing], float | None]:
+def standings(group: Group, target: float | None = None) -> tuple[list[Ranked], float | None]:
     """All methods, the best first, and the accuracy that they are timed to."""
     if target is None:
         target = _target(group)
     found = []
     for method in group.methods:
-        judged = [g for run in method.finished if (alone := group.alone(run)) and alone is not run for g in between(run, alone)]
-        found.append(
-            Standing(
-                method,
-                method.over_seeds(lambda s: s["accuracy"]["mean"]),
-                method.over_seeds(lambda s: min(s["accuracy"]["per_party"].values())),
-                sum(gain.helped for gain in judged),
-                sum(gain.hurt for gain in judged),
-                len(judged),
-                _mean(method.over_seeds(lambda s: s["bytes"]["total"])),
-                _mean(method.over_seeds(lambda s: s["seconds"]["total"])),
-                None if target is None else _reached(method.finished, target),
-            )
-        )
+        runs = method.finished
+        gains = [gain for run in runs if (alone := group.alone(run)) and alone is not run for gain in between(run, alone)]
+        figures = standing(method.name, method.summaries, gains)
+        found.append(Ranked(**vars(figures), method=method, reached=None if target is None else _reached(runs, target)))
     return sorted(found, key=lambda s: -s.mean), target
 
 
@@ -115,11 +94,7 @@ def _reached(runs: Iterable[Run], target: float) -> Reached | None:
     return Reached(round(statistics.fmean(g.round for g in found)), round(statistics.fmean(g.bytes for g in found)))
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
-
-
-def _table(ranked: list[Standing], group: Group, target: float | None) -> Table:
+def _table(ranked: list[Ranked], group: Group, target: float | None) -> Table:
     alone = group.solo is not None and len(group.methods) > 1
     heads = ["method", "accuracy", "worst party", *(["gained", "hurt"] if alone else []), "bytes"]
     heads += ["rounds to target", "bytes to target"] if target is not None else []
@@ -130,7 +105,7 @@ def _table(ranked: list[Standing], group: Group, target: float | None) -> Table:
         row.append(f"{statistics.fmean(s.worst):.1%}" if s.worst else "")
         if alone:
             row += [f"{s.gained}/{s.judged}", f"{s.hurt}/{s.judged}"] if s.judged else ["", ""]
-        row.append("" if s.bytes is None else size(s.bytes))
+        row.append("" if s.sent is None else size(s.sent))
         if target is not None:
             never = "never" if s.accuracy else ""
             row += [str(s.reached.round), size(s.reached.bytes)] if s.reached else [never, never]
@@ -138,13 +113,13 @@ def _table(ranked: list[Standing], group: Group, target: float | None) -> Table:
     return Table("ranking", group.title, [*heads, "time"], rows, best=0 if ranked[0].accuracy else None)
 
 
-def _accuracy(s: Standing) -> str:
+def _accuracy(s: Ranked) -> str:
     if not s.accuracy:
         return "unreadable" if all(run.ended for run in s.method.runs) else "not finished"
     return f"{s.mean:.1%}" + (f" ± {100 * s.spread:.1f}" if len(s.accuracy) > 1 else "")
 
 
-def sentences(group: Group, ranked: list[Standing]) -> list[str]:
+def sentences(group: Group, ranked: list[Ranked]) -> list[str]:
     """The winner and what it costs, from the figures alone."""
     pooled = [s for s in ranked if s.method.pools]
     ranked = [s for s in ranked if not s.method.pools] or ranked
@@ -180,14 +155,14 @@ def sentences(group: Group, ranked: list[Standing]) -> list[str]:
     return said
 
 
-def _price(best: Standing, others: list[Standing]) -> list[str]:
+def _price(best: Ranked, others: list[Ranked]) -> list[str]:
     """Who is nearly as good for less."""
     said = []
-    cheaper = [s for s in others if s.bytes and best.bytes and best.bytes > 1.5 * s.bytes and best.mean - s.mean < 0.05]
-    if cheaper and best.bytes:
+    cheaper = [s for s in others if s.sent and best.sent and best.sent > 1.5 * s.sent and best.mean - s.mean < 0.05]
+    if cheaper and best.sent:
         s = max(cheaper, key=lambda s: s.mean)
         said.append(
-            f"{s.method.name} sends {best.bytes / (s.bytes or 1):.3g} times fewer bytes for "
+            f"{s.method.name} sends {best.sent / (s.sent or 1):.3g} times fewer bytes for "
             f"{100 * (best.mean - s.mean):.1f} points less."
         )
     kinder = [s for s in others if best.worst and s.worst and statistics.fmean(s.worst) > statistics.fmean(best.worst)]

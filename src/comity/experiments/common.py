@@ -1,0 +1,117 @@
+"""What the server and every party of a run know alike: the settings, what parties say of themselves, and what follows from these.
+
+Nothing here needs anybody's data. In a simulation all of it is in one place; between sites each side makes it for itself, so that
+tasks and seats never travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from comity import models
+from comity.core.task import Task, batchnorm_private
+from comity.core.training import Training
+from comity.data import Federation
+from comity.data.augment import Augment
+from comity.errors import Refusal, unknown
+from comity.experiments.config import Experiment
+
+
+@dataclass(frozen=True)
+class Introductions:
+    """What the parties of a federation say of themselves before a run: all that anybody else learns of their data."""
+
+    sizes: Mapping[str, int]
+    """How many training samples each has, by name, in the federation's order."""
+    shape: tuple[int, ...]
+    """The shape of one sample."""
+    classes: int
+    black: tuple[float, ...]
+    """What preprocessing makes of the value 0, channel by channel: augmentation fills in with it."""
+
+    @staticmethod
+    def of(federation: Federation) -> Introductions:
+        """What the parties of a simulated federation would say."""
+        sizes = dict(zip(federation.names, federation.sizes, strict=True))
+        return Introductions(sizes, federation.shape, federation.classes, federation.preprocess.black)
+
+    @property
+    def names(self) -> list[str]:
+        """The parties' names, in order."""
+        return list(self.sizes)
+
+
+@dataclass(frozen=True)
+class Seats:
+    """Who takes part in a run, and under which numbers.
+
+    Parties that are left out have no number, and the others are counted without them; newcomers, who join after the last round,
+    are counted last.
+    """
+
+    names: tuple[str, ...]
+    """All that take part; a party's number is its position here."""
+    places: tuple[int, ...]
+    """Their numbers in the whole federation."""
+    from_start: int
+    """How many take part from the start."""
+    invited: tuple[str, ...]
+    """All of the whole federation that are no newcomers, whether they take part or were left out."""
+
+    @staticmethod
+    def of(experiment: Experiment, everybody: Sequence[str]) -> Seats:
+        """The seats of a run, if the names in its settings are those of parties, and somebody is there to begin."""
+        left_out = experiment.without or ()
+        for name in (*experiment.party, *left_out):
+            if name not in everybody:
+                raise unknown("party called", name, everybody)
+        if experiment.newcomers >= len(everybody):
+            raise Refusal(f"All {len(everybody)} parties would be newcomers: at least one must be there from the start.")
+        first_late = len(everybody) - experiment.newcomers
+        places = tuple(place for place, name in enumerate(everybody) if name not in left_out)
+        from_start = sum(place < first_late for place in places)
+        if not from_start:
+            raise Refusal("Without these parties nobody is there from the start: leave out fewer.")
+        return Seats(tuple(everybody[place] for place in places), places, from_start, tuple(everybody[:first_late]))
+
+
+@dataclass(frozen=True)
+class CommonGround:
+    """What follows from an experiment's settings and the parties' introductions."""
+
+    experiment: Experiment
+    introductions: Introductions
+    modules: models.Pair | None = None
+    """A user's own network, in place of one that the settings name."""
+    _tasks: dict[str, Task] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def seats(self) -> Seats:
+        """Who takes part."""
+        return Seats.of(self.experiment, self.introductions.names)
+
+    @cached_property
+    def training(self) -> Training:
+        """How everybody trains who has no ways of its own."""
+        return self.experiment.training()
+
+    @cached_property
+    def augment(self) -> Augment | None:
+        """The random changes to training samples."""
+        return Augment.read(self.experiment.augment, self.introductions.black, self.introductions.shape)
+
+    def task(self, party: str) -> Task:
+        """A party's task; parties whose networks have one name share one object."""
+        own = self.experiment.party.get(party)
+        its_own = own.model if own else None
+        name = its_own or self.experiment.model
+        if name not in self._tasks:
+            self._tasks[name] = self._made(self.modules if self.modules is not None and not its_own else name)
+        return self._tasks[name]
+
+    def _made(self, model: str | models.Pair) -> Task:
+        classes = self.introductions.classes
+        network = models.build(model, self.introductions.shape, classes)
+        return Task(network, classes, self.experiment.cut or network.cut, batchnorm_private(network, self.experiment.bn))

@@ -1,0 +1,141 @@
+"""A run as a whole: begun in a folder of its own, continued there, or called from Python with `comity.run`."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from comity import models
+from comity.data import Federation
+from comity.data import load as load_dataset
+from comity.engines.allocator import freed_memory_kept
+from comity.errors import ComityError, Refusal
+from comity.experiments import config
+from comity.experiments.build import Job, Progress, Quiet, federation_of, prepare
+from comity.experiments.checkpoint import interval
+from comity.experiments.config import WHERE, Experiment
+from comity.experiments.environment import digest, environment
+from comity.experiments.folder import RunFolder
+from comity.experiments.loop import execute
+from comity.experiments.result import Result
+from comity.track import Tracker, Trackers
+
+
+def run(
+    algorithm: str,
+    federation: Federation | None = None,
+    *,
+    model: str | models.Pair | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    track: Sequence[str | Tracker] = (),
+    **settings: Any,
+) -> Result:
+    """Run a method on a federation: `comity.run("fedavg+dbe", fed, rounds=20, seed=0, kappa=50)`.
+
+    Settings are the experiment's (rounds, lr, batch, ...) or, failing that, the method's own (kappa, mu, ...). Without `out`
+    the run's folder is temporary and goes with the result. `track` lists who else writes its course down: "tensorboard",
+    "mlflow", a user's file, or any Tracker.
+    """
+    pair = None if isinstance(model, str) else model
+    if model is not None:
+        settings["model"] = model if isinstance(model, str) else "modules"
+    experiment = asked(algorithm, federation, settings)
+    if out is None and any(isinstance(one, str) for one in track):
+        raise Refusal("A tracker writes beside the run: give the run a folder with out=...")
+    trackers = Trackers(track)
+    job = prepare(experiment, federation or federation_of(experiment), pair)
+    for caution in job.cautions():
+        warnings.warn(caution, stacklevel=2)
+    keep = tempfile.TemporaryDirectory(prefix="comity-") if out is None else None
+    folder = Path(keep.name if keep else out or "")
+    if resume and RunFolder(folder).begun:
+        check_same(folder, job.experiment)
+        result = resume_in(reopen(folder, federation, pair), folder, progress or Quiet(), trackers)
+    else:
+        result = start(job, folder, progress or Quiet(), trackers)
+    result._keep = keep
+    return result
+
+
+def asked(algorithm: str, federation: Federation | None, settings: Mapping[str, Any]) -> Experiment:
+    """The experiment that a call from Python names: settings are the experiment's own or, failing that, the method's."""
+    chosen: dict[str, Any] = {"algorithm": algorithm, "set": dict(settings.get("set", {}))}
+    chosen |= {name: value for name, value in settings.items() if name in Experiment.model_fields and name != "set"}
+    chosen["set"] |= {name: value for name, value in settings.items() if name not in Experiment.model_fields}
+    if federation is not None:
+        split = federation.split
+        known = {"data": federation.name, "parties": len(federation.names), "partition": split.partition}
+        known |= {"test": split.test, "validation": split.validation}
+        for name, value in known.items():
+            if settings.get(name, value) != value:
+                raise Refusal(f"{name} was settled when the federation was made: it is {value!r}, not {settings[name]!r}.")
+        chosen |= known
+    return config.experiment(chosen)
+
+
+def start(job: Job, folder: Path, progress: Progress, track: Trackers | None = None) -> Result:
+    """A new run in a folder of its own; a folder that holds a run already is refused."""
+    new = RunFolder(folder)
+    new.check_free()
+    interval()  # a wrong COMITY_CHECKPOINT_SECONDS is refused before anything is written
+    folder.mkdir(parents=True, exist_ok=True)
+    with _at_work(new):
+        new.check_free()  # once more, now that nobody else can begin here
+        settings = config.write(job.experiment)
+        new.begin(settings, job.federation.split.to_json(), environment(settings, job.federation.fingerprint()))
+        return Result(folder, job, execute(job, new, progress, track or Trackers(), resume=False))
+
+
+def resume_in(job: Job, folder: Path, progress: Progress, track: Trackers | None = None) -> Result:
+    """Go on with the run in a folder, from its last checkpoint."""
+    begun = RunFolder(folder)
+    with _at_work(begun):
+        return Result(folder, job, execute(job, begun, progress, track or Trackers(), resume=True))
+
+
+@contextlib.contextmanager
+def _at_work(folder: RunFolder) -> Iterator[None]:
+    """A run's surroundings: its folder held, one thread, and a quiet garbage collector."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # one thread everywhere: equal bits, and faster on a busy machine
+    gc.freeze()  # what is loaded by now stays: without it each full collection walks all of torch, a tenth of a second
+    try:
+        with folder.locked(), freed_memory_kept():
+            yield
+    finally:
+        gc.unfreeze()
+        torch.set_num_threads(threads)
+
+
+def check_same(folder: Path, experiment: Experiment) -> None:
+    """Refuse to go on with other settings than a folder's run has, all settled by `prepare`; where it is computed may differ."""
+    before = RunFolder(folder).read_experiment()
+    if before.model_dump(exclude=WHERE) != experiment.model_dump(exclude=WHERE):
+        raise Refusal(f"{folder} holds a run with other settings: choose another --out.")
+
+
+def reopen(folder: Path, federation: Federation | None = None, model: models.Pair | None = None) -> Job:
+    """The job of a run's folder; data given as arrays, and models given as modules, must be given again."""
+    begun = RunFolder(folder)
+    begun.check_begun()
+    experiment = begun.read_experiment()
+    if federation is None and experiment.data == "arrays":
+        raise Refusal(f"The data of {folder} were given as arrays: resume it from Python with the same federation.")
+    job = prepare(experiment, federation or load_dataset(experiment.data).split(begun.split), model)
+    before = begun.read_environment()
+    if not {"fingerprint", "config"} <= before.keys():
+        raise ComityError(f"{begun.environment} cannot be read.")
+    if before["config"] != digest(begun.config.read_text(encoding="utf-8")):
+        raise Refusal(f"{begun.config} has changed since the run was started: start a new run with it instead.")
+    if before["fingerprint"] != job.federation.fingerprint():
+        raise Refusal(f"The data of {folder} have changed since it was started.")
+    return job

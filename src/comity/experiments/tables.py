@@ -1,0 +1,188 @@
+"""A run's tables (`metrics.csv`, `ledger.csv`, `timing.csv`): what their rows mean, how they are written, how they are read.
+
+Tables grow by whole rounds, and can be cut back to where a checkpoint was made. There is one way to understand a row and three to
+read a table: all of it, or nothing (`read`); as far as it makes sense (`salvage`); and what is new in one that grows (`Growing`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
+
+from comity.core.ledger import Charge
+from comity.core.net import Note
+from comity.errors import ComityError
+
+R = TypeVar("R")
+BLOCK = 1 << 20
+REMEMBERED = 64  # bytes before the place up to which a growing table was read: if they are others now, so is the file
+
+
+class Timing(NamedTuple):
+    """A row of timing.csv: the seconds that a round took, and the most memory that was held by then, in bytes."""
+
+    round: int
+    train: float
+    evaluate: float
+    checkpoint: float
+    memory: int
+
+
+@dataclass(frozen=True)
+class Salvaged(Generic[R]):
+    """What could be read of a table."""
+
+    rows: list[R]
+    damaged: bool
+    """Whether something makes no sense: the rows are those before it."""
+    open_end: bool
+    """Whether the last line has no end: it is still being written, or was cut off."""
+
+
+@dataclass(frozen=True)
+class Table(Generic[R]):
+    """One of the tables: its file's name, its columns, and what the cells of a line mean."""
+
+    name: str
+    columns: tuple[str, ...]
+    meaning: Callable[[Sequence[str]], R]
+
+    def row(self, cells: Sequence[str]) -> R:
+        """What a line says; a ValueError if that makes no sense."""
+        if len(cells) != len(self.columns):
+            raise ValueError(f"{self.name} has {len(self.columns)} columns, but a line of {len(cells)}.")
+        return self.meaning(cells)
+
+    def read(self, folder: Path) -> list[R]:
+        """All rows; a table that is not whole is refused."""
+        found = self.salvage(folder)
+        if found.damaged or found.open_end:
+            raise ComityError(f"{folder / self.name} is damaged.")
+        return found.rows
+
+    def salvage(self, folder: Path) -> Salvaged[R]:
+        """The rows up to the first that makes no sense."""
+        rows: list[R] = []
+        open_end = False
+        try:
+            text = (folder / self.name).read_text(encoding="utf-8")
+            whole, _, rest = text.rpartition("\n")
+            open_end = bool(rest)
+            heads, *lines = csv.reader(whole.split("\n"))
+            for cells in lines:
+                rows.append(self.row(cells))
+            damaged = tuple(heads) != self.columns
+        except (ValueError, csv.Error):
+            damaged = True
+        return Salvaged(rows, damaged, open_end)
+
+
+def _note(cells: Sequence[str]) -> Note:
+    return Note(int(cells[0]), cells[1], cells[2], cells[3], float(cells[4]))
+
+
+def _charge(cells: Sequence[str]) -> Charge:
+    return Charge(int(cells[0]), cells[1], cells[2], cells[3], cells[4], int(cells[5]))
+
+
+def _timing(cells: Sequence[str]) -> Timing:
+    return Timing(int(cells[0]), float(cells[1]), float(cells[2]), float(cells[3]), int(cells[4]))
+
+
+METRICS = Table("metrics.csv", Note._fields, _note)
+LEDGER = Table("ledger.csv", Charge._fields, _charge)
+TIMING = Table("timing.csv", Timing._fields, _timing)
+TABLES: tuple[Table[Any], ...] = (METRICS, LEDGER, TIMING)
+
+
+class Writer:
+    """The tables of a run that goes on; `lengths` are their bytes so far, by name, for its checkpoints."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.lengths: dict[str, int] = {}
+
+    def create(self) -> None:
+        """Begin all tables with their headings."""
+        for table in TABLES:
+            text = ",".join(table.columns) + "\n"
+            (self._folder / table.name).write_text(text, encoding="utf-8")
+            self.lengths[table.name] = len(text.encode())
+
+    def cut(self, lengths: dict[str, int]) -> None:
+        """Go back to the rows that a checkpoint knows of."""
+        for table in TABLES:
+            path = self._folder / table.name
+            length = lengths[table.name]
+            try:
+                if path.stat().st_size < length:
+                    raise ComityError(f"{path} is shorter than its checkpoint says: it was changed from outside.")
+                os.truncate(path, length)
+            except OSError as why:
+                raise ComityError(f"{path} cannot be continued ({why.strerror}).") from why
+            self.lengths[table.name] = length
+
+    def add(self, table: Table[Any], rows: Iterable[Sequence[Any]]) -> None:
+        """Append rows in one write."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        blob = text.getvalue().encode()
+        with (self._folder / table.name).open("ab") as file:
+            file.write(blob)
+        self.lengths[table.name] += len(blob)
+
+
+class Growing(Generic[R]):
+    """A table that somebody else writes: each look hands its new whole rows to `take`. Lines that make no sense are passed over.
+
+    If the file was cut back, or is another one, `forget` is called and all of it is read again.
+    """
+
+    def __init__(self, table: Table[R], folder: Path, take: Callable[[R], None], forget: Callable[[], None]) -> None:
+        self._table = table
+        self._path = folder / table.name
+        self._take = take
+        self._forget = forget
+        self._at = 0
+        self._last = b""
+
+    def look(self) -> None:
+        """Read on."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._at - len(self._last))
+                if file.read(len(self._last)) != self._last:
+                    self._begin_again()
+                    file.seek(0)
+                for lines in self._whole(file):
+                    self._hand_on(lines)
+        except OSError:
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        if self._at:
+            self._forget()
+        self._at = 0
+        self._last = b""
+
+    def _whole(self, file: BinaryIO) -> Iterator[bytes]:
+        """The new lines in blocks, without a last one that is still being written."""
+        rest = b""
+        while block := file.read(BLOCK):
+            lines, newline, rest = (rest + block).rpartition(b"\n")
+            if newline:
+                self._at += len(lines) + 1
+                self._last = (self._last + lines + newline)[-REMEMBERED:]
+                yield lines
+
+    def _hand_on(self, lines: bytes) -> None:
+        with contextlib.suppress(csv.Error):
+            for cells in csv.reader(lines.decode("utf-8", "replace").split("\n")):
+                with contextlib.suppress(ValueError):  # the heading, or a line that was damaged
+                    self._take(self._table.row(cells))

@@ -1,0 +1,88 @@
+"""One method over a grid of settings: equal budgets, and the choice is made on validation data."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from comity.errors import Refusal
+from comity.experiments.build import Progress, federation_of, prepare
+from comity.experiments.config import Experiment
+from comity.experiments.folder import RunFolder
+from comity.measure.accuracy import by_round, mean
+from comity.spec import value
+from comity.studies.compare import run_once
+from comity.track import Trackers
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point of a grid: its settings, and the accuracies at the round that is best by validation."""
+
+    settings: dict[str, Any]
+    validation: float
+    test: float
+
+
+def parse_grid(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """`mu=0.1,1` and the like."""
+    grid: dict[str, list[Any]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or not name or not values:
+            raise Refusal(f"{text!r} is not of the form name=value,value,...")
+        grid[name.strip()] = [value(v) for v in values.split(",")]
+    if not grid:
+        raise Refusal("tune needs at least one --grid name=value,value,...")
+    return grid
+
+
+def tune(
+    base: Experiment,
+    grid: dict[str, list[Any]],
+    seeds: Sequence[int],
+    out: Path,
+    progress: Callable[[Experiment], Progress],
+    track: Trackers | None = None,
+) -> list[Trial]:
+    """Every point of the grid with the same budget, best by validation accuracy first."""
+    if not base.validation:
+        raise Refusal("tune chooses on validation data, so --validation must be greater than 0.")
+    if "seed" in grid:
+        raise Refusal("A seed is not tuned: give several with --seeds.")
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    found: list[list[Trial]] = [[] for _ in points]
+    for seed in seeds:
+        experiments = [_experiment_at(point, base, seed) for point in points]
+        federations = [federation_of(experiment) for experiment in experiments]
+        for experiment, federation in zip(experiments, federations, strict=True):
+            prepare(experiment, federation)  # all are checked before the first one starts
+        for k, point in enumerate(points):
+            folder = out / ",".join(f"{name}={value}" for name, value in point.items()) / f"seed-{seed}"
+            summary = run_once(experiments[k], federations[k], folder, progress(experiments[k]), track)
+            best = summary["accuracy"]["best_round"]
+            found[k].append(Trial(point, _validation_at(folder, best["round"]), best["weighted"]))
+    return sorted((_over_seeds(trials) for trials in found), key=lambda trial: -trial.validation)
+
+
+def _experiment_at(point: dict[str, Any], base: Experiment, seed: int) -> Experiment:
+    """The experiment at a point of the grid, whose names are the experiment's own settings or the method's."""
+    settings = {name: value for name, value in point.items() if name in Experiment.model_fields}
+    options = {name: value for name, value in point.items() if name not in Experiment.model_fields}
+    return base.but(seed=seed, set=base.set | options, **settings)
+
+
+def _validation_at(folder: Path, t: int) -> float:
+    """The mean validation accuracy after round t."""
+    return mean(by_round(RunFolder(folder).read_metrics(), "validation")[t])
+
+
+def _over_seeds(trials: Sequence[Trial]) -> Trial:
+    """One point's trials as one."""
+    validation = statistics.mean(trial.validation for trial in trials)
+    test = statistics.mean(trial.test for trial in trials)
+    return Trial(trials[0].settings, validation, test)

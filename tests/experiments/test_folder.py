@@ -1,0 +1,161 @@
+"""A run's folder: what makes it one, and its tables read whole, as far as they go, and as they grow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import comity
+from comity.core.ledger import Charge
+from comity.core.net import Note
+from comity.errors import ComityError, Refusal
+from comity.experiments.folder import NEVER_OVERWRITTEN, RunFolder
+from comity.experiments.tables import LEDGER, METRICS, TIMING, Growing, Timing, Writer
+
+
+def test_settings_alone_are_no_run(tmp_path: Path) -> None:
+    """Anybody may have a config.toml: it is neither continued nor overwritten."""
+    (tmp_path / "config.toml").write_text("mine = true", encoding="utf-8")
+    assert not RunFolder(tmp_path).begun
+    with pytest.raises(Refusal, match=r"already has a config\.toml"):
+        RunFolder(tmp_path).check_free()
+    with pytest.raises(Refusal, match=r"holds no run: it has no env\.json"):
+        RunFolder(tmp_path).check_begun()
+    with pytest.raises(Refusal, match=r"already has a config\.toml"):
+        comity.run("solo", data="digits", parties=2, model="linear", rounds=1, out=tmp_path, resume=True)
+
+
+def test_a_run_has_begun_with_its_settings(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with pytest.raises(Refusal, match=r"holds no run: it has no config\.toml"):
+        folder.check_begun()
+    folder.begin("seed = 1\n", "{}", {"code": "a commit"})
+    folder.check_begun()
+    assert folder.begun
+    assert folder.remains
+    assert not folder.ended
+    assert folder.read_experiment().seed == 1
+    assert folder.read_environment() == {"code": "a commit"}
+    with pytest.raises(Refusal, match="already holds a run"):
+        folder.check_free()
+
+
+@pytest.mark.parametrize("name", NEVER_OVERWRITTEN)
+def test_nothing_is_overwritten(name: str, tmp_path: Path) -> None:
+    RunFolder(tmp_path).check_free()
+    (tmp_path / name).touch()
+    with pytest.raises(Refusal, match=f"already has a {name}"):
+        RunFolder(tmp_path).check_free()
+
+
+def test_a_name_that_no_folder_can_have(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / ("x" * 300))
+    assert not folder.begun
+    with pytest.raises(Refusal, match="holds no run"):
+        folder.check_begun()
+
+
+def test_outcomes_are_read_as_they_were_written(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_outcomes({"north": [True, False], "south": [True]})
+    assert folder.outcomes.read_text() == "party,sample,correct\nnorth,0,1\nnorth,1,0\nsouth,0,1\n"
+    assert folder.read_outcomes() == {"north": [1, 0], "south": [1]}
+
+
+@pytest.mark.parametrize(
+    "text", ["party,sample,correct\nnorth,0,1\nnorth,1", "party,sample,correct\nnorth,0,x\n", "party\nnorth\n"]
+)
+def test_outcomes_that_were_cut_off_are_told_in_a_sentence(text: str, tmp_path: Path) -> None:
+    (tmp_path / "outcomes.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(ComityError, match=r"outcomes\.csv cannot be read"):
+        RunFolder(tmp_path).read_outcomes()
+
+
+# --- tables
+
+NOTES = [Note(0, "north", "test", "accuracy", 0.25), Note(1, "north", "test", "accuracy", 0.1 + 0.2)]
+CHARGES = [Charge(1, "local", "north", "server", "up", 12)]
+TIMES = [Timing(0, 0.5, 0.25, 0.0, 1024)]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> RunFolder:
+    writer = Writer(tmp_path)
+    writer.create()
+    writer.add(METRICS, NOTES)
+    writer.add(LEDGER, CHARGES)
+    writer.add(TIMING, TIMES)
+    assert writer.lengths == {name: (tmp_path / name).stat().st_size for name in writer.lengths}
+    return RunFolder(tmp_path)
+
+
+def test_tables_are_read_as_they_were_written(written: RunFolder) -> None:
+    assert written.read_metrics() == NOTES
+    assert written.read_ledger() == CHARGES
+    assert written.read_timing() == TIMES
+
+
+def test_tables_without_rows_are_whole(tmp_path: Path) -> None:
+    Writer(tmp_path).create()
+    assert RunFolder(tmp_path).read_metrics() == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "kept"),
+    [
+        (lambda text: text[:-1], 1),  # the last line has no end: who knows whether its figure has
+        (lambda text: text.replace("0.25", "x"), 0),
+        (lambda text: text.replace("0,north", "0,no,rth"), 0),
+        (lambda text: text + "2,north\n3,north,test,accuracy,0.5\n", 2),
+        (lambda text: text.removeprefix("round,"), 2),
+        (lambda text: "", 0),
+    ],
+)
+def test_a_damaged_table_is_refused_or_read_as_far_as_it_goes(damage: object, kept: int, written: RunFolder) -> None:
+    assert callable(damage)
+    path = written.path / "metrics.csv"
+    path.write_text(damage(path.read_text(encoding="utf-8")), encoding="utf-8")
+    with pytest.raises(ComityError, match=r"metrics\.csv is damaged"):
+        written.read_metrics()
+    found = METRICS.salvage(written.path)
+    assert found.rows == NOTES[:kept]
+    assert found.damaged or found.open_end
+
+
+def test_a_table_that_is_no_text(written: RunFolder) -> None:
+    (written.path / "metrics.csv").write_bytes(b"\xff\xfe\n")
+    assert METRICS.salvage(written.path).damaged
+
+
+def test_a_growing_table_is_read_by_the_same_rules(written: RunFolder) -> None:
+    rows: list[Note] = []
+    growing = Growing(METRICS, written.path, rows.append, rows.clear)
+    growing.look()
+    assert rows == NOTES == METRICS.salvage(written.path).rows
+    with (written.path / "metrics.csv").open("a", encoding="utf-8") as file:
+        file.write("2,north,test\n2,north,test,accuracy,1\n")
+    growing.look()
+    assert rows == [*NOTES, Note(2, "north", "test", "accuracy", 1.0)]
+
+
+# --- commands
+
+
+def test_a_damaged_table_of_a_finished_run_is_told_in_a_sentence(tmp_path: Path) -> None:
+    comity.run("solo", data="digits", parties=2, model="linear", rounds=1, out=tmp_path / "run")
+    table = tmp_path / "run" / "metrics.csv"
+    table.write_text(table.read_text(encoding="utf-8")[:-8], encoding="utf-8")
+    from comity.measure import conventions
+
+    with pytest.raises(ComityError, match=r"metrics\.csv is damaged"):
+        conventions.of_run(tmp_path / "run")
+
+
+def test_a_checkpoint_of_an_earlier_version_has_the_same_schedule(tmp_path: Path) -> None:
+    """Unfinished runs of earlier versions can be resumed: the manifest's words are theirs."""
+    comity.run("solo", data="digits", parties=2, model="linear", rounds=2, patience=1, out=tmp_path / "run")
+    manifest = json.loads((tmp_path / "run" / "checkpoints" / "manifest.json").read_text(encoding="utf-8"))
+    assert set(manifest["counters"]) == {"bytes", "seconds", "steps", "server_steps", "course"}
+    assert set(manifest["counters"]["course"]) == {"rounds", "patience", "best", "best_round", "judged"}

@@ -1,0 +1,112 @@
+"""A run in two halves: the server's needs only what parties say of themselves, a party's only its own data."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+import torch
+
+import comity
+from comity.core.samples import PartyData, Samples
+from comity.errors import Refusal
+from comity.experiments.build import prepare
+from comity.experiments.common import CommonGround, Introductions, Seats
+from comity.experiments.config import Experiment, experiment
+from comity.experiments.party_side import make_party
+from comity.experiments.server_side import agree
+
+SETTINGS = {
+    "algorithm": "relay",
+    "rounds": 3,
+    "participation": 0.5,
+    "newcomers": 1,
+    "without": ["p1"],
+    "party": {"p2": {"peers": ["p0", "p1"], "lr": 0.5, "epochs": 2}, "p3": {"model": "mlp2(width=9)"}},
+    "model": "mlp2(width=9)",
+    "augment": "flip",
+    "steps": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def federation() -> comity.Federation:
+    return comity.load("digits").partition("dirichlet(alpha=1)", 5, seed=0)
+
+
+def apart(chosen: Experiment, federation: comity.Federation) -> CommonGround:
+    """The common ground as it would be made far from the data: from plain names and numbers."""
+    said = Introductions.of(federation)
+    return CommonGround(chosen, Introductions(dict(said.sizes), tuple(said.shape), said.classes, said.black))
+
+
+def test_the_servers_half_needs_no_data(federation: comity.Federation) -> None:
+    chosen = experiment(SETTINGS)
+    _, info = agree(apart(chosen, federation))
+    whole = prepare(chosen, federation).info
+    for field in fields(info):
+        if field.name != "tasks":
+            assert getattr(info, field.name) == getattr(whole, field.name), field.name
+    assert [task.shapes for task in info.tasks] == [task.shapes for task in whole.tasks]
+    assert (info.names, info.newcomers, info.places) == (("p0", "p2", "p3"), ("p4",), (0, 2, 3, 4))
+    assert info.peers == (None, (0,), None, None)
+
+
+def test_a_partys_half_needs_its_own_data_only(federation: comity.Federation) -> None:
+    chosen = experiment(SETTINGS)
+    job = prepare(chosen, federation)
+    for expected in job.parties:
+        made = make_party(apart(chosen, federation), expected.id, federation.parties[expected.name])
+        for field in fields(made):
+            if field.name not in ("task", "data"):
+                assert getattr(made, field.name) == getattr(expected, field.name), field.name
+        assert made.task.shapes == expected.task.shapes
+        assert made.data is expected.data
+
+
+def test_ways_of_its_own(federation: comity.Federation) -> None:
+    job = prepare(experiment(SETTINGS), federation)
+    first, second, _, newcomer = (party.training for party in job.parties)
+    assert (first.lr, first.steps) == (0.05, 4)
+    assert (second.lr, second.epochs, second.steps) == (0.5, 2, None)
+    assert (newcomer.epochs, newcomer.steps) == (10, None)
+
+
+def test_parties_with_one_network_share_one_task(federation: comity.Federation) -> None:
+    job = prepare(experiment(SETTINGS), federation)
+    assert len({id(party.task) for party in job.parties}) == 1
+
+
+def least_batch(**settings: object) -> int:
+    """Of a party with three samples."""
+    few = Samples(torch.zeros(3, 3, 32, 32), torch.zeros(3, dtype=torch.int64))
+    said = Introductions({"north": 3}, (3, 32, 32), 10, (0.0, 0.0, 0.0))
+    return make_party(CommonGround(experiment(settings), said), 0, PartyData(few, few, few)).training.min_batch
+
+
+def test_the_smallest_batch() -> None:
+    assert least_batch(model="mlp2", batch=1) == 1
+    assert least_batch(model="mlp2", batch=8, last_batch="drop") == 3
+    assert least_batch(model="fedbn-cnn(scale=0.1)", batch=8) == 2
+    with pytest.raises(Refusal, match="BatchNorm, which needs batches of at least 2"):
+        least_batch(model="fedbn-cnn(scale=0.1)", batch=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"without": ["p9"]}, "no party called 'p9'"),
+        ({"party": {"p9": {"lr": 1}}}, "no party called 'p9'"),
+        ({"newcomers": 3}, "All 3 parties would be newcomers"),
+        ({"newcomers": 1, "without": ["p0", "p1"]}, "nobody is there from the start"),
+    ],
+)
+def test_seats_that_cannot_be(changes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(Refusal, match=sentence):
+        Seats.of(experiment(changes), ["p0", "p1", "p2"])
+
+
+def test_comity_run_is_the_function() -> None:
+    import comity.experiments.run
+
+    assert callable(comity.run)
