@@ -353,6 +353,23 @@ def test_alg2_each_sample_draws_its_set_uniformly(method: Any) -> None:
 
 
 @BOTH
+def test_alg2_a_set_comes_with_the_classes_that_it_shows(method: Any) -> None:
+    """Two sets that show different classes: each sample has the terms of the set that it drew, and no others."""
+    seen = torch.tensor([[True, True, False], [False, True, True]])
+    m, theta, data = teacher(sets=2, seen=seen), task().init(Key(1)), samples(1, SHAPE, C)
+    loss = loss_of(method(lambda_kd=0.0), task(), m)
+    sets = [algorithm2(theta, data, heard_of(m, k), 0.0, 1 / C).item() for k in range(2)]
+    assert abs(sets[0] - sets[1]) > 1e-3
+    met = set()
+    for number in range(40):
+        value = loss(theta, Batch(data.x, data.y, torch.arange(1), number, {})).item()
+        gaps = [abs(value - one) for one in sets]
+        assert min(gaps) < 1e-5
+        met.add(gaps.index(min(gaps)))
+    assert met == {0, 1}
+
+
+@BOTH
 def test_alg2_what_is_drawn(method: Any) -> None:
     """With one set and one negative of each class nothing is random; m is drawn of several sets, negatives of all classes."""
     batch = batch_of(samples(7, SHAPE, C))
