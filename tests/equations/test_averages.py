@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from toys import batch_of, federation, net_of, quadratic, rounds, rows, samples, task_of
+from toys import federation, net_of, party_of, quadratic, rounds, rows, same, samples, task_of
 
 import comity
 from comity.algorithms.fedavg import FedAvg
 from comity.algorithms.fedprox import FedProx
-from comity.core import Key, Model, Params, Task, Training, average
+from comity.core import Key, Model, Params, Party, Samples, Task, Training, average
+from comity.core.descent import train
+from comity.core.fit import FitRequest
+from comity.core.fit import plain as plain_loss
 from comity.core.task import batchnorm_private
 from comity.models import build
 
@@ -71,15 +75,28 @@ def test_alg1_everybody_starts_from_the_same_weights() -> None:
 # --- FedProx, eq. 2
 
 
+def asked_by(method: FedProx, theta: Params, m: Model, party: Party) -> FitRequest[Any]:
+    """The one training that FedProx asks for when it begins at `theta`, wherever the received model is."""
+    asked = method.trained(theta, m, party, Key(0)).send(None)
+    assert isinstance(asked, FitRequest)
+    return asked
+
+
 @pytest.mark.parametrize("mu", [0.01, 1.0, 10.0])
 def test_fedprox_eq2_gradient_is_mu_times_the_distance(mu: float) -> None:
     task, data = task_of("mlp2(width=5)", (6,), 3), samples(8, (6,), 3)
-    w_t = {k: 0.1 * torch.ones(shape) for k, (shape, _) in task.shapes.items()}
-    w = {k: (v + 0.3).requires_grad_() for k, v in w_t.items()}
-    prox = FedProx(mu=mu).loss(task, Model(w_t))(w, batch_of(data)) - task.loss(w, batch_of(data))
+    data = Samples(data.x.double(), data.y)
+    w_t = {k: torch.full(shape, 0.1, dtype=torch.float64) for k, (shape, _) in task.shapes.items()}
+    w = {k: v + 0.3 for k, v in w_t.items()}
+    asked = asked_by(FedProx(mu=mu), w, Model(w_t), party_of(task, data, Training(lr=1.0, batch=8)))
     count = sum(v.numel() for v in w.values())
-    assert prox.item() == pytest.approx(mu / 2 * 0.09 * count, rel=1e-4)
-    for g in torch.autograd.grad(prox, list(w.values())):
+    assert asked.pull is not None
+    gaps = sum((w[k] - to).square().sum().item() for k, to in asked.pull.to.items())
+    assert asked.pull.weight / 2 * gaps == pytest.approx(mu / 2 * 0.09 * count, rel=1e-4)
+    prox, plain = train(asked), train(replace(asked, pull=None))
+    assert asked.objective is plain_loss, "the pull is not a second time in the loss"
+    for k in w:
+        g = plain.theta[k] - prox.theta[k]  # a step of 1: what the pull adds to the gradient
         torch.testing.assert_close(g, torch.full_like(g, mu * 0.3), rtol=0, atol=mu * 1e-5)
 
 
@@ -92,17 +109,19 @@ def test_fedprox_eq2_by_hand() -> None:
 
 @pytest.mark.parametrize("policy", ["all", "params_only", "none"])
 def test_fedprox_eq2_holds_only_what_was_received_and_is_trained(policy: str) -> None:
-    """Moved by 1: running statistics (policy all), and whatever BatchNorm keeps at home; the proximal term stays 0."""
+    """Moved by 1: running statistics (policy all), and whatever BatchNorm keeps at home; nothing is pulled."""
     network = build(BN_NET, IMAGE, 3)
     task = Task(network, 3, network.cut, batchnorm_private(network, policy))
     data, theta = samples(6, IMAGE, 3), task.init(Key(1))
     received = Model({k: v for k, v in theta.items() if k not in task.private})
 
-    def moved() -> Params:
-        return {k: v + 1.0 if k in task.private or "~" in k else v.clone() for k, v in theta.items()}
-
-    prox = FedProx(mu=5.0).loss(task, received)(moved(), batch_of(data)) - task.loss(moved(), batch_of(data))
-    assert prox.item() == pytest.approx(0, abs=1e-6)
+    moved = {k: v + 1.0 if k in task.private or "~" in k else v.clone() for k, v in theta.items()}
+    asked = asked_by(FedProx(mu=5.0), moved, received, party_of(task, data, Training(lr=0.1, batch=6)))
+    assert asked.pull is not None
+    assert asked.pull.to.keys() == {k for k in theta if k not in task.private and "~" not in k}
+    one_step = train(asked)
+    assert one_step.steps == 1
+    assert same(one_step.theta, train(replace(asked, pull=None)).theta)
 
 
 # --- FedBN, FedPer and the BatchNorm policies

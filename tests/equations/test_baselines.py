@@ -7,11 +7,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import batch_of, federation, noise, party_of, samples, task_of
+from toys import batch_of, federation, noise, party_of, samples, task_of, worked
 
 import comity
-from comity.algorithms.ditto import Ditto
-from comity.algorithms.ditto import Own as DittoOwn
+from comity.algorithms.ditto import Ditto, DittoState
 from comity.algorithms.fd import Answers, Bank, Fd, Teacher
 from comity.algorithms.fedrep import FedRep
 from comity.algorithms.moon import contrast
@@ -51,7 +50,7 @@ def test_fedrep_alg1_head_first_then_body():
     heads = task.head_names
     how = Training(lr=0.1, batch=8)
     method = FedRep(head_epochs=1)
-    mine, reply = method.local(keep(theta, heads), Model(drop(theta, heads)), party_of(task, data, how), Key(3))
+    mine, reply = worked(method.local(keep(theta, heads), Model(drop(theta, heads)), party_of(task, data, how), Key(3)))
 
     def step(at: dict[str, torch.Tensor], names: frozenset[str]) -> dict[str, torch.Tensor]:
         free = {k: v.clone().requires_grad_() for k, v in at.items()}
@@ -113,7 +112,7 @@ def test_fd_eq1_by_hand():
     own = task.logits(theta, data.x)
     mask = known[data.y].float()
     for distance in ("mse", "ce"):
-        value = Fd(gamma=2.0, distance=distance).eq1(task, Teacher(target, known))(theta, batch)
+        value = Fd(gamma=2.0, distance=distance).eq1(task, theta, batch, Teacher(target, known))
         t = target[data.y]
         gap = (own - t).square().sum(1) / 3 if distance == "mse" else -(t.softmax(1) * own.log_softmax(1)).sum(1)
         by_hand = F.cross_entropy(own, data.y) + 2.0 * (mask * gap).mean()
@@ -179,7 +178,8 @@ def test_ditto_step_by_hand():
     task, data = task_of("mlp2(width=5)", (6,), 3), samples(8, (6,), 3)
     w, v = task.init(Key(1)), task.init(Key(2))
     method = Ditto(lam=0.5)
-    mine, _ = method.local(DittoOwn({}, v), Model(w), party_of(task, data, Training(lr=0.1, batch=8)), Key(3))
+    party = party_of(task, data, Training(lr=0.1, batch=8))
+    mine, _ = worked(method.local(DittoState({}, v), Model(w), party, Key(3)))
     free = {k: x.clone().requires_grad_() for k, x in v.items()}
     grads = torch.autograd.grad(F.cross_entropy(task.logits(free, data.x), data.y), list(free.values()))
     for (k, x), g in zip(v.items(), grads, strict=True):

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from toys import batch_of, federation, net_of, noise, party_of, rounds, samples, task_of
+from toys import batch_of, federation, fit, net_of, noise, party_of, rounds, samples, task_of, worked
 
 import comity
 from comity.algorithms import compose
 from comity.algorithms.dbe import MEAN, OFFSET, Biased, Dbe, Mean
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Key, Params, Samples, Task, Training, fit
+from comity.core import Key, Params, Samples, Task, Training
 
 SHAPE, CLASSES, K = (6,), 3, 5
 
@@ -24,8 +24,8 @@ def biased(kappa: float = 1.0, mu: float = 1.0, consensus: Tensor | None = None)
     """A linear head behind a representation of 5 values, with DBE's offset and regulariser."""
     task = task_of(f"mlp2(width={K})", SHAPE, CLASSES)
     dbe = Dbe(host=FedAvg(), kappa=kappa, mu=mu)
-    own = Mean(torch.zeros(K) if consensus is None else consensus)
-    return dbe.lift(party_of(task, samples(4, SHAPE, CLASSES), Training()), own).task
+    extra = Mean(torch.zeros(K) if consensus is None else consensus)
+    return dbe.wrap_party(party_of(task, samples(4, SHAPE, CLASSES), Training()), extra).task
 
 
 def regulariser(task: Task, z: Tensor, scratch: dict[str, Tensor] | None = None) -> Tensor:
@@ -143,10 +143,10 @@ def test_table1_offset_element_counts_of_the_4_layer_cnn(cut: str, count: int) -
     task = task_of("cnn4", (3, 64, 64), 200)
     dbe = Dbe(host=FedAvg(), cut=cut)
     party = party_of(task, samples(1, (3, 64, 64), 1), Training())
-    lifted = dbe.lift(party, dbe.own(Key(0), party))
-    assert lifted.task.init(Key(0))[OFFSET].numel() == count
-    assert lifted.task.width == count
-    assert OFFSET in lifted.task.private
+    wrapped = dbe.wrap_party(party, dbe.extra(Key(0), party))
+    assert wrapped.task.init(Key(0))[OFFSET].numel() == count
+    assert wrapped.task.width == count
+    assert OFFSET in wrapped.task.private
 
 
 def test_table1_offset_at_an_inner_cut_is_added_there() -> None:
@@ -154,15 +154,15 @@ def test_table1_offset_at_an_inner_cut_is_added_there() -> None:
     task = task_of("cnn4(width=16)", (1, 16, 16), CLASSES)
     party = party_of(task, samples(3, (1, 16, 16), CLASSES), Training())
     dbe = Dbe(host=FedAvg(), cut="conv1")
-    lifted = dbe.lift(party, dbe.own(Key(0), party)).task
+    wrapped = dbe.wrap_party(party, dbe.extra(Key(0), party)).task
     p = noise(32, 6, 6, seed=3)
-    theta = lifted.init(Key(1)) | {OFFSET: p}
+    theta = wrapped.init(Key(1)) | {OFFSET: p}
     x = party.data.train.x
     inner = F.max_pool2d(F.relu(F.conv2d(x, theta["conv1.weight"], theta["conv1.bias"])), 2) + p
     inner = F.max_pool2d(F.relu(F.conv2d(inner, theta["conv2.weight"], theta["conv2.bias"])), 2).flatten(1)
     inner = F.relu(inner @ theta["fc1.weight"].T + theta["fc1.bias"])
     expected = inner @ theta["fc2.weight"].T + theta["fc2.bias"]
-    torch.testing.assert_close(lifted.logits(theta, x), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(wrapped.logits(theta, x), expected, rtol=0, atol=1e-5)
 
 
 # --- Algorithm 1
@@ -177,7 +177,7 @@ def test_alg1_consensus_is_the_weighted_mean_of_exact_means() -> None:
     theta = task.init(Key.root(0).fold("init"))
     means = [task.features(theta, d.x).mean(0) for d in data]
     for i in (0, 1):
-        torch.testing.assert_close(net.state(i).own.z, 0.75 * means[0] + 0.25 * means[1], rtol=0, atol=1e-6)
+        torch.testing.assert_close(net.state(i).extra.z, 0.75 * means[0] + 0.25 * means[1], rtol=0, atol=1e-6)
 
 
 def test_alg1_initial_training_has_neither_offset_nor_regulariser_and_is_thrown_away() -> None:
@@ -192,7 +192,7 @@ def test_alg1_initial_training_has_neither_offset_nor_regulariser_and_is_thrown_
     params = {k: v.clone().requires_grad_() for k, v in theta.items()}
     grads = torch.autograd.grad(F.cross_entropy(task.logits(params, data.x), data.y), list(params.values()))
     stepped = {k: v - 0.3 * g for (k, v), g in zip(theta.items(), grads, strict=True)}
-    torch.testing.assert_close(net.state(0).own.z, task.features(stepped, data.x).mean(0), rtol=0, atol=1e-5)
+    torch.testing.assert_close(net.state(0).extra.z, task.features(stepped, data.x).mean(0), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("host", ["fedavg", "fedprox", "scaffold"])
@@ -261,15 +261,16 @@ def test_alg1_identical_parties_behave_as_one() -> None:
 def test_table4_fedprox_holds_the_shared_weights_only() -> None:
     """The proximal gradient mu (w - w_t) does not reach the offset."""
     task, data = task_of(f"mlp2(width={K})", SHAPE, CLASSES), samples(4, SHAPE, CLASSES)
+    data = Samples(data.x.double(), data.y)
     grads = []
     for mu in (0.0, 10.0):
         dbe = compose("fedprox+dbe", {"fedprox.mu": mu, "kappa": 0.0})
-        party = party_of(task, data, Training())
-        lifted = dbe.lift(party, dbe.own(Key(0), party)).task
-        w_t = task.init(Key(1))
-        w = {k: (v + 0.5).requires_grad_() for k, v in lifted.init(Key(1)).items()}
-        loss = dbe.host.loss(lifted, dbe.host.view(w_t, 0))(w, batch_of(data))
-        grads.append(dict(zip(w, torch.autograd.grad(loss, list(w.values())), strict=True)))
+        party = party_of(task, data, Training(lr=1.0, batch=4))
+        wrapped = dbe.wrap_party(party, dbe.extra(Key(0), party))
+        w_t = {k: v.double() for k, v in task.init(Key(1)).items()}
+        w = {k: v.double() + 0.5 for k, v in wrapped.task.init(Key(1)).items()}
+        stepped = worked(dbe.host.trained(w, dbe.host.view(w_t, 0), wrapped, Key(2)))
+        grads.append({k: w[k] - stepped[k] for k in w})  # by a step of 1
     plain, prox = grads
     torch.testing.assert_close(prox[OFFSET], plain[OFFSET], rtol=0, atol=1e-6)
     for name in w_t:
@@ -317,7 +318,7 @@ def test_table3_parties_draw_different_noise_on_what_they_upload() -> None:
     net.begin(0)
     replies = net.call(dbe.mean, {i: dbe.view(s, i) for i in (0, 1)})
     assert not torch.equal(replies[0].z, replies[1].z)
-    consensus = net.state(0).own.z  # the mean of two draws with the same keys
+    consensus = net.state(0).extra.z  # the mean of two draws with the same keys
     torch.testing.assert_close(consensus, (replies[0].z + replies[1].z) / 2, rtol=0, atol=1e-6)
 
 

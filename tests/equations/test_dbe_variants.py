@@ -32,13 +32,13 @@ def biased(consensus: Tensor, **options: Any) -> Biased:
     """A linear head behind a representation of 5 values, with DBE's offset and regulariser."""
     task = task_of(f"mlp2(width={K})", SHAPE, CLASSES)
     dbe = Dbe(host=FedAvg(), **({"kappa": 1.0} | options))
-    lifted = dbe.lift(party_of(task, samples(4, SHAPE, CLASSES), Training()), Mean(consensus)).task
-    assert isinstance(lifted, Biased)
-    return lifted
+    wrapped = dbe.wrap_party(party_of(task, samples(4, SHAPE, CLASSES), Training()), Mean(consensus)).task
+    assert isinstance(wrapped, Biased)
+    return wrapped
 
 
 def batch_number(b: int, scratch: dict[str, Tensor]) -> Batch:
-    return Batch(torch.zeros(B, *SHAPE), torch.zeros(B, dtype=torch.int64), torch.arange(B), Key(0), b, scratch)
+    return Batch(torch.zeros(B, *SHAPE), torch.zeros(B, dtype=torch.int64), torch.arange(B), b, scratch)
 
 
 def descended(loss: Callable[[Params, Batch], Tensor], theta: Params, data: Samples, key: Key, how: Training) -> Params:
@@ -137,7 +137,7 @@ def test_alg1_l10_a_local_training_by_hand(debias: bool, half: bool) -> None:
     task, data = task_of(f"mlp2(width={K})", SHAPE, CLASSES), samples(18, SHAPE, CLASSES)
     dbe = Dbe(host=FedAvg(), kappa=kappa, mu=mu, half=half, ema_debias=debias)
     net, s = net_of(dbe, task, [data], how)
-    consensus = s.own.z
+    consensus = s.extra.z
     m, b = torch.zeros(K), 0
 
     def loss(theta: Params, batch: Batch) -> Tensor:
@@ -181,7 +181,7 @@ def reported(model: str, data: Samples, how: Training, shape: tuple[int, ...] = 
     """The consensus of a single party is what it reported."""
     dbe = Dbe(host=FedAvg(), **options)
     net, _ = net_of(dbe, task_of(model, shape, CLASSES), [data], how)
-    return net.state(0).own.z
+    return net.state(0).extra.z
 
 
 def watched(task: Task, data: Samples, how: Training) -> tuple[list[Tensor], Params]:
@@ -316,9 +316,9 @@ def test_table7_offset_element_counts_of_resnet18(cut: str) -> None:
     task = Task(build(pair, (3, 64, 64), 2), 2, "encoder")
     party = party_of(task, samples(1, (3, 64, 64), 1), Training())
     dbe = Dbe(host=FedAvg())
-    lifted = dbe.lift(party, dbe.own(Key(0), party)).task
-    assert lifted.width == values
-    assert lifted.init(Key(0))[OFFSET].numel() == values
+    wrapped = dbe.wrap_party(party, dbe.extra(Key(0), party)).task
+    assert wrapped.width == values
+    assert wrapped.init(Key(0))[OFFSET].numel() == values
 
 
 # --- refusals

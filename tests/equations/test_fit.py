@@ -5,18 +5,18 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from toys import batch_of, noise, samples, task_of
+from toys import batch_of, fit, noise, party_of, samples, task_of
 
 import comity
-from comity.core import Batch, Fit, Key, Params, Samples, Training, batches, fit
-from comity.core.fit import METER, Meter
+from comity.core import Batch, Key, Params, Samples, Training, batches, plain
+from comity.engines.running import KeptMoments, RunningWork
 
 SHAPE, CLASSES = (6,), 3
 OPTIMIZERS: dict[str, tuple[Training, Callable[[Any], torch.optim.Optimizer]]] = {
@@ -252,19 +252,27 @@ def test_scratch_lives_for_one_fit() -> None:
         return theta["w"].sum()
 
     for training in (0, 1):
-        fit(loss, {"w": torch.zeros(1)}, samples(6, (1,), 2), Key(training), Training(batch=2))
+        done = fit(loss, {"w": torch.zeros(1)}, samples(6, (1,), 2), Key(training), Training(batch=2))
+        assert list(done.scratch) == ["batch 0", "batch 1", "batch 2"], "the work finds it when the training is over"
     assert found == [0, 1, 2, 0, 1, 2]
 
 
-def test_the_meter_counts_steps_of_the_work_at_hand() -> None:
-    meter = Meter()
-    token = METER.set(meter)
-    try:
-        made: list[Fit] = [fit(bowl, START, ONE, Key(i), Training(steps=n)) for i, n in enumerate((3, 4))]
-    finally:
-        METER.reset(token)
-    assert [f.steps for f in made] == [3, 4]
-    assert meter.steps == 7
+def test_a_running_work_counts_the_steps_of_all_it_asks_for() -> None:
+    """Trainings of 3 and 4 steps, and a step of its own over 2 batches."""
+    task = task_of("mlp2(width=5)", SHAPE, CLASSES)
+    party = party_of(task, samples(6, SHAPE, CLASSES), Training(batch=3))
+
+    async def work() -> tuple[list[int], int]:
+        made = [await party.fit(plain, task.init(Key(1)), Key(i), training=Training(steps=n)) for i, n in enumerate((3, 4))]
+        return [done.steps for done in made], await party.fold(lambda count, batch: count + 1, 0, Key(2))
+
+    running = RunningWork(work(), "a work", KeptMoments({}, ""), nullcontext())
+    counted = [running.steps]
+    while running.request:
+        running.train()
+        counted.append(running.steps)
+    assert running.result == ([3, 4], 2)
+    assert counted == [0, 3, 7, 9]
 
 
 def test_a_run_counts_the_steps_of_all_parties() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,18 +11,18 @@ import torch
 import torch.nn.functional as F
 from test_reductions import assert_same, ran
 from torch import Tensor, nn
-from toys import batch_of, federation, net_of, noise, party_of, quadratic, rounds, rows, samples, task_of
+from toys import batch_of, federation, net_of, noise, party_of, quadratic, rounds, rows, samples, task_of, worked
 
 import comity
-from comity.algorithms.apfl import Apfl
-from comity.algorithms.apfl import Own as ApflOwn
+from comity.algorithms.apfl import Apfl, ApflState
 from comity.algorithms.dbe import OFFSET, Dbe, Mean
 from comity.algorithms.fedavg import FedAvg
 from comity.algorithms.fedbabu import FedBabu
-from comity.algorithms.fedgen import P_HAT, FedGen, Taught, sameness
+from comity.algorithms.fedgen import Ensemble, FedGen, Wanted, sameness
+from comity.algorithms.fedgen import Generator as Given
 from comity.algorithms.fedrod import OWN, FedRod
 from comity.algorithms.mr import Mr
-from comity.core import Algorithm, Batch, Key, Model, Params, Party, Samples, Task, Training, drop, keep
+from comity.core import Algorithm, Batch, Key, Model, Params, Party, Samples, Task, Training, descent, drop, keep
 
 SHAPE, CLASSES, K = (6,), 3, 5
 SIZES = (9, 14, 6)
@@ -104,12 +104,24 @@ def eps_of(key: Key, count: int, width: int = 4) -> Tensor:
     return torch.randn((count, width), generator=key.fold("noise").generator())
 
 
+def j_g(method: FedGen, task: Task, G: Params, y: Tensor, heads: Ensemble) -> Tensor:
+    """The generator's objective on one batch of labels, with the noise that belongs to it."""
+    batch = batch_of(Samples(y, y))
+    return method.j_g(task, G, replace(batch, drawn=method.noises(batch, Key(0), heads)), heads)
+
+
+def j_k(method: FedGen, task: Task, theta: Params, data: Samples, given: Given) -> Tensor:
+    """A party's objective on one batch, with the labels and the noise that belong to it."""
+    batch = batch_of(data)
+    return method.j_k(task, theta, replace(batch, drawn=method.wanted(batch, Key(0), given)), given)
+
+
 def test_fedgen_objective_of_the_generator() -> None:
     """CE of 3/4 h_1(z) + 1/4 h_2(z), with BatchNorm over the batch."""
     task, method = small(), gen()
     G, heads = method.generator(task).init(Key(5)), [task.init(Key(1)), task.init(Key(2))]
     y = torch.tensor([0, 2, 1, 1])
-    value = method.ensemble(task, [(0.75, heads[0]), (0.25, heads[1])])(G, batch_of(Samples(y, y)))
+    value = j_g(method, task, G, y, Ensemble([0.75, 0.25], heads))
     z = Generator(G)(eps_of(Key(0).fold("made", 0), 4), y)
     by_hand = F.cross_entropy(0.75 * linear(heads[0], z) + 0.25 * linear(heads[1], z), y)
     assert value.item() == pytest.approx(by_hand.item(), abs=1e-6)
@@ -121,8 +133,8 @@ def test_fedgen_diversity_term_by_hand() -> None:
     assert sameness(eps, z).item() == pytest.approx(math.exp(-10), rel=1e-5)
     assert sameness(eps, torch.ones(2, 3, 2, 2)).item() == 1, "one z for all noise"
     task, y = small(), torch.tensor([0, 2, 1, 1])
-    G, heads, batch = gen().generator(task).init(Key(5)), [(1.0, task.init(Key(1)))], batch_of(Samples(y, y))
-    with_it, without = (gen(diversity=eta).ensemble(task, heads)(G, batch).item() for eta in (2.0, 0.0))
+    G, heads = gen().generator(task).init(Key(5)), Ensemble([1.0], [task.init(Key(1))])
+    with_it, without = (j_g(gen(diversity=eta), task, G, y, heads).item() for eta in (2.0, 0.0))
     eps = eps_of(Key(0).fold("made", 0), 4)
     z = Generator(G)(eps, y)
     apart = [(eps[i] - eps[j]).square().mean() * (z[i] - z[j]).abs().mean() for i in range(4) for j in range(4)]
@@ -156,7 +168,7 @@ def test_fedgen_learned_representations_are_recognised_by_the_heads() -> None:
     net, s = net_of(method, task, [samples(9, SHAPE, CLASSES)], Training(lr=0.0, batch=4))
     s = rounds(method, net, s, 1)
     y = torch.arange(300) % CLASSES
-    _, z = method.made(task, s.G, y, Key(9))
+    z = method.made(task, s.G, Wanted(y, eps_of(Key(9), 300)))
     assert (linear(s.theta, z).argmax(1) == y).float().mean() > 0.95
 
 
@@ -166,7 +178,7 @@ def test_fedgen_objective_of_a_party() -> None:
     G, counts = method.generator(task).init(Key(5)), torch.tensor([5, 0, 1], dtype=torch.int32)
     G |= {"gen1.bn.~mean": noise(8, seed=1), "gen1.bn.~var": noise(8, seed=2).exp()}
     theta = free(task.init(Key(1)))
-    value = method.loss(task, Taught(theta, G))(theta | {P_HAT: counts}, batch_of(data))
+    value = j_k(method, task, theta, data, Given(G, counts))
     key = Key(0).fold("made", 0)
     y = torch.multinomial(counts.float(), 8, replacement=True, generator=key.generator())
     assert 1 not in y, "a class that nobody has is not asked for"
@@ -183,10 +195,10 @@ def test_fedgen_label_histogram_is_pooled_and_shared_once(replies: list[dict[int
     method = gen()
     net, s = net_of(method, small(), data, Training(lr=0.1, batch=4))
     assert [replies[0][i].counts.tolist() for i in (0, 1)] == [[3, 0, 1], [1, 0, 1]]
-    assert s.labels.tolist() == net.state(0)[P_HAT].tolist() == net.state(1)[P_HAT].tolist() == [4, 0, 2]
+    assert s.labels.tolist() == net.state(0).labels.tolist() == net.state(1).labels.tolist() == [4, 0, 2]
     assert dict(net.ledger.total) == {"up": 2 * 4 * CLASSES, "down": 2 * 4 * CLASSES}
     rounds(method, net, s, 2)
-    assert net.state(1)[P_HAT].tolist() == [4, 0, 2]
+    assert net.state(1).labels.tolist() == [4, 0, 2]
 
 
 def test_fedgen_bytes_by_hand() -> None:
@@ -224,7 +236,7 @@ def test_fedgen_switched_on_is_not_fedavg() -> None:
 
 def wrapped(wrapper: Dbe, party: Party, consensus: Tensor | None = None) -> Party:
     """The party as a host sees it inside a wrapper."""
-    return wrapper.lift(party, wrapper.own(Key(0), party) if consensus is None else Mean(consensus))
+    return wrapper.wrap_party(party, wrapper.extra(Key(0), party) if consensus is None else Mean(consensus))
 
 
 @pytest.mark.parametrize("cut", ["", "fc1"])
@@ -235,10 +247,10 @@ def test_fedgen_generated_z_meet_no_offset(cut: str) -> None:
     if cut:
         cut = "conv2"  # another width than the model's cut
     inside = wrapped(Dbe(host=method, kappa=0.0, cut=cut), party_of(task, data, Training())).task
-    theta = inside.init(Key(1)) | {OFFSET: noise(*inside.z_shape, seed=4), P_HAT: torch.ones(CLASSES)}
+    theta = inside.init(Key(1)) | {OFFSET: noise(*inside.z_shape, seed=4)}
     G = method.generator(task).init(Key(5))
-    batch = batch_of(data)
-    value = method.loss(inside, Taught(theta, G))(theta, batch) - F.cross_entropy(inside.logits(theta, data.x), data.y)
+    value = j_k(method, inside, theta, data, Given(G, torch.ones(CLASSES)))
+    value = value - F.cross_entropy(inside.logits(theta, data.x), data.y)
     key = Key(0).fold("made", 0)
     y = torch.multinomial(torch.ones(CLASSES), 8, replacement=True, generator=key.generator())
     z = Generator(G).eval()(eps_of(key, 8), y)
@@ -267,7 +279,7 @@ def uneven() -> Samples:
 
 
 def rod(data: Samples) -> tuple[Task, Params]:
-    party = FedRod().at(party_of(small(), data, Training()), None)
+    party = FedRod().party_for(party_of(small(), data, Training()), {})
     theta = party.task.init(Key(1))
     return party.task, theta | {k: v + 0.1 * noise(*v.shape, seed=8) for k, v in theta.items() if k.startswith(OWN)}
 
@@ -335,8 +347,8 @@ def test_fedrod_mr_goes_once_to_the_generic_loss() -> None:
     data, consensus = uneven(), noise(K, seed=6)
     party = party_of(small(), data, Training())
     method = FedRod()
-    plain = method.at(party, None).task
-    inside = method.at(wrapped(Mr(host=method, kappa=3.0), party, consensus), None).task
+    plain = method.party_for(party, {}).task
+    inside = method.party_for(wrapped(Mr(host=method, kappa=3.0), party, consensus), {}).task
     theta = free(plain.init(Key(1)))
     mr = 1.5 * (body(theta, data.x).mean(0) - consensus).square().mean()
     extra = inside.loss(theta, batch_of(data)) - plain.loss(theta, batch_of(data))
@@ -348,8 +360,8 @@ def test_fedrod_mr_at_another_cut_moves_neither_head() -> None:
     """The personal head stays behind fc2 when MR looks at fc1."""
     data = uneven()
     party, method = party_of(small(), data, Training()), FedRod()
-    plain = method.at(party, None).task
-    inside = method.at(wrapped(Mr(host=method, kappa=0.0, cut="fc1"), party), None).task
+    plain = method.party_for(party, {}).task
+    inside = method.party_for(wrapped(Mr(host=method, kappa=0.0, cut="fc1"), party), {}).task
     theta = free(plain.init(Key(1)))
     assert inside.private == plain.private
     values = [task.loss(theta, batch_of(data)) for task in (plain, inside)]
@@ -387,7 +399,7 @@ def babu(**options: Any) -> tuple[FedBabu, Party, Params, Params]:
 
 def test_fedbabu_alg1_trains_the_body_under_the_fixed_head() -> None:
     method, party, head, rest = babu()
-    mine, reply = method.local(head, Model(rest), party, Key(3))
+    mine, reply = worked(method.local(head, Model(rest), party, Key(3)))
     expected = step(rest | head, party.data.train, frozenset(rest))
     assert_close(reply.theta, keep(expected, frozenset(rest)))
     assert all(torch.equal(mine[k], v) for k, v in head.items())
@@ -411,7 +423,7 @@ def test_fedbabu_before_tuning_is_fedrep_without_head_epochs() -> None:
 def test_fedbabu_fine_tuning_by_hand(which: str, moves: tuple[str, ...]) -> None:
     """Two epochs of one batch each, from the averaged body and the first head."""
     method, party, head, rest = babu(finetune=which, finetune_epochs=2)
-    mine, reply = method.tune(head, Model(rest), party, Key(3))
+    mine, reply = worked(method.tune(head, Model(rest), party, Key(3)))
     names = frozenset(k for k in head | rest if k.partition(".")[0] in moves)
     expected = step(step(rest | head, party.data.train, names), party.data.train, names)
     assert reply is None
@@ -439,9 +451,9 @@ def test_fedbabu_reports_before_and_after_and_pays_for_the_last_download() -> No
 def test_fedbabu_mr_is_not_asked_of_tuned_models() -> None:
     method, party, head, rest = babu(finetune_epochs=3)
     inside = wrapped(Mr(host=method, kappa=50.0), party, noise(K, seed=6))
-    plain, tuned = (method.tune(head, Model(rest), p, Key(3))[0] for p in (party, inside))
+    plain, tuned = (worked(method.tune(head, Model(rest), p, Key(3)))[0] for p in (party, inside))
     assert all(torch.equal(plain[k], tuned[k]) for k in plain)
-    bodies = [method.local(head, Model(rest), p, Key(3))[1].theta for p in (party, inside)]
+    bodies = [worked(method.local(head, Model(rest), p, Key(3)))[1].theta for p in (party, inside)]
     assert not torch.equal(bodies[0]["fc2.weight"], bodies[1]["fc2.weight"])
 
 
@@ -466,7 +478,8 @@ def test_apfl_alg1_two_steps_by_hand() -> None:
     task, data, alpha = small(), samples(8, SHAPE, CLASSES), 0.3
     w, v = task.init(Key(1)), task.init(Key(2))
     how = Training(lr=0.1, batch=8, epochs=2)
-    mine, reply = Apfl().local(ApflOwn(w, v, torch.tensor(alpha)), Model(w), party_of(task, data, how), Key(3))
+    before = ApflState(w, v, torch.tensor(alpha))
+    mine, reply = worked(Apfl().local(before, Model(w), party_of(task, data, how), Key(3)))
     for _ in range(2):
         w, v, alpha = apfl_step(alpha, v, w, data, 0.1)
     assert 0 < alpha < 1
@@ -487,7 +500,7 @@ def test_apfl_alpha_stays_between_0_and_1(v: float, expected: float) -> None:
     how = Training(lr=0.1, batch=1, epochs=2)
     w, own = ({"body.w": torch.tensor([x], dtype=torch.float64)} for x in (0.0, v))
     party = party_of(quadratic(), rows(1.0, 10.0), how)
-    mine, _ = Apfl().local(ApflOwn(w, own, torch.tensor(0.5)), Model(w), party, Key(3))
+    mine, _ = worked(Apfl().local(ApflState(w, own, torch.tensor(0.5)), Model(w), party, Key(3)))
     assert mine.alpha.item() == expected
     after = v - 0.1 * 0.5 * (0.5 * v - 10)
     after -= 0.1 * expected * (after - 10)
@@ -518,8 +531,8 @@ def test_apfl_alpha_0_deploys_its_copy_of_the_global_model(replies: list[dict[in
 @pytest.mark.parametrize("model", ["mlp2", "batchnorm"])
 def test_apfl_alpha_1_is_solo(model: str, participation: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mixture's gradients are always written out; if solo's are too, the bits are the same."""
-    training = importlib.import_module("comity.core.fit")  # in the package `fit` is the function
-    monkeypatch.setattr(training, "alone", lambda asked: training._descend(asked, thin=False))
+    whole = descent._train
+    monkeypatch.setattr(descent, "_train", lambda request, thin: whole(request, thin=False))
     assert_same(ran("apfl(alpha=1,adaptive=false)", model, participation), ran("solo", model, participation))
 
 
@@ -542,12 +555,12 @@ def test_apfl_mr_is_asked_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
     inside = wrapped(Mr(host=method, kappa=kappa, mu=mu), party_of(task, first, Training()), consensus).task
     w, v = task.init(Key(1)), task.init(Key(2))
     theta = {f"w.{k}": x for k, x in w.items()} | {f"v.{k}": x for k, x in v.items()} | {"alpha": torch.tensor(0.3)}
-    with_mr, plain = method.both(inside), method.both(task)
     scratch: dict[str, Tensor] = {}
     extra = []
     for number, data in enumerate((first, second)):
-        batch = Batch(data.x, data.y, torch.arange(4), Key(0), number, scratch)
-        extra.append((with_mr(theta, batch) - plain(theta, batch_of(data))).item())
+        batch = Batch(data.x, data.y, torch.arange(4), number, scratch)
+        with_mr, plain = method.both(inside, theta, batch, None), method.both(task, theta, batch_of(data), None)
+        extra.append((with_mr - plain).item())
     expected = [0.0, 0.0]
     for at in (w, mixed(0.3, v, w)):
         m = mu * body(at, first.x).mean(0)
@@ -596,7 +609,7 @@ def test_fedgen_newcomer_learns_the_histogram() -> None:
 
 def test_fedbabu_newcomer_fine_tunes_by_hand() -> None:
     method, party, head, rest = babu(finetune="head", finetune_epochs=7)
-    mine, _ = method.welcome(head, Model(rest), party, Key(3))
+    mine, _ = worked(method.welcome(head, Model(rest), party, Key(3)))
     assert_close(mine, step(rest | head, party.data.train, frozenset(head)))
 
 
@@ -605,7 +618,8 @@ def test_apfl_newcomers_own_model_starts_at_the_received_one() -> None:
     task, data = small(), samples(8, SHAPE, CLASSES)
     first, w = task.init(Key(2)), task.init(Key(1))
     party = party_of(task, data, Training(lr=0.1, batch=8))
-    mine, _ = Apfl(alpha=0.25).welcome(ApflOwn(first, first, torch.tensor(0.25)), Model(w), party, Key(3))
+    before = ApflState(first, first, torch.tensor(0.25))
+    mine, _ = worked(Apfl(alpha=0.25).welcome(before, Model(w), party, Key(3)))
     assert_close(mine.v, step(w, data, frozenset(w), lr=0.025))
     assert_close(mine.w, step(w, data, frozenset(w)))
     assert mine.alpha.item() == 0.25

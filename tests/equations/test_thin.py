@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.func import vmap
-from toys import noise, samples, task_of
+from toys import fit, noise, quadratic, samples, task_of
 
-from comity.core import Batch, Key, Params, Task, Training, fit
+from comity.core import Batch, Key, Params, Task, Training, descent
+from comity.core.fit import FitRequest, Loss
 from comity.core.kernels import Tape, cross_entropy, over_rows
 
-training = importlib.import_module("comity.core.fit")  # in the package `fit` is the function
 SHAPE, CLASSES = (5,), 3
 TASK: Task = task_of("mlp2(width=4)", SHAPE, CLASSES)
 BATCHNORM: Task = task_of("mlp2(width=4,projection=4)", SHAPE, CLASSES)
@@ -71,6 +70,11 @@ def penalised_later(theta: Params, batch: Batch) -> Tensor:
     return BATCHNORM.loss(theta, batch) + slope.square().mean()
 
 
+def of_batch(loss: Callable[[Params, Batch], Tensor]) -> Loss[None]:
+    """A loss that needs neither a task nor anything of a party's own."""
+    return lambda task, theta, batch, own: loss(theta, batch)
+
+
 LOSSES: list[Callable[[Params, Batch], Tensor]] = [
     plain, proximal, twice, partly, cut_off, attacked, penalised, penalised_later,
 ]  # fmt: skip
@@ -92,8 +96,8 @@ def test_thin_and_whole_gradients_agree(loss: Any, how: str) -> None:
     data = type(data)(data.x.double(), data.y)
     for only, add in ((None, None), (frozenset({"fc1.weight", "fc2.bias", "fc2.weight"}), {"fc2.weight": theta["fc2.weight"]})):
         settings = Training(**vars(HOW[how]) | {"batch": 6, "epochs": 2})
-        asked = training.Request(loss, theta, data, Key(2), settings, only, add)
-        whole = training._descend(asked, thin=False).theta
+        asked = FitRequest(of_batch(loss), theta, data, Key(2), settings, quadratic(), None, only, add)
+        whole = descent._train(asked, thin=False).theta
         ours = fit(loss, theta, data, Key(2), settings, only=only, add=add).theta
         torch.testing.assert_close(ours, whole, rtol=1e-9, atol=1e-11)
 

@@ -29,7 +29,7 @@ def samples(rows: int) -> Tensor:
 def trained(key: Key, name: str = "lg-cifar100", rows: int = 8) -> Tensor:
     """The representation while training."""
     task, theta = net(name)
-    with task.network.drawing(key):
+    with task.network.layer_stream(key):
         return task.features(theta, samples(rows), train=True)
 
 
@@ -37,7 +37,7 @@ def test_dropout_is_off_where_a_model_answers() -> None:
     task, theta = net()
     drawn = task.features(theta, samples(8))
     assert torch.equal(drawn, task.features(theta, samples(8)))
-    with task.network.drawing(Key(3)):
+    with task.network.layer_stream(Key(3)):
         assert torch.equal(drawn, task.features(theta, samples(8)))
 
 
@@ -48,7 +48,7 @@ def test_one_key_one_mask() -> None:
 
 def test_masks_do_not_repeat_within_a_work() -> None:
     task, theta = net()
-    with task.network.drawing(Key(1)):
+    with task.network.layer_stream(Key(1)):
         one, other = (task.features(theta, samples(8), train=True) for _ in range(2))
     assert not torch.equal(one, other)
 
@@ -73,7 +73,7 @@ def test_the_global_generator_is_left_alone(name: str) -> None:
 
 def test_stacks_without_dropout_do_not_touch_the_global_generator() -> None:
     state = torch.random.get_rng_state()
-    with models.build("lg-cifar10", SHAPE, 10).drawing(Key(1)):
+    with models.build("lg-cifar10", SHAPE, 10).layer_stream(Key(1)):
         assert torch.equal(torch.random.get_rng_state(), state)
 
 

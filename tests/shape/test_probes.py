@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import comity
-from comity.core import Net, Sealed, seal
+from comity.core import Sealed, seal
 from comity.core.record import leaves, payload, unseal
+from comity.engines.loop import LoopEngine
 from comity.experiments import checkpoint
 from comity.experiments.build import Quiet
 from comity.studies.plan import traffic
@@ -68,18 +69,20 @@ class TestProbe:
         assert result.summary["accuracy"]["mean"] > 0.4  # chance is 0.1
 
     def test_letters_and_parcels_are_not_written_to(self, method, federation, monkeypatch):
-        deliver = Net._exchange
+        work = LoopEngine.work
+        calls = []
 
-        def watched(self, call, mail, post, up, down, each=None):
-            held = [*leaves(list(mail.values())), *leaves([unseal(p) for p in post.values()])]
+        def watched(self, call, letters, parcels):
+            held = [*leaves(list(letters.values())), *leaves([unseal(p) for p in parcels.values()])]
             before = [t.clone() for t in held if isinstance(t, torch.Tensor)]
-            replies = deliver(self, call, mail, post, up, down, each)
+            yield from work(self, call, letters, parcels)
             after = [t for t in held if isinstance(t, torch.Tensor)]
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-            return replies
+            calls.append(call.work)
 
-        monkeypatch.setattr(Net, "_exchange", watched)
+        monkeypatch.setattr(LoopEngine, "work", watched)
         comity.run(str(method), federation, engine="loop", **SETTINGS)
+        assert calls.count("local") == SETTINGS["rounds"]
 
 
 def test_relay_trains_different_architectures_together(federation, tmp_path):
