@@ -10,10 +10,40 @@ Examples:
     True
 """
 
-from comity.data import Federation, load
-from comity.errors import ComityError, Refusal
-from comity.experiments.result import Result
-from comity.experiments.run import run
-from comity.studies.leave_one_out import Effect, leave_one_out
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from comity.data import Federation, load
+    from comity.errors import ComityError, Refusal
+    from comity.experiments.result import Result
+    from comity.experiments.run import run
+    from comity.studies.leave_one_out import Effect, leave_one_out
 
 __all__ = ["ComityError", "Effect", "Federation", "Refusal", "Result", "leave_one_out", "load", "run"]
+__version__ = version("comity")
+
+_HOMES = {
+    "ComityError": "comity.errors",
+    "Effect": "comity.studies.leave_one_out",
+    "Federation": "comity.data",
+    "Refusal": "comity.errors",
+    "Result": "comity.experiments.result",
+    "leave_one_out": "comity.studies.leave_one_out",
+    "load": "comity.data",
+    "run": "comity.experiments.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name from where it is at home, when it is first asked for: `comity --version` does not wait for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'comity' has no attribute {name!r}")
+    found = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -215,7 +215,6 @@ def test_the_first_step_of_sgd_without_a_distance_is_that_without_a_pull(dtype: 
         assert torch.equal(pulled.loss, without.loss)
 
 
-@pytest.mark.xfail(raises=RuntimeError, strict=True, reason="torch's foreach functions refuse an empty list")
 @pytest.mark.parametrize("how", HOW)
 def test_a_pull_of_nothing_that_is_trained_is_no_pull(how: str) -> None:
     """A point of the head alone while the body is trained, or of nothing at all."""

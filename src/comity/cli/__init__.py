@@ -13,17 +13,22 @@ from collections.abc import Iterator
 
 import click
 
-from comity.cli import data, finished, looking, papers, running, watching  # noqa: F401  (each adds its commands)
-from comity.cli.options import Stopped, app
+from comity.cli.version import version_line
 from comity.errors import ComityError, describe
 
-__all__ = ["app", "main"]
+__all__ = ["main"]
 
 
 def main() -> None:
     """The entry point: whatever goes wrong is one sentence on stderr and an exit code."""
+    if sys.argv[1:] == ["--version"]:  # at once: the commands import torch
+        print(version_line())
+        return
     try:
         with _heard():
+            from comity.cli import data, finished, looking, papers, running, watching  # noqa: F401  (each adds its commands)
+            from comity.cli.options import Stopped, app
+
             if app(standalone_mode=False) == Stopped.exit_code:  # what typer makes of Ctrl-C
                 raise KeyboardInterrupt
     except click.exceptions.NoArgsIsHelpError as help_:

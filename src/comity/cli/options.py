@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from comity.cli.version import version_line
 from comity.errors import ComityError, Refusal, describe
 from comity.experiments.config import Experiment, experiment, read
 from comity.spec import value
@@ -33,12 +34,7 @@ app.add_typer(data_app, name="data")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        from comity.experiments.environment import code
-
-        known = code()
-        print(f"comity {version('comity')}" + (f" ({known})" if known.startswith("commit") else ""))
+        print(version_line())
         raise typer.Exit
 
 

@@ -97,6 +97,8 @@ def _finish(folder: Path, summary: dict[str, Any]) -> None:
     )
     screen.show_curves({summary["algorithm"]: [folder]})
     screen.out.print(f"The run is in {folder}", soft_wrap=True)
+    for remark in summary.get("remarks", ()):
+        caution(remark)
     if summary["diverged"]:
         print(f"comity: The loss of {', '.join(summary['diverged'])} is not finite; try a smaller --lr.", file=sys.stderr)
 

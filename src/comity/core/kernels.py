@@ -4,8 +4,8 @@
 trees of any kind. `over_rows` is the same for dicts of tensors, and two layers have kernels of their own.
 
 The gradient of W in y = x Wᵀ + b is dyᵀ x, a product of two thin matrices for the small batches that parties train with. While
-a model is trained, the descent asks autograd for dy alone and adds the product to the weights in one pass, instead of writing a matrix as
-large as the weights and reading it again: for small batches memory is what a step waits for.
+a model is trained, the descent asks autograd for dy alone and adds the product to the weights in one pass, instead of writing a
+matrix as large as the weights and reading it again: for small batches memory is what a step waits for.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 
 @cache
 def code() -> str:
@@ -38,6 +36,8 @@ def digest(text: str) -> str:
 
 def environment(settings: str, fingerprint: str) -> dict[str, Any]:
     """All that `env.json` holds: of a run with these settings, on data with this fingerprint."""
+    import torch  # lazily: `comity --version` asks this module for the code only
+
     return {
         "comity": version("comity"),
         "code": code(),

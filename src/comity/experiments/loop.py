@@ -92,6 +92,7 @@ class _Rounds:
         self.net.ledger.total.update(counters["bytes"])
         self.net.steps = counters["steps"]
         self.net.server_steps = counters["server_steps"]
+        self.net.remarks.update(dict.fromkeys(counters.get("remarks", ())))
         self.seconds.update(counters["seconds"])
         self._state = on_device(self._checkpoints.server_state(), self.job.device)
         self.done = manifest.round
@@ -151,6 +152,7 @@ class _Rounds:
         if self._checkpoints.due() or t == self.last:
             counters = {"bytes": dict(self.net.ledger.total), "seconds": dict(self.seconds), **self._steps()}
             counters["course"] = self.schedule.dump()
+            counters["remarks"] = list(self.net.remarks)
             self._checkpoints.save(t, self._state, self._engine, dict(self._tables.lengths), counters)
         return self._checkpoints.seconds - before
 
@@ -160,7 +162,7 @@ class _Rounds:
     def summary(self) -> dict[str, Any]:
         """The finished run in a few figures."""
         spent = sum(self.seconds[part] for part in ("setup", "train", "evaluate")) + self._checkpoints.seconds
-        made = {"rounds": self.schedule.rounds, **self._steps()}
+        made = {"rounds": self.schedule.rounds, **self._steps(), "remarks": list(self.net.remarks)}
         return summarise(self.job, self._folder.read_metrics(), self.net.ledger.total, made, {**self.seconds, "total": spent})
 
 

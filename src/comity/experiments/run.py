@@ -62,6 +62,8 @@ def run(
         result = resume_in(reopen(folder, federation, pair), folder, progress or Quiet(), trackers)
     else:
         result = start(job, folder, progress or Quiet(), trackers)
+    for remark in result.summary["remarks"]:
+        warnings.warn(remark, stacklevel=2)
     result._keep = keep
     return result
 

@@ -70,8 +70,8 @@ def _newcomers(rows: list[Note]) -> dict[str, dict[str, float]]:
     return {party: got | {"gain": got["joined"] - got["alone"]} for party, got in found.items()}
 
 
-def summarise(job: Job, rows: list[Note], total: Counter[str], made: dict[str, int], seconds: dict[str, float]) -> dict[str, Any]:
-    """All that `summary.json` holds; `made` are the rounds and steps."""
+def summarise(job: Job, rows: list[Note], total: Counter[str], made: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:
+    """All that `summary.json` holds; `made` are the rounds, the steps, and remarks on how they were made."""
     parties = {p.name: p.data for p in job.parties}
     charged = {kind: total[kind] for kind in KINDS}
     return {

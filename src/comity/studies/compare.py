@@ -55,25 +55,30 @@ def compare(
     caution: Callable[[str], None],
     track: Trackers | None = None,
 ) -> list[Standing]:
-    """Run every method, and SOLO, on the same split for each seed; `caution` hears what a user should know beforehand."""
+    """Run every method, and SOLO, on the same split for each seed; `caution` hears what a user should know."""
     methods = list(dict.fromkeys([SOLO, *algorithms]))
     check_folders(methods)
     experiments = {method: {seed: experiment_of(base, method, seed) for seed in seeds} for method in methods}
     check_settings(base, methods)
     summaries: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
     said: set[str] = set()
+
+    def say(texts: Iterable[str]) -> None:
+        """Each once: what concerns the data is not said by each method again."""
+        for text in texts:
+            if text not in said:
+                caution(text)
+            said.add(text)
+
     for seed in seeds:
         federation = federation_of(base.but(seed=seed))
         for method in methods:
-            job = prepare(experiments[method][seed], federation)  # all are checked before the first one starts
-            for text in job.cautions():
-                if text not in said:  # what concerns the data is said once, not by each method
-                    caution(text)
-                said.add(text)
+            say(prepare(experiments[method][seed], federation).cautions())  # all are checked before the first one starts
         for method in methods:
             experiment = experiments[method][seed]
             folder = run_folder(out, method, seed)
             summaries[method].append(run_once(experiment, federation, folder, progress(experiment), track))
+            say(f"{method}: {remark}" for remark in summaries[method][-1].get("remarks", ()))
     rows = [standing(method, summaries[method], _gains(method, seeds, out)) for method in methods]
     table = {"seeds": list(seeds), "rows": [vars(row) for row in rows]}
     write_atomically(out / "comparison.json", json.dumps(table, indent=2) + "\n")

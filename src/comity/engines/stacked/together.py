@@ -137,8 +137,7 @@ class Together:
 
     def train(self) -> list[Fitted]:
         """All segments, and then what came out for each party."""
-        given = [(own, request.task) for own, request in zip(self.owns, self.requests, strict=True)]
-        given.append((self.own.rows, self.task.rows))
+        given = [self.owns, [request.task for request in self.requests], self.own.rows, self.task.rows]
         versions = tensor_versions(given)
         for segment in self._segments():
             if len(segment.rows) > 1:
