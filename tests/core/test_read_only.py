@@ -366,7 +366,7 @@ def test_a_loss_that_writes_to_what_it_is_given_is_stopped(loss: Any) -> None:
 @pytest.mark.parametrize("loss", [in_place, in_place_by_a_view, in_place_at_last], ids=lambda loss: loss.__name__)
 def test_a_loss_that_writes_to_a_tensor_in_place_is_refused_after_the_training(loss: Any) -> None:
     """Nobody can keep a tensor from being written to, but its version tells."""
-    said = "^A loss wrote to a tensor of its `own`, which is a letter's or a party's: let it make a new one.$"
+    said = "^A loss wrote to a tensor of its `own` or of its task, which is not its own: let it make a new one.$"
     with pytest.raises(ComityError, match=said):
         train(asked(loss, inner()))
     with pytest.raises(ComityError, match=said):

@@ -7,7 +7,14 @@ from importlib import import_module
 
 import pytest
 
-MODULES = ["comity", "comity.data.federation", "comity.data.library", "comity.experiments.loop", "comity.studies.leave_one_out"]
+MODULES = [
+    "comity",
+    "comity.data.federation",
+    "comity.data.library",
+    "comity.experiments.result",
+    "comity.experiments.run",
+    "comity.studies.leave_one_out",
+]
 
 
 @pytest.mark.parametrize("name", MODULES)

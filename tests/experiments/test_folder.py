@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -151,11 +150,3 @@ def test_a_damaged_table_of_a_finished_run_is_told_in_a_sentence(tmp_path: Path)
 
     with pytest.raises(ComityError, match=r"metrics\.csv is damaged"):
         conventions.of_run(tmp_path / "run")
-
-
-def test_a_checkpoint_of_an_earlier_version_has_the_same_schedule(tmp_path: Path) -> None:
-    """Unfinished runs of earlier versions can be resumed: the manifest's words are theirs."""
-    comity.run("solo", data="digits", parties=2, model="linear", rounds=2, patience=1, out=tmp_path / "run")
-    manifest = json.loads((tmp_path / "run" / "checkpoints" / "manifest.json").read_text(encoding="utf-8"))
-    assert set(manifest["counters"]) == {"bytes", "seconds", "steps", "server_steps", "course"}
-    assert set(manifest["counters"]["course"]) == {"rounds", "patience", "best", "best_round", "judged"}

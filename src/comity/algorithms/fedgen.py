@@ -196,7 +196,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
     def j_k(self, task: Task, theta: Params, batch: Batch, own: Generator) -> Tensor:
         wanted: Wanted = batch.drawn
         z = self.made(task.plain, own.G, wanted)
-        return task.loss(theta, batch) + self.weight * F.cross_entropy(task.plain.head(theta, z), wanted.y)
+        return task.loss(theta, batch) + self.weight * cross_entropy(task.plain.head(theta, z), wanted.y)
 
     def settled(self, mine: FedGenState, theta: Params) -> FedGenState:
         return replace(mine, private=theta | mine.private)

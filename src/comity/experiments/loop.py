@@ -92,11 +92,11 @@ class _Rounds:
         self.net.ledger.total.update(counters["bytes"])
         self.net.steps = counters["steps"]
         self.net.server_steps = counters["server_steps"]
-        self.net.remarks.update(dict.fromkeys(counters.get("remarks", ())))
+        self.net.remarks.update(dict.fromkeys(counters["remarks"]))
         self.seconds.update(counters["seconds"])
         self._state = on_device(self._checkpoints.server_state(), self.job.device)
         self.done = manifest.round
-        self.schedule.load(counters.get("course", {}))
+        self.schedule.load(counters["schedule"])
         self._tables.cut(manifest.lengths)  # last: a damaged checkpoint must not cost any rows
 
     def go_on(self) -> tuple[float | None, list[Note]]:
@@ -151,7 +151,7 @@ class _Rounds:
         before = self._checkpoints.seconds
         if self._checkpoints.due() or t == self.last:
             counters = {"bytes": dict(self.net.ledger.total), "seconds": dict(self.seconds), **self._steps()}
-            counters["course"] = self.schedule.dump()
+            counters["schedule"] = self.schedule.dump()
             counters["remarks"] = list(self.net.remarks)
             self._checkpoints.save(t, self._state, self._engine, dict(self._tables.lengths), counters)
         return self._checkpoints.seconds - before

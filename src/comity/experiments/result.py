@@ -38,7 +38,21 @@ class Deployed:
 
 @dataclass
 class Result:
-    """A finished run."""
+    """A finished run: its summary, its tables and each party's model.
+
+    Examples:
+        >>> import comity
+        >>> fed = comity.load("digits").partition("iid", parties=2, seed=0)
+        >>> result = comity.run("fedavg", fed, rounds=1, model="linear")
+        >>> result.summary["rounds"], result.summary["parties"]
+        (1, 2)
+        >>> result.metrics[0]._fields
+        ('round', 'party', 'split', 'metric', 'value')
+        >>> sum(row.bytes for row in result.ledger if row.kind == "up") == result.summary["bytes"]["up"]
+        True
+        >>> result.model("p0").predict(fed.parties["p0"].test.x[:3]).shape
+        torch.Size([3])
+    """
 
     folder: Path
     job: Job

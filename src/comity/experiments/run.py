@@ -44,6 +44,13 @@ def run(
     Settings are the experiment's (rounds, lr, batch, ...) or, failing that, the method's own (kappa, mu, ...). Without `out`
     the run's folder is temporary and goes with the result. `track` lists who else writes its course down: "tensorboard",
     "mlflow", a user's file, or any Tracker.
+
+    Examples:
+        >>> import comity
+        >>> fed = comity.load("digits").partition("dirichlet(alpha=0.1)", parties=3, seed=0)
+        >>> result = comity.run("fedavg+dbe", fed, rounds=2, seed=0, model="linear", kappa=50)
+        >>> 0 < result.summary["accuracy"]["mean"] <= 1
+        True
     """
     pair = None if isinstance(model, str) else model
     if model is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 
@@ -32,19 +32,9 @@ class Schedule:
 
     def dump(self) -> dict[str, Any]:
         """For the checkpoint."""
-        return {
-            "rounds": self.rounds,
-            "patience": self.patience,
-            "best": self.best,
-            "best_round": self.best_round,
-            "judged": self.evaluated,  # as checkpoints have always called it
-        }
+        return asdict(self)
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Back from a checkpoint; those of the first versions had no schedule."""
-        if saved:
-            self.rounds = saved["rounds"]
-            self.patience = saved["patience"]
-            self.best = saved["best"]
-            self.best_round = saved["best_round"]
-            self.evaluated = saved["judged"]
+        """Back from a checkpoint."""
+        for name, value in saved.items():
+            setattr(self, name, value)

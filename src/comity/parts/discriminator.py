@@ -7,10 +7,9 @@ from dataclasses import replace
 from functools import cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import Batch, Params, Refusal, Samples, Task, record
+from comity.core import Batch, Params, Refusal, Samples, Task, cross_entropy, record
 from comity.models.stack import Builder, conv, flat, image, linear, mean_over_image, relu
 
 HIDDEN = {"linear": 0, "shallow": 1, "mlp": 2, "deep": 4}
@@ -64,7 +63,7 @@ def tell_apart(disc: Task, D: Params, batch: Batch, owners: Owners) -> Tensor:
     """FedUFO's eq. 5: a batch of my features is mine, and what other extractors made of the same samples is theirs."""
 
     def named(z: Tensor, owner: Tensor) -> Tensor:
-        return F.cross_entropy(disc.logits(D, z), owner.expand(len(z)))
+        return cross_entropy(disc.logits(D, z), owner.expand(len(z)))
 
     value = named(batch.x, owners.me)
     theirs = [named(batch.rows[f"{OTHERS}{n}"], owner) for n, owner in enumerate(owners.others)]
