@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import comity
-from comity.core.net import SERVER, Charge, Note
+from comity.core.ledger import SERVER, Charge
+from comity.core.net import Note
 from comity.errors import ComityError
 from comity.measure.conventions import PAPERS, conventions, curve, of_run, party_curves
 from comity.measure.targets import (
