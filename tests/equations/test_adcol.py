@@ -10,12 +10,12 @@ from fractions import Fraction
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import batch_of, federation, net_of, noise, party_of, rounds, samples, task_of
+from toys import batch_of, federation, fit, net_of, noise, party_of, rounds, samples, task_of, worked
 
 import comity
-from comity.algorithms.adcol import Adcol, Game, Own
+from comity.algorithms.adcol import Adcol, AdcolState, Game, Judges
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Info, Key, Samples, Task, Training, fit, in_chunks
+from comity.core import Info, Key, Samples, Task, Training, in_chunks
 from comity.models.stack import Builder, flat, linear, relu
 from comity.parts.divergence import kl_from_uniform
 
@@ -86,7 +86,7 @@ def test_eq2_is_cross_entropy_plus_mu_kl() -> None:
     D = {"out.weight": torch.zeros(2, 5), "out.bias": torch.tensor([math.log(3), 0.0])}
     theta = task.init(Key(1))
     ce = F.cross_entropy(task.logits(theta, data.x), data.y).item()
-    loss = adcol.eq2(task, [D], [])(theta, batch_of(data)).item()
+    loss = adcol.eq2(task, theta, batch_of(data), Judges([D], None)).item()
     assert loss == pytest.approx(ce + 2.5 * 0.143841, abs=1e-5)
 
 
@@ -97,8 +97,9 @@ def _gradients(D_scale: float) -> dict[str, torch.Tensor]:
     D = Adcol(hidden=7).discriminator(5, 3).init(Key(2))
     D = D | {"out.weight": D_scale * D["out.weight"], "out.bias": D_scale * D["out.bias"]}
     theta = {k: v.requires_grad_() for k, v in task.init(Key(1)).items()}
-    with_term = Adcol(mu=1.0, hidden=7).eq2(task, [D], [])(theta, batch_of(data))
-    without = Adcol(mu=0.0, hidden=7).eq2(task, [D], [])(theta, batch_of(data))
+    judges = Judges([D], None)
+    with_term = Adcol(mu=1.0, hidden=7).eq2(task, theta, batch_of(data), judges)
+    without = Adcol(mu=0.0, hidden=7).eq2(task, theta, batch_of(data), judges)
     grads = torch.autograd.grad(with_term - without, list(theta.values()))
     return dict(zip(theta, grads, strict=True))
 
@@ -126,7 +127,7 @@ def test_alg1_l11_local_training_leaves_the_discriminator_alone() -> None:
     D = adcol.discriminator(5, 3).init(Key(2))
     before, F_0 = _hash(D), task.init(Key(1))
     party = party_of(task, data, Training(lr=0.1, epochs=3), parties=3)
-    mine, _ = adcol.local(Own(F_0, []), Game(D, {}), party, Key(3))
+    mine, _ = worked(adcol.local(AdcolState(F_0, []), Game(D, {}), party, Key(3)))
     assert _hash(D) == before
     assert not any(v.requires_grad for v in D.values())
     assert _hash(F_0) != _hash(mine.F)
@@ -146,7 +147,7 @@ def test_b11_representation_sampling_sends_exactly_ceil_rn_rows(r: float, n: int
     adcol = Adcol(sampling=r, hidden=7)
     D = adcol.discriminator(5, 3).init(Key(2))
     party = party_of(task, data, Training(lr=0.1), parties=3)
-    mine, reply = adcol.local(Own(task.init(Key(1)), []), Game(D, {}), party, Key(3))
+    mine, reply = worked(adcol.local(AdcolState(task.init(Key(1)), []), Game(D, {}), party, Key(3)))
     assert reply.z.shape == (_fraction(r, n), 5)
     z = in_chunks(lambda x: task.features(mine.F, x), data.x)  # l.18: after training, in evaluation mode
     nearest = torch.cdist(reply.z, z, compute_mode="donot_use_mm_for_euclid_dist").min(1)
@@ -159,9 +160,9 @@ def test_b11_representation_sampling_is_fresh_each_round() -> None:
     task, data = task_of("mlp2(width=5)", (6,), 3), samples(40, (6,), 3)
     adcol = Adcol(sampling=0.5, hidden=7, mu=0.0)
     still = party_of(task, data, Training(lr=0.0), parties=3)
-    letter, mine = Game(adcol.discriminator(5, 3).init(Key(2)), {}), Own(task.init(Key(1)), [])
+    letter, mine = Game(adcol.discriminator(5, 3).init(Key(2)), {}), AdcolState(task.init(Key(1)), [])
     root = Key.root(0)
-    drawn = [adcol.local(mine, letter, still, root.fold("party", 0, t, "local", 0))[1].z for t in (1, 2)]
+    drawn = [worked(adcol.local(mine, letter, still, root.fold("party", 0, t, "local", 0)))[1].z for t in (1, 2)]
     assert not torch.equal(*drawn)
 
 

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import comity
-from comity.algorithms.adcol import Adcol
-from comity.core import Batch, Key, Samples, Task, Training, fit
+from comity.algorithms.adcol import Adcol, Judges
+from comity.core import Batch, FitRequest, FoldRequest, Key, Params, Samples, Task, Training, plain
+from comity.core.descent import fold, train
 from comity.models import build
 from comity.parts.discriminator import discriminator
 from comity.privacy.accounting import (
@@ -24,7 +25,7 @@ from comity.privacy.accounting import (
     sampled_gaussian_epsilon,
     sampled_gaussian_rdp,
 )
-from comity.privacy.mechanisms import bounded, noised, private_fit, release_epsilon
+from comity.privacy.mechanisms import bounded, noised, private_step, release_epsilon
 
 GRID = np.linspace(-60, 60, 400_001)
 STEP = GRID[1] - GRID[0]
@@ -120,12 +121,17 @@ def _task() -> tuple[Task, Samples]:
     return task, Samples(torch.randn(12, 3, generator=Key(3).generator()), torch.arange(12) % 2)
 
 
+def private_fit(task: Task, theta: Params, data: Samples, key: Key, how: Training, clip: float, noise: float) -> Params:
+    """DP-SGD's step over all batches, as a server folds it."""
+    return fold(FoldRequest(private_step(task, key, how.lr, clip, noise), theta, data, key, how))
+
+
 def test_dp_sgd_without_noise_and_with_a_wide_clip_is_sgd() -> None:
     task, data = _task()
     how, theta = Training(lr=0.3, batch=5, epochs=2), task.init(Key(1))
-    plain = fit(task.loss, theta, data, Key(4), how).theta
+    usual = train(FitRequest(plain, theta, data, Key(4), how, task, None)).theta
     private = private_fit(task, theta, data, Key(4), how, clip=1e6, noise=0.0)
-    for name, value in plain.items():
+    for name, value in usual.items():
         torch.testing.assert_close(private[name], value, rtol=0, atol=1e-6)
 
 
@@ -163,8 +169,8 @@ def test_b12_the_penalty_sees_the_same_bounded_representation_without_noise() ->
     x, y = torch.randn(7, 6, generator=Key(1).generator()), torch.arange(7) % 3
     theta, disc = task.init(Key(2)), discriminator("mlp", 5, 8, 4)
     D = disc.init(Key(3))
-    batch = Batch(x, y, torch.arange(7), Key(0), 0, {})
-    value = Adcol(mu=2.0, hidden=8, noise="gauss_l2", epsilon=0.01).eq2(task, [D], [])(theta, batch)
+    batch = Batch(x, y, torch.arange(7), 0, {})
+    value = Adcol(mu=2.0, hidden=8, noise="gauss_l2", epsilon=0.01).eq2(task, theta, batch, Judges([D], None))
     z = task.features(theta, x)
     shrunk = z * (0.5 / z.norm(dim=1, keepdim=True).clamp(min=0.5))
     log_p = disc.logits(D, shrunk).log_softmax(1)
