@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -17,14 +17,30 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from toys import assert_near, batch_of, distance, federation, net_of, noise, party_of, rounds, same, samples, task_of
+from toys import (
+    LoopNet,
+    assert_near,
+    batch_of,
+    distance,
+    federation,
+    fit,
+    net_of,
+    noise,
+    party_of,
+    rounds,
+    same,
+    samples,
+    task_of,
+    worked,
+)
 
 import comity
-from comity.algorithms.adcol import Adcol, Game, Own
-from comity.core import Batch, Key, Net, Params, Samples, Task, Training, batches, fit, payload
+from comity.algorithms.adcol import Adcol, AdcolState, Game, Judges
+from comity.core import Batch, Key, Params, Samples, Task, Training, batches, descent, payload
+from comity.core.net import Answer
 from comity.models import build
 from comity.parts.divergence import kl_from_uniform
-from comity.parts.views import augmented, ntxent, simsiam
+from comity.parts.views import augmented, ntxent, second_view, simsiam
 
 SHAPE, CLASSES, WIDTH, HIDDEN = (6,), 3, 5, 7
 IMAGE, BATCHNORM = (1, 8, 8), "fedbn-cnn(scale=0.03)"
@@ -95,7 +111,7 @@ def server_key(t: int, purpose: str) -> Key:
 
 def game(
     adcol: Adcol, participation: float = 1.0, sizes: tuple[int, ...] = SIZES, server: Training | None = None
-) -> tuple[list[Samples], Net, Game]:
+) -> tuple[list[Samples], LoopNet, Game]:
     """Parties that see the world differently, and the server before round 1."""
     data = [samples(n, SHAPE, CLASSES, seed=i + 1) for i, n in enumerate(sizes)]
     data = [Samples(d.x + 0.5 * i, d.y) for i, d in enumerate(data)]
@@ -105,7 +121,7 @@ def game(
     return data, net, s
 
 
-def weights_of(net: Net) -> dict[int, Params]:
+def weights_of(net: LoopNet) -> dict[int, Params]:
     return {i: net.state(i).F for i in net.info.parties}
 
 
@@ -219,7 +235,7 @@ def test_b6_one_discriminator_is_the_standard_path_bit_for_bit() -> None:
         z = task.features(theta, batch.x, train=True)
         return F.cross_entropy(task.head(theta, z, train=True), batch.y) + 2.0 * kl_from_uniform(disc.logits(D, z))
 
-    mine, _ = adcol.local(Own(F_0, []), Game(D, {}), party_of(task, data, HOW, parties=4), Key(3))
+    mine, _ = worked(adcol.local(AdcolState(F_0, []), Game(D, {}), party_of(task, data, HOW, parties=4), Key(3)))
     assert same(mine.F, fit(loss, F_0, data, Key(3), HOW).theta)
     assert mine.past == []
 
@@ -362,13 +378,13 @@ def test_b14_a_party_that_does_not_answer_is_not_asked_again() -> None:
     """D keeps the slot of the silent party; the second phase is for those that sent representations."""
     adcol = Adcol(slots="cohort", hidden=HIDDEN)
     _, net, s = game(adcol)
-    deliver, asked = net.deliver, []
+    work, asked = net.engine.work, []
 
-    def without_party_1(call: Any, mail: Any, post: Any) -> dict[int, Any]:
-        asked.append((call.work, list(mail)))
-        return deliver(call, {i: letter for i, letter in mail.items() if i != 1}, post)
+    def without_party_1(call: Any, letters: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
+        asked.append((call.work, list(letters)))
+        return work(call, {i: letter for i, letter in letters.items() if i != 1}, parcels)
 
-    net.deliver = without_party_1
+    net.engine.work = without_party_1
     s = rounds(adcol, net, s, 1)
     assert asked == [("local", [0, 1, 2, 3]), ("align", [0, 2, 3])]
     assert s.D["out.weight"].shape == (4, HIDDEN)
@@ -477,7 +493,7 @@ def test_alg1_l7_passes_over_the_representations(passes: int) -> None:
     adcol = Adcol(disc_epochs=passes, hidden=HIDDEN)
     server = Training(lr=0.3, momentum=0.5, batch=4, epochs=7)  # the parties' epochs are not the server's
     data, net, s = game(adcol, server=server)
-    for site in net._sites:
+    for site in map(net.engine.sites.__getitem__, net.info.parties):
         site.party = replace(site.party, training=Training(lr=1e-30))
     theta = net.state(0).F
     after = rounds(adcol, net, s, 1).D
@@ -502,7 +518,8 @@ def test_b11_a_rate_of_1_is_no_sampling() -> None:
     """All rows, in the order of the data; a whole run is the same bit for bit, and a smaller rate is another."""
     adcol, task = Adcol(sampling=1.0, hidden=HIDDEN), task_of(f"mlp2(width={WIDTH})", SHAPE, CLASSES)
     data, D = samples(13, SHAPE, CLASSES), adcol.discriminator(WIDTH, 2).init(Key(2))
-    mine, reply = adcol.local(Own(task.init(Key(1)), []), Game(D, {}), party_of(task, data, HOW, parties=2), Key(3))
+    party = party_of(task, data, HOW, parties=2)
+    mine, reply = worked(adcol.local(AdcolState(task.init(Key(1)), []), Game(D, {}), party, Key(3)))
     torch.testing.assert_close(reply.z, encoded(mine.F, data.x), rtol=0, atol=1e-6)
     plain, full, half = ran("adcol(hidden=7)"), ran("adcol(hidden=7,sampling=1)"), ran("adcol(hidden=7,sampling=0.5)")
     assert same(plain.model("p0").theta, full.model("p0").theta)
@@ -621,7 +638,8 @@ def test_a9_representations_as_the_last_epoch_made_them(
     F_1 = descended(loss, F_0, data, Key(3), how)
     afterwards = task.features(F_1, data.x)
     (mine, reply), (plain, usual) = (
-        Adcol(hidden=HIDDEN, rep_mode=mode).local(Own(F_0, []), Game(D, {}), party, Key(3)) for mode in ("last_epoch", "after")
+        worked(Adcol(hidden=HIDDEN, rep_mode=mode).local(AdcolState(F_0, []), Game(D, {}), party, Key(3)))
+        for mode in ("last_epoch", "after")
     )
     assert same(mine.F, plain.F), "training is the same"
     assert_near(mine.F, F_1, 1e-8)
@@ -651,8 +669,8 @@ def test_a9_a_partys_data_are_not_written_to() -> None:
     data = samples(20, SHAPE, CLASSES)
     before, adcol = data.x.clone(), Adcol(rep_mode="last_epoch", hidden=HIDDEN)
     D = adcol.discriminator(6, 2).init(Key(2))
-    with task.network.drawing(Key(4)):
-        adcol.local(Own(task.init(Key(1)), []), Game(D, {}), party_of(task, data, HOW, parties=2), Key(3))
+    with task.network.layer_stream(Key(4)):
+        worked(adcol.local(AdcolState(task.init(Key(1)), []), Game(D, {}), party_of(task, data, HOW, parties=2), Key(3)))
     assert torch.equal(data.x, before)
 
 
@@ -728,11 +746,13 @@ def test_future_work_replaces_the_cross_entropy_alone(objective: str) -> None:
     adcol, data = Adcol(objective=objective, mu=2.0, hidden=HIDDEN), samples(8, SHAPE, CLASSES)
     party = party_of(task_of("mlp2(width=16)", SHAPE, CLASSES), data, HOW, parties=3)
     task = adcol.task(party)
-    theta, D, batch = task.init(Key(1)), adcol.discriminator(16, 3).init(Key(2)), batch_of(data)
-    z, other = (encoded(theta, x) for x in (data.x, augmented(data.x, batch.key.fold("view", 0))))
+    theta, D = task.init(Key(1)), adcol.discriminator(16, 3).init(Key(2))
+    z, other = (encoded(theta, x) for x in (data.x, augmented(data.x, Key(0).fold("view", 0))))
     expected = simsiam(z, other, theta) if objective == "simsiam" else ntxent(z, other, 0.5)
     assert abs(expected.item()) > 0.05
-    value = adcol.eq2(task, [D], [])(theta, batch)
+    judges, batch = Judges([D], None), batch_of(data)
+    batch.drawn = second_view(batch, Key(0), judges)
+    value = adcol.eq2(task, theta, batch, judges)
     assert value.item() == pytest.approx((expected + 2.0 * divergence(judged(D, z))).item(), abs=1e-5)
 
 
@@ -777,7 +797,7 @@ def test_future_work_head_is_a_probe_on_the_frozen_body(objective: str) -> None:
     adcol, data = Adcol(objective=objective, mu=1.0, hidden=HIDDEN), samples(13, SHAPE, CLASSES)
     party = party_of(task_of("mlp2(width=16)", SHAPE, CLASSES), data, HOW, parties=3)
     F_0, D = adcol.task(party).init(Key(1)), adcol.discriminator(16, 3).init(Key(2))
-    mine, reply = adcol.local(Own(F_0, []), Game(D, {}), party, Key(3))
+    mine, reply = worked(adcol.local(AdcolState(F_0, []), Game(D, {}), party, Key(3)))
 
     def self_supervised(theta: Params, batch: Batch) -> Tensor:
         z, other = (encoded(theta, x) for x in (batch.x, augmented(batch.x, Key(3).fold("view", batch.number))))
@@ -803,8 +823,9 @@ def test_future_work_probe_leaves_the_bodys_running_statistics_alone() -> None:
     adcol = Adcol(objective="ntxent", hidden=HIDDEN)
     party = party_of(task, data, Training(lr=0.1, batch=5, min_batch=2), parties=2)
     F_0, D = adcol.task(party).init(Key(1)), adcol.discriminator(task.width, 2).init(Key(2))
-    body = fit(adcol.eq2(adcol.task(party), [D], []), F_0, data, Key(3), party.training).theta
-    mine, _ = adcol.local(Own(F_0, []), Game(D, {}), party, Key(3))
+    asked = party.fit(adcol.eq2, F_0, Key(3), Judges([D], None), task=adcol.task(party), draw=second_view)
+    body = descent.train(asked).theta
+    mine, _ = worked(adcol.local(AdcolState(F_0, []), Game(D, {}), party, Key(3)))
     assert [k for k in body if k not in task.head_names and not torch.equal(body[k], mine.F[k])] == []
 
 
@@ -825,6 +846,7 @@ def test_future_work_learns_digits(objective: str) -> None:
     assert result.summary["accuracy"]["mean"] > 0.4
     party = result.job.parties[0]
     task, batch = result.job.algorithm.task(party), batch_of(party.data.train)
+    batch.drawn = second_view(batch, Key(0), None)
     with torch.no_grad():
         begin, end = (task.loss(theta, batch) for theta in (task.init(ROOT.fold("init")), result.model("north").theta))
     assert end < begin - 0.05

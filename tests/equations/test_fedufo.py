@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,18 +21,34 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from toys import assert_near, batch_of, distance, federation, net_of, noise, party_of, rounds, same, samples, task_of
+from toys import (
+    LoopNet,
+    assert_near,
+    batch_of,
+    distance,
+    federation,
+    fit,
+    net_of,
+    noise,
+    party_of,
+    rounds,
+    same,
+    samples,
+    task_of,
+    worked,
+)
 
 import comity
 from comity.algorithms import find, options
-from comity.algorithms.feduad import Both, FedUad, Own, Prior
+from comity.algorithms.feduad import Both, FedUad, FedUadState, Prior
 from comity.algorithms.fedufo import FedUfo
-from comity.core import Batch, Key, Net, Params, Party, Samples, Task, Training, batches
+from comity.core import Batch, FitRequest, Key, Params, Party, Samples, Task, Training, batches
+from comity.core.net import Answer
 from comity.experiments import checkpoint
 from comity.experiments.build import Quiet
 from comity.parts.choice import with_the_worst
 from comity.parts.consensus import agreed, class_shares
-from comity.parts.discriminator import discriminator, tell_apart
+from comity.parts.discriminator import Owners, discriminator, tell_apart, with_others
 from comity.parts.divergence import kl, uniform_cross_entropy
 from comity.parts.server import momentum_step
 from comity.studies import plan
@@ -160,7 +176,7 @@ def party_data(i: int) -> Samples:
 
 def game(
     fed: FedUad, parties: int = 5, participation: float = 0.6, how: Training = HOW, planned: int = 0
-) -> tuple[dict[int, Samples], Net, Any]:
+) -> tuple[dict[int, Samples], LoopNet, Any]:
     """A net of parties, and the server before round 1; with `planned` rounds there is a stage one."""
     data = {i: party_data(i) for i in range(parties)}
     net, s = net_of(fed, task_of(MODEL, SHAPE, CLASSES), list(data.values()), how, participation)
@@ -171,16 +187,18 @@ def game(
 class Wire:
     """What passed: of each call its round and work, the letters, the edges of its parcels, the replies."""
 
-    def __init__(self, net: Net) -> None:
+    def __init__(self, net: LoopNet) -> None:
         self.calls: list[tuple[int, str, dict[int, Any], list[tuple[int, int]], dict[int, Any]]] = []
-        deliver = net.deliver
+        work = net.engine.work
 
-        def listening(call: Any, mail: Any, post: Any) -> dict[int, tuple[Any, int]]:
-            answers = deliver(call, mail, post)
-            self.calls.append((call.round, call.work, dict(mail), sorted(post), {i: r for i, (r, _) in answers.items()}))
-            return answers
+        def listening(call: Any, letters: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
+            replies: dict[int, Any] = {}
+            self.calls.append((call.round, call.work, dict(letters), sorted(parcels), replies))
+            for i, answer in work(call, letters, parcels):
+                replies[i] = answer.reply
+                yield i, answer
 
-        net.deliver = listening  # type: ignore[method-assign]
+        net.engine.work = listening  # type: ignore[method-assign]
 
     def works(self, t: int) -> list[str]:
         return [work for when, work, *_ in self.calls if when == t]
@@ -252,7 +270,7 @@ def _posterior(fed: FedUad, D: Params, how: Training, others: Mapping[int, Prior
     w = task.init(Key(1))
     party = replace(party_of(task, data, how, parties=3), inbox=dict(others or {}))
     own = Prior({k: v + 0.1 for k, v in w.items()}, torch.tensor([8, 4, 0, 0]))
-    return w, work_of(fed)(Own({}, w, own, {}), Both({}, D), party, Key(3))[1]
+    return w, worked(work_of(fed)(FedUadState({}, w, own, {}), Both({}, D), party, Key(3)))[1]
 
 
 def _priors() -> dict[int, Prior]:
@@ -293,24 +311,29 @@ def test_eq5_by_hand() -> None:
     (0, 0, 0): log 3. Together log 2 + (log 5/3 + log 3) / 2 = log 2 + log(5) / 2 = 1.49787."""
     disc, D = _three_way()
     mine = Samples(torch.tensor([[0.0, math.log(2)]]), torch.tensor([0]))
-    others = {0: torch.tensor([[math.log(3), 0.0]]), 2: torch.zeros(1, 2)}
-    assert tell_apart(disc, 1, others)(D, batch_of(mine)).item() == pytest.approx(1.497866, abs=1e-5)
+    batch = batch_of(with_others(mine, [torch.tensor([[math.log(3), 0.0]]), torch.zeros(1, 2)]))
+    owners = Owners(torch.tensor(1), torch.tensor([0, 2]))
+    assert tell_apart(disc, D, batch, owners).item() == pytest.approx(1.497866, abs=1e-5)
 
 
 def test_eq5_other_extractors_speak_of_the_same_samples() -> None:
     """A batch of samples 2 and 0 takes rows 2 and 0 of what the others made, and is a mean over the batch."""
     disc, D = _three_way()
     theirs = torch.tensor([[math.log(3), 0.0], [50.0, 50.0], [0.0, 0.0]])
-    batch = Batch(torch.zeros(2, 2), torch.tensor([0, 0]), torch.tensor([2, 0]), Key(0), 0, {})
+    data = with_others(Samples(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64)), [theirs])
+    made = [batch for k in range(50) for batch in batches(data, Key(k), Training(batch=2))]
+    batch = next(batch for batch in made if batch.indices.tolist() == [2, 0])
+    owners = Owners(torch.tensor(2), torch.tensor([0]))
     expected = math.log(3) + (math.log(5 / 3) + math.log(3)) / 2
-    assert tell_apart(disc, 2, {0: theirs})(D, batch).item() == pytest.approx(expected, abs=1e-5)
+    assert tell_apart(disc, D, batch, owners).item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_eq5_a_group_of_one_has_the_first_term_only() -> None:
     """No 1/(K_c - 1): log 2 as above."""
     disc, D = _three_way()
     mine = Samples(torch.tensor([[0.0, math.log(2)]]), torch.tensor([0]))
-    assert tell_apart(disc, 1, {})(D, batch_of(mine)).item() == pytest.approx(math.log(2), abs=1e-6)
+    owners = Owners(torch.tensor(1), torch.zeros(0, dtype=torch.int64))
+    assert tell_apart(disc, D, batch_of(with_others(mine, [])), owners).item() == pytest.approx(math.log(2), abs=1e-6)
 
 
 # --- eqs. 6 and 7: what the group expects
@@ -392,6 +415,15 @@ def test_eq8_kl_by_hand_in_its_direction() -> None:
     assert kl(torch.cat([p, q]), torch.cat([q, q])).item() == pytest.approx(0.065406, abs=1e-5)
 
 
+def _taught(fed: FedUfo, mine: FedUadState, party: Party) -> Batch:
+    """All samples as stage two asks to train the posterior on them: what the teachers answer comes along."""
+    work = fed.local(mine, Both({}, {}), party, Key(0))
+    asked = work.send(None)
+    work.close()
+    assert isinstance(asked, FitRequest)
+    return batch_of(asked.samples)
+
+
 def _sure(*odds: float) -> Params:
     """A linear model that answers these odds whatever it is shown."""
     return {"fc.weight": torch.zeros(len(odds), 2), "fc.bias": torch.tensor(odds).log()}
@@ -405,18 +437,19 @@ def test_eq12_consensus_terms_by_hand(direction: str, lam: float) -> None:
     task, x = task_of("linear", (2,), 2), noise(4, 2)
     mine = Prior(_sure(3, 1), torch.tensor([3, 0]))
     other = Prior(_sure(1, 4), torch.tensor([1, 5]))
-    party = replace(party_of(task, Samples(x, torch.tensor([0, 0, 0, 1])), HOW), inbox={1: other})
+    party = replace(party_of(task, Samples(x, torch.tensor([0, 0, 0, 1])), HOW, parties=2), inbox={1: other})
     q = 0.6125 / 1.4125
     to_group = {"reverse": 0.5 * math.log(0.5 / q) + 0.5 * math.log(0.5 / (1 - q)),
                 "forward": q * math.log(2 * q) + (1 - q) * math.log(2 * (1 - q))}[direction]  # fmt: skip
     to_global = {"reverse": 0.143841, "forward": 0.130812}[direction]
-    theta, batch = _sure(1, 1), batch_of(party.data.train)
+    theta = _sure(1, 1)
     for chosen, expected in (
         ({}, to_group + lam * to_global), ({"cgr": False}, lam * to_global), ({"cgl": False}, to_group),
     ):  # fmt: skip
         fed = FedUfo(direction=direction, lam=lam, target="l1", **chosen)
-        objective = fed.consensus(Own({}, _sure(3, 1), mine, {}), Both({}, {}), party)
-        assert objective(theta, task.features(theta, x), batch).item() == pytest.approx(math.log(2) + expected, abs=1e-5)
+        batch = _taught(fed, FedUadState({}, _sure(3, 1), mine, {}), party)
+        value = fed.objective(task, theta, task.features(theta, x), batch)
+        assert value.item() == pytest.approx(math.log(2) + expected, abs=1e-5)
     assert to_group > 0.005
 
 
@@ -424,14 +457,13 @@ def test_eq12_consensus_terms_by_hand(direction: str, lam: float) -> None:
 def test_eq10_is_zero_with_zero_gradient_where_the_posterior_is_the_global_model(direction: str) -> None:
     task, data = task_of(MODEL, SHAPE, CLASSES), party_data(1)
     w = {k: 2 * v for k, v in task.init(Key(1)).items()}
-    objective = FedUfo(cgr=False, lam=100.0, direction=direction).consensus(
-        Own({}, w, None, {}), Both({}, {}), party_of(task, data, HOW)
-    )
+    fed = FedUfo(cgr=False, lam=100.0, direction=direction)
+    batch = _taught(fed, FedUadState({}, w, None, {}), party_of(task, data, HOW))
 
     def term(theta: Params) -> tuple[float, float]:
         free = {k: v.clone().requires_grad_() for k, v in theta.items()}
         ce = F.cross_entropy(predicted(free, data.x), data.y)
-        value = objective(free, task.features(free, data.x), batch_of(data)) - ce
+        value = fed.objective(task, free, task.features(free, data.x), batch) - ce
         grads = torch.autograd.grad(value, list(free.values()))
         return value.item(), max(g.abs().max().item() for g in grads)
 
@@ -458,11 +490,12 @@ def test_eq8_and_eq10_teachers_answer_in_evaluation_mode() -> None:
     task, data = task_of(BATCHNORM, IMAGE, CLASSES), samples(8, IMAGE, CLASSES, seed=4)
     w, one, two, theta = (task.init(Key(k)) for k in (1, 2, 3, 4))
     before = digest(w, one, two)
-    party = replace(party_of(task, data, HOW), inbox={1: Prior(two, torch.tensor([2, 2, 2, 2]))})
-    objective = FedUfo(lam=2.0).consensus(Own({}, w, Prior(one, torch.tensor([2, 2, 2, 2])), {}), Both({}, {}), party)
+    party = replace(party_of(task, data, HOW, parties=2), inbox={1: Prior(two, torch.tensor([2, 2, 2, 2]))})
+    fed = FedUfo(lam=2.0)
+    batch = _taught(fed, FedUadState({}, w, Prior(one, torch.tensor([2, 2, 2, 2])), {}), party)
     fresh = {k: v.clone() for k, v in theta.items()}
     z = task.features(fresh, data.x, train=True)
-    value = objective(fresh, z, batch_of(data)).item()
+    value = fed.objective(task, fresh, z, batch).item()
     fresh = {k: v.clone() for k, v in theta.items()}
     y_hat = task.head(fresh, task.features(fresh, data.x, train=True), train=True).softmax(1)
     each = torch.cat([(task.logits(one, row[None]).softmax(1) + task.logits(two, row[None]).softmax(1)) / 2 for row in data.x])
@@ -484,7 +517,7 @@ ROUNDS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def _by_hand(fed: FedUad, data: Mapping[int, Samples], net: Net, s: Any, t: int, **stage: Any) -> tuple[Any, Any]:
+def _by_hand(fed: FedUad, data: Mapping[int, Samples], net: LoopNet, s: Any, t: int, **stage: Any) -> tuple[Any, Any]:
     """The posteriors and Ds of round t from the state before it, by `written`; `stage` says what a stage leaves out."""
     group = net.sample(t)
     where = "fresh" if fed.outputs == "group" else fed.disc_state
@@ -715,7 +748,8 @@ def test_stage_two_leaves_teachers_priors_and_letters_alone(alternate: str) -> N
     inbox = {1: Prior(one, counts), 2: Prior(two, counts)}
     party = replace(party_of(task, data, Training(lr=0.05, batch=5, epochs=2, min_batch=2), parties=3), inbox=inbox)
     before = digest(w, own, one, two, D, {"x": data.x, "counts": counts})
-    _, reply = work_of(FedUfo(alternate=alternate))(Own({}, w, Prior(own, counts), {}), Both({}, D), party, Key(6))
+    mine = FedUadState({}, w, Prior(own, counts), {})
+    _, reply = worked(work_of(FedUfo(alternate=alternate))(mine, Both({}, D), party, Key(6)))
     assert digest(w, own, one, two, D, {"x": data.x, "counts": counts}) == before
     assert not any(v.requires_grad for tree in (w, own, one, two, D, reply.theta, reply.D) for v in tree.values())
     assert not same(reply.theta, w)
@@ -794,7 +828,7 @@ def test_dynamic_sampling_over_a_run(dynamic: str, chosen: dict[str, Any]) -> No
         else:
             _, work, letters, _, looks = next(call for call in wire.calls if call[0] == t)
             assert (work, list(letters)) == ("look", list(range(8)))
-            assert {i: r.accuracy for i, r in looks.items()} == pytest.approx(now)
+            assert looks == pytest.approx(now)
             assert all(r.accuracy is None and r.theta for r in wire.replies(t).values())
             assert not any(m.theta for when, w, mail, *_ in wire.calls if when == t and w != "look" for m in mail.values())
     assert unlike_sample > 3
@@ -845,15 +879,16 @@ def test_dynamic_sampling_fresh_looks_change_only_who_takes_part() -> None:
 # --- parties that do not answer
 
 
-def _silent(net: Net, work: str, who: int, when: int) -> None:
+def _silent(net: LoopNet, name: str, who: int, when: int) -> None:
     """Party `who` is not reached by that work in round `when`."""
-    deliver = net.deliver
+    work = net.engine.work
 
-    def without(call: Any, mail: Any, post: Any) -> dict[int, Any]:
-        gone = who if (call.work, call.round) == (work, when) else -1
-        return deliver(call, {i: m for i, m in mail.items() if i != gone}, {e: p for e, p in post.items() if e[1] != gone})
+    def without(call: Any, letters: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
+        gone = who if (call.work, call.round) == (name, when) else -1
+        letters = {i: m for i, m in letters.items() if i != gone}
+        return work(call, letters, {e: p for e, p in parcels.items() if e[1] != gone})
 
-    net.deliver = without  # type: ignore[method-assign]
+    net.engine.work = without  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("outputs", ["all", "group"])
@@ -899,8 +934,9 @@ def test_eq12_classification_loss_is_the_tasks() -> None:
     theta = usual.init(Key(1))
     values = []
     for task in (usual, Dearer(usual.network, CLASSES, usual.cut)):
-        objective = FedUfo(cgr=False).consensus(Own({}, theta, None, {}), Both({}, {}), party_of(task, data, HOW))
-        values.append(objective(theta, task.features(theta, data.x), batch_of(data)).item())
+        fed = FedUfo(cgr=False)
+        batch = _taught(fed, FedUadState({}, theta, None, {}), party_of(task, data, HOW))
+        values.append(fed.objective(task, theta, task.features(theta, data.x), batch).item())
     assert values[1] - values[0] == pytest.approx(5.0, abs=1e-5)
 
 
@@ -925,9 +961,9 @@ def test_eq2_outputs_and_labels_of_the_discriminator(outputs: str, count: int, m
     """K = 5 outputs under the parties' own numbers, or K_c = 3 in the order of the group."""
     seen = []
 
-    def noting(disc: Task, me: int, others: Mapping[int, Tensor]) -> Any:
-        seen.append((disc.classes, me, sorted(others)))
-        return tell_apart(disc, me, others)
+    def noting(disc: Task, D: Params, batch: Batch, owners: Owners) -> Tensor:
+        seen.append((disc.classes, owners.me.item(), sorted(owners.others.tolist())))
+        return tell_apart(disc, D, batch, owners)
 
     monkeypatch.setattr("comity.algorithms.feduad.tell_apart", noting)
     fed = FedUfo(outputs=outputs, dynamic="off")
@@ -979,21 +1015,22 @@ def test_u4_a_d_that_is_not_averaged_does_not_travel(where: str) -> None:
 # --- alternate=batch
 
 
-def _alternating(momentum: float) -> tuple[Both, Params, Params]:
-    """What FedUAD's posterior comes to with D after each batch, and the same by a loop of torch.optim."""
+def _alternating(momentum: float, weight: float = 1.0) -> tuple[Both, Params, Params]:
+    """What FedUAD's posterior comes to with D at each batch, and the same by a loop of two of torch's optimizers."""
     how = Training(lr=0.2, momentum=momentum, batch=5, epochs=2)
     task, data = task_of(MODEL, SHAPE, CLASSES), party_data(0)
     w, D = task.init(Key(1)), {k: 3 * v for k, v in discriminator("shallow", WIDTH, WIDTH, 3).init(Key(2)).items()}
     inbox = _priors()
     party = replace(party_of(task, data, how, parties=3), inbox=inbox)
-    _, reply = work_of(FedUad(alternate="batch"))(Own({}, w, None, {}), Both({}, D), party, Key(3))
+    fed = FedUad(alternate="batch", weight=weight)
+    _, reply = worked(work_of(fed)(FedUadState({}, w, None, {}), Both({}, D), party, Key(3)))
     theta, d = ({k: v.clone().requires_grad_() for k, v in tree.items()} for tree in (w, D))
     on_h, on_d = (torch.optim.SGD(tree.values(), lr=0.2, momentum=momentum) for tree in (theta, d))
     count = 0
     for batch in batches(data, Key(3), how):
         z = encoded(theta, batch.x)
         logits = z @ theta["fc3.weight"].T + theta["fc3.bias"]
-        eq11 = F.cross_entropy(logits, batch.y) - judged(d, z).log_softmax(1).sum(1).mean() / 3
+        eq11 = F.cross_entropy(logits, batch.y) - weight * judged(d, z).log_softmax(1).sum(1).mean() / 3
         on_h.zero_grad()
         eq11.backward()
         on_h.step()
@@ -1025,10 +1062,18 @@ def test_u5_d_learns_by_the_experiments_optimizer() -> None:
     assert_near(reply.D, D)
 
 
+@pytest.mark.parametrize("weight", [0.0, 0.3])
+def test_u5_the_weight_is_eq4s_alone(weight: float) -> None:
+    """Posterior and D take their steps together, but D's is on eq. 5 as printed, and it gets nothing of eq. 4."""
+    reply, theta, D = _alternating(0.0, weight)
+    assert_near(reply.theta, theta)
+    assert_near(reply.D, D)
+
+
 def test_u14_steps_of_both_alternations_are_counted() -> None:
-    """Prior, posterior and D: with one epoch and one pass each party makes as many steps thrice, however they alternate."""
+    """Prior, posterior and D: one epoch and one pass each are as many steps thrice; posterior and D together are one step."""
     epoch = sum(math.ceil(n / 4) for n in (11, 7, 9, 6))
-    assert [ran(f"feduad(alternate={a})").summary["steps"] for a in ("round", "batch")] == [4 * 3 * epoch] * 2
+    assert [ran(f"feduad(alternate={a})").summary["steps"] for a in ("round", "batch")] == [4 * 3 * epoch, 4 * 2 * epoch]
 
 
 def test_u14_steps() -> None:
@@ -1081,12 +1126,13 @@ def test_eq7_with_batchnorm_at_home_the_own_prior_is_what_training_made() -> Non
     party = party_of(task, data, how)
     w, key = task.init(Key(1)), Key(2)
     own = {k: v for k, v in w.items() if k in task.private}
-    mine, _ = fed.prior(Own(own, {}, None, {}), Both({k: v for k, v in w.items() if k not in own}, {}), party, key)
-    trained = comity.core.fit(task.loss, w, data, key, how).theta
+    letter = Both({k: v for k, v in w.items() if k not in own}, {})
+    mine, _ = worked(fed.prior(FedUadState(own, {}, None, {}), letter, party, key))
+    trained = fit(task.loss, w, data, key, how).theta
     target = task.logits(trained, data.x).softmax(1).softmax(1)
-    objective = fed.consensus(mine, Both({}, {}), party)
+    batch = _taught(fed, mine, party)
     theta = {k: v.clone() for k, v in w.items()}
-    value = objective(theta, task.features(theta, data.x, train=True), batch_of(data))
+    value = fed.objective(task, theta, task.features(theta, data.x, train=True), batch)
     theta = {k: v.clone() for k, v in w.items()}
     y_hat = task.head(theta, task.features(theta, data.x, train=True), train=True).softmax(1)
     expected = F.cross_entropy(y_hat.log(), data.y) + divergence(y_hat, target)

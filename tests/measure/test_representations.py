@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from torch import nn
 
 import comity
 from comity.algorithms.dbe import OFFSET
-from comity.core import Key, fit
+from comity.core import Key, plain
+from comity.core.descent import train
 from comity.errors import Refusal
 from comity.measure.mdl import Settings
 from comity.measure.representations import Projection, representations
@@ -53,7 +55,7 @@ def test_after_is_one_local_training_of_what_was_offered(runs):
     for party in run.job.parties:
         model, key = run.model(party.name), Key.root(4).fold("measure").fold("train", party.id)
         assert model.task.kappa == 50  # the task is DBE's, with its regulariser
-        theta = fit(model.task.loss, model.theta, party.data.train, key, party.training).theta
+        theta = train(replace(party, task=model.task).fit(plain, model.theta, key)).theta
         z_g, z = (by_party(rows, layer, "after")[party.name].features for layer in ("fc2", "fc2+offset"))
         assert torch.allclose(z_g, model.task.features(theta, party.data.test.x), atol=1e-6)
         assert torch.allclose(z - z_g, theta[OFFSET].expand_as(z), atol=1e-5)

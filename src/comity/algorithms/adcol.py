@@ -166,7 +166,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         task = self.task(party)
         train = party.data.train
         noting = self.rep_mode == "last_epoch"
-        seen = torch.full((len(train), task.width), torch.nan, device=train.x.device) if noting else None
+        seen = torch.full((len(train), task.width), torch.nan, dtype=train.x.dtype, device=train.x.device) if noting else None
         judges = Judges([D for D in past if D], seen)
         draw = None if self.objective == "ce" else second_view
         done = await party.fit(self.eq2, F_i, key, judges, task=task, draw=draw)

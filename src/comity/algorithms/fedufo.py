@@ -84,7 +84,7 @@ class FedUfo(FedUad):
         group: dict[int, Prior] = dict(party.inbox) if self.uad else {}
         if self.cgr and mine.prior:
             group = {party.id: mine.prior, **party.inbox}
-        read = {j: features_of(task, prior.theta | mine.private, party.data.train) for j, prior in group.items()}
+        read = {j: features_of(task, mine.private | prior.theta, party.data.train) for j, prior in group.items()}
         teachers = self.teachers(mine, m, party, group, read)
         read = {j: z for j, z in read.items() if j != party.id} if self.uad else {}
         kept, reply = await self.posterior(mine, m, party, key, read, teachers)

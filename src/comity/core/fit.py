@@ -71,6 +71,8 @@ class FitRequest(Generic[O]):
     before: Moments | None = None
     """Continues an optimizer."""
     draw: Draw[O] | None = None
+    together: bool = True
+    """Whether it may be done as one computation with other parties': False where that is slower."""
 
     def __await__(self) -> Generator[FitRequest[Any], Fitted, Fitted]:
         return (yield self)

@@ -64,15 +64,16 @@ class Tape:
         return self._noted(place, x, F.linear(x, self._fixed[place], bias))
 
     def _stacked(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        place = self._place.get(id(functorch.get_unwrapped(weight)))
-        if place is None or bias is None or x.dim() != 2 or not torch.is_grad_enabled():
-            return F.linear(x, weight, bias)
         level = functorch.maybe_get_level(weight)
-        if functorch.maybe_get_level(x) != level or functorch.maybe_get_level(bias) != level:
+        if bias is None or x.dim() != 2 or any(functorch.maybe_get_level(part) != level for part in (x, bias)):
             return F.linear(x, weight, bias)
         rows = _rows(x)
-        offset = functorch.get_unwrapped(bias).unsqueeze(1)
-        y = self._noted(place, rows, torch.baddbmm(offset, rows, self._fixed[place].mT))
+        offset = _rows(bias).unsqueeze(1)
+        place = self._place.get(id(functorch.get_unwrapped(weight)))
+        if place is None or not torch.is_grad_enabled():  # weights that were computed (APFL's mixture), or do not learn
+            y = torch.baddbmm(offset, rows, _rows(weight).mT)
+        else:
+            y = self._noted(place, rows, torch.baddbmm(offset, rows, self._fixed[place].mT))
         return functorch._add_batch_dim(y, 0, level)
 
     def _noted(self, place: int, x: Tensor, y: Tensor) -> Tensor:

@@ -54,6 +54,7 @@ class Party:
         add: Params | None = None,
         pull: Pull | None = None,
         draw: Draw[None] | None = None,
+        together: bool = True,
     ) -> FitRequest[None]: ...
     @overload
     def fit(
@@ -70,6 +71,7 @@ class Party:
         add: Params | None = None,
         pull: Pull | None = None,
         draw: Draw[O] | None = None,
+        together: bool = True,
     ) -> FitRequest[O]: ...
     def fit(
         self,
@@ -85,13 +87,15 @@ class Party:
         add: Params | None = None,
         pull: Pull | None = None,
         draw: Draw[Any] | None = None,
+        together: bool = True,
     ) -> FitRequest[Any]:
         """Ask for a training: `done = await party.fit(self.loss, theta, key, own)`, then `done.theta`.
 
         `loss(task, theta, batch, own)` is minimised from `theta`, which is not changed, on the party's data, by its task and
         its way of training, unless others are given. `own` is a record of all that the loss needs beside the task. `only`
         names what is trained (all but the buffers, unless told). `add` is added to every gradient; `pull` is a pull to a fixed
-        point. `draw(batch, key, own)` makes a batch's random tensors, which the loss finds in `batch.drawn`.
+        point. `draw(batch, key, own)` makes a batch's random tensors, which the loss finds in `batch.drawn`. With
+        `together=False` it is never one computation with other parties' trainings.
         """
         return FitRequest(
             objective=loss,
@@ -105,6 +109,7 @@ class Party:
             add=add,
             pull=pull,
             draw=draw,
+            together=together,
         )
 
     def fold(

@@ -49,7 +49,7 @@ def _groups(requests: Sequence[FitRequest[Any]]) -> list[list[int]]:
         count = r.before.count if r.before else -1
         pull = None if r.pull is None else (tuple(r.pull.to), r.pull.weight)
         rows = tuple((k, v.shape[1:], v.dtype) for k, v in r.samples.rows.items())
-        way = (r.objective, r.draw, shapes, r.training, r.samples.shape, rows, r.only, r.add is None, pull, count)
+        way = (r.together, r.objective, r.draw, shapes, r.training, r.samples.shape, rows, r.only, r.add is None, pull, count)
         found.setdefault(way, []).append(n)
     return [sorted(group, key=lambda n: -len(requests[n].samples)) for group in found.values()]
 
@@ -60,8 +60,8 @@ def _train_group(requests: Sequence[FitRequest[Any]]) -> list[Trained]:
         name = getattr(loss, "__qualname__", type(loss).__name__)
         why = f"{name} is made anew at each party, so its trainings run one by one: let the loss be a method of the algorithm."
         return [(None, why)] * len(requests)
-    if len(requests) < 2:
-        return [(None, "")]
+    if len(requests) < 2 or not requests[0].together:
+        return [(None, "")] * len(requests)
     try:
         return [(done, "") for done in Together(requests).train()]
     except Unlike as why:
