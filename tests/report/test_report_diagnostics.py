@@ -47,7 +47,7 @@ class Around(Wrapper):
     host: object
     diagnostics = (CurveByRound(name="around", title="around", meaning="what is around", value="air", metric="around/air"),)
 
-    def lift(self, party, own):
+    def wrap_party(self, party, extra):
         return party
 
     def round(self, s, net, t):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from comity.core.algorithm import Algorithm, AnyAlgorithm, Work
 from comity.core.key import Key
@@ -39,9 +39,10 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Any]):
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
         """Refuse, with the reason, a host that this wrapper makes no sense around."""
 
-    @abstractmethod
     def extra(self, key: Key, party: Party) -> W:
-        """What the wrapper adds to a party's state, before round 1."""
+        """What the wrapper adds to a party's state, before round 1; nothing, unless told."""
+        nothing: Any = None
+        return cast(W, nothing)
 
     @abstractmethod
     def wrap_party(self, party: Party, extra: W) -> Party:
