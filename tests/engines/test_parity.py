@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +15,7 @@ from torch import nn
 
 import comity
 from comity.core import Params
+from comity.engines.loop import LoopEngine
 
 
 @cache
@@ -119,18 +121,23 @@ def test_another_seed_is_another_run(text: str, tmp_path: Path) -> None:
 
 def test_the_order_of_replies_does_not_matter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Parties that answer in reverse give the same bits: replies are reduced in party order."""
-    from comity.engines.loop import LoopNet
+    work, evaluate = LoopEngine.work, LoopEngine.evaluate
+    seen: list[list[int]] = []
 
-    deliver = LoopNet.deliver
+    def worked(engine: LoopEngine, call: Any, letters: Any, parcels: Any) -> Iterator[Any]:
+        answers = list(work(engine, call, dict(reversed(letters.items())), parcels))
+        seen.append([i for i, _ in answers])
+        return iter(answers)
 
-    def backwards(self: LoopNet, call: Any, mail: Any, post: Any) -> dict[int, tuple[Any, int]]:
-        answers = deliver(self, call, dict(reversed(mail.items())), post)
-        return dict(reversed(answers.items()))
+    def evaluated(engine: LoopEngine, letters: Any, final: bool) -> Iterator[Any]:
+        return evaluate(engine, dict(reversed(letters.items())), final)
 
     expected = {text: on_loop(text) for text in ("fedavg", "scaffold", "adcol", "fedavg+dbe", "centralized")}
-    monkeypatch.setattr(LoopNet, "deliver", backwards)
+    monkeypatch.setattr(LoopEngine, "work", worked)
+    monkeypatch.setattr(LoopEngine, "evaluate", evaluated)
     for text, right in expected.items():
         assert_equal(run(text, tmp_path / text), right)
+    assert [3, 2, 1, 0] in seen
 
 
 def test_the_federation_is_ragged_and_has_batchnorm() -> None:
