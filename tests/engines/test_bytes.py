@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,11 @@ from comity.core import Sealed, payload, seal
 from comity.core.net import Call
 from comity.core.record import unseal
 from comity.core.wrapper import chain
+<<<<<<< HEAD
 from comity.engines.loop import LoopNet
+=======
+from comity.engines.loop import LoopEngine
+>>>>>>> work-e4
 from comity.measure.summary import KINDS
 from comity.studies import plan
 
@@ -188,22 +193,23 @@ class Wire:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.letters: list[tuple[Call, Any]] = []
         self.replies: list[tuple[Call, Any, Any]] = []
-        deliver, arrived = LoopNet.deliver, LoopNet.arrived
-        heard: dict[int, Any] = {}
+        work, evaluate = LoopEngine.work, LoopEngine.evaluate
 
-        def listening(net: LoopNet, call: Call, mail: Any, post: Any) -> dict[int, tuple[Any, int]]:
-            heard.clear()
-            answers = deliver(net, call, mail, post)
-            self.letters += [(call, letter) for letter in mail.values()] + [(call, parcel) for parcel in post.values()]
-            self.replies += [(call, reply, net.state(i)) for i, reply in heard.items()]
-            return answers
+        def worked(engine: LoopEngine, call: Call, letters: Mapping[int, Any], parcels: Mapping[Any, Sealed]) -> Iterator[Any]:
+            self.letters += [(call, letter) for letter in letters.values()] + [(call, parcel) for parcel in parcels.values()]
+            for i, answer in work(engine, call, letters, parcels):
+                self.replies.append((call, answer.reply, engine.sites[i].mine))
+                yield i, answer
 
-        def hearing(net: LoopNet, i: int, answer: tuple[Any, int]) -> tuple[Any, int]:
-            heard[i] = answer[0]
-            return arrived(net, i, answer)
+        def evaluated(engine: LoopEngine, letters: Mapping[int, Any], final: bool) -> Iterator[Any]:
+            call = Call("evaluate", -1, -1, 0)
+            self.letters += [(call, letter) for letter in letters.values()]
+            for i, evaluation in evaluate(engine, letters, final):
+                self.replies.append((call, evaluation, engine.sites[i].mine))
+                yield i, evaluation
 
-        monkeypatch.setattr(LoopNet, "deliver", listening)
-        monkeypatch.setattr(LoopNet, "arrived", hearing)
+        monkeypatch.setattr(LoopEngine, "work", worked)
+        monkeypatch.setattr(LoopEngine, "evaluate", evaluated)
 
 
 @pytest.fixture

@@ -1,20 +1,24 @@
-"""What a reader cannot check by eye: no global randomness, no hidden state, no reaching into another party, small files."""
+"""What a reader cannot check by eye: no global randomness, no hidden state, no reaching into another party, small files.
+
+And that the seam of training stays what it is: works are coroutines, losses are not taken apart, one context variable.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import comity
+from comity.core import Net
 
 SOURCE = Path(comity.__file__).parent
 ALGORITHMS = sorted((SOURCE / "algorithms").glob("*.py"))
 CORE = sorted((SOURCE / "core").glob("*.py"))
 EVERYTHING = sorted(SOURCE.rglob("*.py"))
-LINES = {"algorithms": 128, "core": 260}
+LINES = {"algorithms": 170, "core": 260}
 
 DRAWS = {
     "rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "binomial",
@@ -27,7 +31,13 @@ IN_PLACE = {
 SEEDS = {"manual_seed", "seed", "initial_seed", "set_rng_state", "get_rng_state", "default_generator"}
 FUNCTIONS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "gumbel_softmax"}
 NUMPY_OBJECTS = {"Generator", "PCG64", "SeedSequence", "BitGenerator"}
-ANOTHER_PARTY = {"_sites", "deliver", "state", "load", "save"}
+PARTIES_HOMES = {"_works", "_sites"}
+NOT_A_NETS = {"state", "states", "sites", "engine", "deliver", "evaluate", "alone", "load", "save"}
+CONTEXT = {"core/kernels.py": "TAPE"}
+TAPES = {"core/kernels.py", "core/descent.py"}
+LENDS_THE_GLOBAL_GENERATOR = "models/layer_stream.py"
+OPENS_PARCELS = {"core/codec.py", "core/record.py", "engines/sealing.py", "engines/site.py"}
+ASKS_WHAT_A_LOSS_IS = "engines/stacked/together.py"
 
 
 def dotted(node: ast.AST) -> str:
@@ -56,8 +66,18 @@ def full(node: ast.AST, names: dict[str, str]) -> str:
     return names.get(head, head) + dot + rest
 
 
+def seeds(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Torch's global generator, set or looked at."""
+    names = imported(tree)
+    for node in ast.walk(tree):
+        path = full(node, names) if isinstance(node, ast.Attribute | ast.Name) else ""
+        if path.startswith("torch") and path.rpartition(".")[2] in SEEDS:
+            yield node.lineno, f"touches the global generator: {path}"
+
+
 def draws(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Randomness that does not come from a generator of its own."""
+    yield from seeds(tree)
     names = imported(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -66,8 +86,6 @@ def draws(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, "imports a module of global randomness"
         if isinstance(node, ast.Attribute | ast.Name):
             path = full(node, names)
-            if path.startswith("torch") and path.rpartition(".")[2] in SEEDS:
-                yield node.lineno, f"touches the global generator: {path}"
             if path.startswith("numpy.random.") and path.split(".")[2] not in NUMPY_OBJECTS:
                 yield node.lineno, f"draws from numpy's global generator: {path}"
         if not isinstance(node, ast.Call):
@@ -102,7 +120,7 @@ def singletons(tree: ast.Module) -> Iterator[tuple[int, str]]:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         value = getattr(node, "value", None)
         called = isinstance(value, ast.Call) and dotted(value.func).rpartition(".")[2] not in (
-            "frozenset", "tuple", "TypeVar", "int", "float", "compile", "ContextVar",
+            "frozenset", "tuple", "TypeVar", "int", "float", "compile",
         )  # fmt: skip
         for target in targets:
             name = dotted(target)
@@ -141,11 +159,62 @@ def peeking(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def reaching(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Going past the net's exchange to where parties live."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and (
-            node.attr == "_sites" or (dotted(node.value) in ("net", "self.net") and node.attr in ANOTHER_PARTY)
-        ):
+        if isinstance(node, ast.Attribute) and node.attr in PARTIES_HOMES:
             yield node.lineno, f"reaches for {node.attr} past the net's exchange"
+        if isinstance(node, ast.Constant) and node.value in PARTIES_HOMES:
+            yield node.lineno, f"reaches for {node.value} by name"
+
+
+def contexts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Context variables: what is passed on past all signatures."""
+    names = imported(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and full(node.func, names) == "contextvars.ContextVar":
+            yield node.lineno, "has a context variable"
+
+
+def taking_apart(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Functions taken apart: their instructions, cells and types."""
+    names = imported(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            if any(m.partition(".")[0] == "dis" for m in modules):
+                yield node.lineno, "imports dis"
+        if isinstance(node, ast.Attribute) and node.attr in ("__closure__", "cell_contents"):
+            yield node.lineno, f"looks at a function's {node.attr}"
+        path = full(node, names) if isinstance(node, ast.Attribute | ast.Name) else ""
+        if path in ("types.CellType", "types.CodeType", "types.FunctionType"):
+            yield node.lineno, f"uses {path}"
+
+
+def outside_isinstance(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The same, apart from asking whether something is a function."""
+
+    class Without(ast.NodeTransformer):
+        def visit_Call(self, node: ast.Call) -> ast.AST:
+            return ast.copy_location(ast.Constant(True), node) if dotted(node.func) == "isinstance" else self.generic_visit(node)
+
+    yield from taking_apart(Without().visit(tree))
+
+
+def tapes(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Uses of the tape that linear layers are recorded on."""
+    for node in ast.walk(tree):
+        named = [a.name for a in node.names] if isinstance(node, ast.ImportFrom) else []
+        if "TAPE" in named or (isinstance(node, ast.Attribute | ast.Name) and dotted(node).rpartition(".")[2] == "TAPE"):
+            yield node.lineno, "uses the tape"
+
+
+def plain_works(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Works (a party's state, a letter, party, key) that are no coroutines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            given = [a.arg for a in node.args.args if a.arg != "self"]
+            if len(given) == 4 and given[2:] == ["party", "key"]:
+                yield node.lineno, f"{node.name} is a work and no `async def`"
 
 
 def engines(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -189,9 +258,44 @@ def test_algorithms_hold_no_state_of_their_own(path: Path) -> None:
     check(path, singletons, reaching)
 
 
-@pytest.mark.parametrize("path", [p for p in EVERYTHING if p not in CORE], ids=name)
-def test_parcels_are_opened_in_core_only(path: Path) -> None:
-    check(path, peeking)
+def test_a_net_knows_no_homes() -> None:
+    """What types say already: there is no way from a net to a party's state."""
+    assert not NOT_A_NETS & set(dir(Net))
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=name)
+def test_losses_are_not_taken_apart(path: Path) -> None:
+    check(path, outside_isinstance if name(path) == ASKS_WHAT_A_LOSS_IS else taking_apart)
+
+
+def found_in(rule: Callable[[ast.Module], Iterator[tuple[int, str]]]) -> set[str]:
+    """The files in which a rule finds something."""
+    return {name(path) for path in EVERYTHING if list(rule(ast.parse(path.read_text(encoding="utf-8"))))}
+
+
+def test_there_is_one_context_variable() -> None:
+    assert found_in(contexts) == CONTEXT.keys()
+    for file, variable in CONTEXT.items():
+        tree = ast.parse((SOURCE / file).read_text(encoding="utf-8"))
+        ((line, _),) = contexts(tree)
+        assert [dotted(n.target) for n in tree.body if isinstance(n, ast.AnnAssign) and n.lineno == line] == [variable]
+
+
+def test_the_tape_is_the_descents() -> None:
+    assert found_in(tapes) == TAPES
+
+
+def test_the_global_generator_is_lent_in_one_place() -> None:
+    assert found_in(seeds) == {LENDS_THE_GLOBAL_GENERATOR}
+
+
+@pytest.mark.parametrize("path", ALGORITHMS, ids=name)
+def test_works_are_coroutines(path: Path) -> None:
+    check(path, plain_works)
+
+
+def test_parcels_are_opened_where_they_arrive_and_locked_on_their_way_only() -> None:
+    assert found_in(peeking) == OPENS_PARCELS
 
 
 @pytest.mark.parametrize("path", ALGORITHMS + CORE, ids=name)
@@ -248,7 +352,31 @@ BAD = {
         "from comity.core.record import unseal",
         "record.unseal(parcel)",
     ],
-    reaching: ["net.state(3)", "self.net._sites[0]", "net.deliver(call, mail, {})"],
+    reaching: ["self.net._sites[0]", "net._works.work(call, letters, {})", "getattr(net, '_works')", "engine.sites._sites"],
+    contexts: [
+        "from contextvars import ContextVar\nX: ContextVar[int] = ContextVar('x')",
+        "import contextvars as c\ndef f():\n    return c.ContextVar('x')",
+    ],
+    taking_apart: [
+        "import dis",
+        "from dis import get_instructions",
+        "from types import CellType\nCellType(3)",
+        "import types\ntypes.FunctionType(f.__code__, {})",
+        "from types import FunctionType\nisinstance(f, FunctionType)",
+        "f.__closure__",
+        "cell.cell_contents",
+    ],
+    outside_isinstance: [
+        "from types import FunctionType\nFunctionType(f.__code__, {})",
+        "from types import FunctionType\nisinstance(f, FunctionType)\nFunctionType(f.__code__, {})",
+        "import dis",
+    ],
+    tapes: ["from comity.core.kernels import TAPE", "kernels.TAPE.get()"],
+    plain_works: [
+        "class A:\n    def local(self, mine, m, party, key):\n        return mine, None",
+        "class A:\n    def welcome(self, F_i: Params, letter: Model, party: Party, key: Key) -> None: ...",
+    ],
+    seeds: ["import torch\ntorch.get_rng_state()", "import torch\ntorch.cuda.set_rng_state(s)"],
     engines: [
         "import comity.engines.loop",
         "from comity.engines import loop",
@@ -265,7 +393,14 @@ GOOD = {
         "import torch\ntorch.zeros(3)",
     ],
     singletons: ["NAMES = {'a': 'b'}\ndef f(x):\n    return NAMES[x]", "OFFSET = 'dbe.offset'", "T = TypeVar('T')"],
-    reaching: ["net.call(self.local, mail)", "mine.state"],
+    reaching: ["net.call(self.local, letters)", "mine.state"],
+    outside_isinstance: ["from types import FunctionType\nisinstance(f, FunctionType)"],
+    plain_works: [
+        "class A:\n    async def local(self, mine, m, party, key):\n        return mine, None",
+        "class A:\n    def model(self, mine, m, party): ...",
+        "class A:\n    def client(self, key, party): ...",
+    ],
+    seeds: ["import torch\ntorch.Generator().manual_seed(3)"],
     engines: ["from comity.core import Net", "import torch"],
 }
 

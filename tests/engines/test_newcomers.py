@@ -6,7 +6,7 @@ import csv
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,9 +24,14 @@ from comity import cli
 from comity.algorithms.dbe import OFFSET
 from comity.core import Algorithm, Batch, Key, Params, trainable
 from comity.core.codec import flatten
+from comity.core.net import Net
 from comity.core.record import is_record
 from comity.core.wrapper import chain
+<<<<<<< HEAD
 from comity.engines.loop import LoopNet
+=======
+from comity.engines.loop import LoopEngine
+>>>>>>> work-e4
 from comity.engines.site import Site
 from comity.experiments import checkpoint
 from comity.experiments.build import Quiet
@@ -50,18 +55,39 @@ class Witness:
     def __init__(self) -> None:
         self.calls: list[tuple[int, str, tuple[int, ...]]] = []
         self.untouched: dict[int, Any] = {}
+        self.round = 0
 
-    def listening(self) -> Callable[..., Any]:
-        """`deliver`, watched."""
-        deliver = LoopNet.deliver
+    def listen(self, patch: pytest.MonkeyPatch) -> None:
+        """Hear all that the engine is asked for from now on."""
+        begin, work, evaluate, alone = Net.begin, LoopEngine.work, LoopEngine.evaluate, LoopEngine.evaluate_solo
 
-        def watched(net: LoopNet, call: Any, mail: Any, post: Any) -> Any:
-            self.calls.append((call.round, call.work, tuple(mail)))
-            for i in set(mail) - {0, 1} - self.untouched.keys():
-                self.untouched[i] = net.state(i)
-            return deliver(net, call, mail, post)
+        def begun(net: Net, t: int) -> None:
+            self.round = t
+            begin(net, t)
 
-        return watched
+        def worked(engine: LoopEngine, call: Any, letters: Mapping[int, Any], parcels: Any) -> Iterator[Any]:
+            assert call.round == self.round
+            self.hear(engine, call.work, letters)
+            return work(engine, call, letters, parcels)
+
+        def evaluated(engine: LoopEngine, letters: Mapping[int, Any], final: bool) -> Iterator[Any]:
+            self.hear(engine, "evaluate", letters)
+            return evaluate(engine, letters, final)
+
+        def evaluated_alone(engine: LoopEngine, ids: Iterable[int], t: int) -> Iterator[Any]:
+            assert t == self.round
+            self.hear(engine, "alone", ids)
+            return alone(engine, ids, t)
+
+        patch.setattr(Net, "begin", begun)
+        patch.setattr(LoopEngine, "work", worked)
+        patch.setattr(LoopEngine, "evaluate", evaluated)
+        patch.setattr(LoopEngine, "evaluate_solo", evaluated_alone)
+
+    def hear(self, engine: LoopEngine, what: str, ids: Iterable[int]) -> None:
+        self.calls.append((self.round, what, tuple(ids)))
+        for i in set(ids) - {0, 1} - self.untouched.keys():
+            self.untouched[i] = engine.sites[i].mine
 
 
 Joined = tuple[comity.Result, Witness]
@@ -75,7 +101,7 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Joined]:
     def made(text: str, **more: Any) -> Joined:
         witness = Witness()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(LoopNet, "deliver", witness.listening())
+            witness.listen(patch)
             return run(text, tmp_path_factory.mktemp("joined") / "run", **JOINING | more), witness
 
     return made
@@ -120,7 +146,7 @@ def test_newcomers_are_not_asked_before_they_join(text: str, joined: Callable[..
     assert job.info.newcomers == LATE
     assert job.info.sizes == tuple(ragged().sizes[:2])
     assert len(job.info.tasks) == 2
-    assert {p.parties for p in job.parties} == {2}
+    assert {p.federation_size for p in job.parties} == {2}
     assert all(set(job.cohort(t)) <= {0, 1} for t in range(1, 50))
     for t, work, ids in witness.calls:
         assert t > T or set(ids) <= {0, 1}, f"{work} of round {t}"
@@ -306,7 +332,7 @@ def test_alone_is_a_training_of_its_own(text: str, tmp_path: Path) -> None:
     """Ten epochs on its own data from the first weights; all samples in one batch, so that their order does not matter."""
     result = run(text, tmp_path, newcomers=1, batch=50, **PLAIN)
     data = ragged().parties["west"]
-    whole = Batch(data.train.x, data.train.y, torch.arange(len(data.train)), Key(0), 0, {})
+    whole = Batch(data.train.x, data.train.y, torch.arange(len(data.train)), 0, {})
     theta = Trainer(first(result), plain_sgd).train(iter([whole] * 10))
     expected = F.cross_entropy(head(theta, features(theta, data.test.x)), data.test.y).item()
     assert loss_of(result, "west", "alone") == pytest.approx(expected, rel=1e-5)
@@ -332,10 +358,10 @@ def test_dbes_newcomer_gets_the_consensus_and_a_zero_offset(tmp_path: Path, monk
 
     monkeypatch.setattr(Site, "work", noting)
     result = run("fedavg+dbe", tmp_path, newcomers=1, kappa=3, **PLAIN)
-    consensus = server_state(result).own.z
+    consensus = server_state(result).extra.z
     (mine,) = seen
     assert consensus.abs().max() > 0
-    assert torch.equal(mine.own.z, consensus)
+    assert torch.equal(mine.extra.z, consensus)
     assert torch.equal(mine.host[OFFSET], torch.zeros(12))
 
     def biased(theta: Params, batch: Batch) -> Tensor:

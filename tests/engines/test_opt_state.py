@@ -12,7 +12,7 @@ from plain import Optimizer, Trainer, assert_close, assert_equal, first, stream
 
 import comity
 from comity.core.record import leaves
-from comity.engines.site import Home
+from comity.engines.site import PartyState
 from comity.experiments import checkpoint
 from comity.experiments.build import Quiet
 from comity.experiments.checkpoint import Checkpoints
@@ -30,12 +30,12 @@ EVERYONE = range(4)
 NAMES = ("north", "east", "south", "west")
 
 
-def home(result: comity.Result, name: str = "north") -> Home:
+def home(result: comity.Result, name: str = "north") -> PartyState:
     """All that a party has in the last checkpoint."""
     checkpoints = Checkpoints(result.folder / "checkpoints")
     checkpoints.load()
     found = checkpoints.party_state(NAMES.index(name))
-    assert isinstance(found, Home)
+    assert isinstance(found, PartyState)
     return found
 
 

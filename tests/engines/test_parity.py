@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,20 +15,30 @@ from torch import nn
 
 import comity
 from comity.core import Params
+from comity.engines.loop import LoopEngine
+
+Outcome = tuple[dict[str, bytes], dict[str, Params], dict[str, Any]]
+
+
+def outcome(result: comity.Result) -> Outcome:
+    """Tables, weights, and the summary (steps, the server's too)."""
+    summary = {k: v for k, v in result.summary.items() if k != "seconds"}
+    return tables(result.folder), weights(result), summary
 
 
 @cache
-def on_loop(text: str, settings: tuple[tuple[str, Any], ...] = ()) -> tuple[dict[str, bytes], dict[str, Params]]:
+def on_loop(text: str, settings: tuple[tuple[str, Any], ...] = ()) -> Outcome:
     """The plainest engine says what is right."""
     with TemporaryDirectory() as folder:
-        result = run(text, Path(folder) / "run", **dict(settings))
-        return tables(result.folder), weights(result)
+        return outcome(run(text, Path(folder) / "run", **dict(settings)))
 
 
-def assert_equal(result: comity.Result, expected: tuple[dict[str, bytes], dict[str, Params]]) -> None:
-    for name, blob in tables(result.folder).items():
+def assert_equal(result: comity.Result, expected: Outcome) -> None:
+    ours = outcome(result)
+    assert ours[2] == expected[2]
+    for name, blob in ours[0].items():
         assert blob == expected[0][name], f"{name} differs"
-    for party, theta in weights(result).items():
+    for party, theta in ours[1].items():
         assert theta.keys() == expected[1][party].keys()
         for name, value in theta.items():
             assert torch.equal(value, expected[1][party][name]), f"{name} of {party} differs"
@@ -79,7 +90,7 @@ def test_process_equals_loop_with_an_architecture_of_its_own(tmp_path: Path) -> 
     own = {"party": {"east": {"model": "mlp2(width=31)", "epochs": 2}, "west": {"lr": 0.01, "batch": 5}}}
     alone = run("adcol", tmp_path / "loop", **own)
     assert set(alone.model("east").theta) != set(alone.model("north").theta)
-    assert_equal(run("adcol", tmp_path / "process", engine="process", workers=2, **own), (tables(alone.folder), weights(alone)))
+    assert_equal(run("adcol", tmp_path / "process", engine="process", workers=2, **own), outcome(alone))
 
 
 @pytest.mark.parametrize("text", ["fedavg", "scaffold"])
@@ -88,7 +99,7 @@ def test_process_equals_loop_with_a_users_modules(text: str, tmp_path: Path) -> 
     pair = nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.BatchNorm1d(9), nn.ReLU()), nn.Linear(9, 10)
     alone = run(text, tmp_path / "loop", model=pair)
     together = run(text, tmp_path / "process", model=pair, engine="process", workers=3)
-    assert_equal(together, (tables(alone.folder), weights(alone)))
+    assert_equal(together, outcome(alone))
 
 
 def test_a_users_dropout_draws_from_keys_too(tmp_path: Path) -> None:
@@ -97,9 +108,9 @@ def test_a_users_dropout_draws_from_keys_too(tmp_path: Path) -> None:
     torch.manual_seed(1)
     first = run("fedavg", tmp_path / "first", model=pair)
     torch.manual_seed(2)
-    assert_equal(run("fedavg", tmp_path / "second", model=pair), (tables(first.folder), weights(first)))
+    assert_equal(run("fedavg", tmp_path / "second", model=pair), outcome(first))
     together = run("fedavg", tmp_path / "process", model=pair, engine="process", workers=2)
-    assert_equal(together, (tables(first.folder), weights(first)))
+    assert_equal(together, outcome(first))
 
 
 @pytest.mark.parametrize("text", ["fedavg", "adcol"])
@@ -119,18 +130,23 @@ def test_another_seed_is_another_run(text: str, tmp_path: Path) -> None:
 
 def test_the_order_of_replies_does_not_matter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Parties that answer in reverse give the same bits: replies are reduced in party order."""
-    from comity.engines.loop import LoopNet
+    work, evaluate = LoopEngine.work, LoopEngine.evaluate
+    seen: list[list[int]] = []
 
-    deliver = LoopNet.deliver
+    def worked(engine: LoopEngine, call: Any, letters: Any, parcels: Any) -> Iterator[Any]:
+        answers = list(work(engine, call, dict(reversed(letters.items())), parcels))
+        seen.append([i for i, _ in answers])
+        return iter(answers)
 
-    def backwards(self: LoopNet, call: Any, mail: Any, post: Any) -> dict[int, tuple[Any, int]]:
-        answers = deliver(self, call, dict(reversed(mail.items())), post)
-        return dict(reversed(answers.items()))
+    def evaluated(engine: LoopEngine, letters: Any, final: bool) -> Iterator[Any]:
+        return evaluate(engine, dict(reversed(letters.items())), final)
 
     expected = {text: on_loop(text) for text in ("fedavg", "scaffold", "adcol", "fedavg+dbe", "centralized")}
-    monkeypatch.setattr(LoopNet, "deliver", backwards)
+    monkeypatch.setattr(LoopEngine, "work", worked)
+    monkeypatch.setattr(LoopEngine, "evaluate", evaluated)
     for text, right in expected.items():
         assert_equal(run(text, tmp_path / text), right)
+    assert [3, 2, 1, 0] in seen
 
 
 def test_the_federation_is_ragged_and_has_batchnorm() -> None:

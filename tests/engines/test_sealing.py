@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import signal
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,11 @@ import comity
 from comity.core import Model, seal
 from comity.core.codec import decode, encode
 from comity.core.record import Cipher, leaves, unseal
-from comity.engines import handover
+from comity.engines import sealing
 from comity.engines.channel import Channel
-from comity.engines.handover import Handover
-from comity.engines.loop import LoopNet
-from comity.engines.process import ProcessNet
-from comity.engines.sealing import SECRET, Lock
+from comity.engines.loop import LoopEngine
+from comity.engines.process import ProcessEngine
+from comity.engines.sealing import SECRET, Handover, Lock
 from comity.experiments.build import Quiet
 
 WINDOW = 16
@@ -95,14 +94,14 @@ def in_sight(secrets: set[bytes], seen: Iterable[bytes]) -> set[bytes]:
 def contents(tmp_path_factory: pytest.TempPathFactory) -> list[list[Tensor]]:
     """What each parcel of the run holds, in the order of delivery."""
     held: list[list[Tensor]] = []
-    deliver = LoopNet.deliver
+    work = LoopEngine.work
 
-    def listening(net: LoopNet, call: Any, mail: Any, post: Any) -> Any:
-        held.extend([t.clone() for t in leaves(unseal(parcel))] for parcel in post.values())
-        return deliver(net, call, mail, post)
+    def listening(engine: LoopEngine, call: Any, letters: Any, parcels: Any) -> Iterator[Any]:
+        held.extend([t.clone() for t in leaves(unseal(parcel))] for parcel in parcels.values())
+        return work(engine, call, letters, parcels)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LoopNet, "deliver", listening)
+        patch.setattr(LoopEngine, "work", listening)
         run(GOSSIP, tmp_path_factory.mktemp("loop"), **SMALL)
     return held
 
@@ -143,13 +142,13 @@ def test_without_the_lock_all_of_it_would_pass(
 def test_whoever_reaches_into_a_parcel_at_the_server_finds_ciphertext(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Equal models look different: no nonce comes twice."""
     carried: list[Any] = []
-    deliver = ProcessNet.deliver
+    work = ProcessEngine.work
 
-    def curious(net: ProcessNet, call: Any, mail: Any, post: Any) -> Any:
-        carried.extend((parcel.size, unseal(parcel)) for parcel in post.values())
-        return deliver(net, call, mail, post)
+    def curious(engine: ProcessEngine, call: Any, letters: Any, parcels: Any) -> Iterator[Any]:
+        carried.extend((parcel.size, unseal(parcel)) for parcel in parcels.values())
+        return work(engine, call, letters, parcels)
 
-    monkeypatch.setattr(ProcessNet, "deliver", curious)
+    monkeypatch.setattr(ProcessEngine, "work", curious)
     on_processes(tmp_path, rounds=3)
     assert len(carried) == 12
     assert {size for size, _ in carried} == {4 * 650}
@@ -159,14 +158,14 @@ def test_whoever_reaches_into_a_parcel_at_the_server_finds_ciphertext(monkeypatc
 
 
 def test_a_parcel_that_was_changed_on_its_way_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    deliver = ProcessNet.deliver
+    work = ProcessEngine.work
 
-    def meddling(net: ProcessNet, call: Any, mail: Any, post: Any) -> Any:
-        for parcel in list(post.values())[:1]:
+    def meddling(engine: ProcessEngine, call: Any, letters: Any, parcels: Any) -> Iterator[Any]:
+        for parcel in list(parcels.values())[:1]:
             unseal(parcel).blob[-1] ^= 1
-        return deliver(net, call, mail, post)
+        return work(engine, call, letters, parcels)
 
-    monkeypatch.setattr(ProcessNet, "deliver", meddling)
+    monkeypatch.setattr(ProcessEngine, "work", meddling)
     with pytest.raises(comity.ComityError):
         on_processes(tmp_path)
 
@@ -203,7 +202,7 @@ def test_a_run_has_one_secret_which_the_server_never_has(
         (told / str(os.getpid())).write_bytes(secret)
         return Lock(secret)
 
-    monkeypatch.setattr(handover, "Lock", telling)
+    monkeypatch.setattr(sealing, "Lock", telling)
     secrets = []
     for turn in ("first", "second"):
         told = tmp_path / f"told-{turn}"
@@ -275,7 +274,7 @@ def test_a_worker_killed_while_the_secret_goes_round_leaves_nobody_waiting(
     victim: int, handed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The run ends with a sentence, and the other workers end by themselves: none has to be killed."""
-    lock, close = Handover.lock, ProcessNet.close
+    lock, close = Handover.lock, ProcessEngine.close
     codes: list[int | None] = []
 
     def dying(self: Handover, worker: int) -> Lock:
@@ -285,13 +284,13 @@ def test_a_worker_killed_while_the_secret_goes_round_leaves_nobody_waiting(
             os.kill(os.getpid(), signal.SIGKILL)
         return lock(self, worker)
 
-    def counting(net: ProcessNet) -> None:
-        processes = list(net._processes)
-        close(net)
+    def counting(engine: ProcessEngine) -> None:
+        processes = list(engine._processes)
+        close(engine)
         codes.extend(process.exitcode for process in processes)
 
     monkeypatch.setattr(Handover, "lock", dying)
-    monkeypatch.setattr(ProcessNet, "close", counting)
+    monkeypatch.setattr(ProcessEngine, "close", counting)
     with pytest.raises(comity.ComityError, match="ended unexpectedly"):
         on_processes(tmp_path)
     assert codes == [-signal.SIGKILL if worker == victim else 0 for worker in range(3)]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+<<<<<<< HEAD
 from comity.core.alike import Unlike, join
 from matrix import GOSSIP, STEEP, methods, ragged, run, weights
 from torch import nn
@@ -20,11 +22,20 @@ from comity.core.record import leaves
 from comity.core.samples import PartyData
 from comity.core.wrapper import chain
 from comity.engines.stacked import scheduler, together
+=======
+from matrix import GOSSIP, STEEP, ragged, run, weights
+from torch import nn
+
+from comity.core import Samples, record
+from comity.core.fit import Fitted
+from comity.core.record import leaves, read_only
+from comity.core.samples import PartyData
+from comity.engines.loop import LoopEngine
+from comity.engines.stacked import scheduler
+from comity.engines.stacked.joined import Joined, Unlike
+>>>>>>> work-e4
 from comity.experiments import config
 from comity.experiments.build import Job, Quiet, prepare
-
-APART = {"apfl", "feduad", "fedufo", "fed-sps", "fedgen(gen_steps=5)"}
-"""Methods whose losses draw from their batches' keys or train other models: they say that they do not stack."""
 
 
 @pytest.fixture
@@ -50,12 +61,14 @@ def job(text: str, engine: str, **settings: Any) -> Job:
 
 def after(made: Job) -> list[torch.Tensor]:
     """Every tensor that the server and the parties have after the last round, and how many steps it took."""
-    net = made.net(Quiet())
+    engine = made.engine()
+    assert isinstance(engine, LoopEngine)
+    net = made.net(engine, Quiet())
     s = made.algorithm.start(made.algorithm.server(made.root.fold("init"), made.info), net)
     for t in range(1, made.experiment.rounds + 1):
         net.begin(t)
         s = made.algorithm.round(s, net, t)
-    states = [s, *(net.state(i) for i in made.info.parties), torch.tensor(net.steps)]
+    states = [s, *(engine.sites[i].mine for i in made.info.parties), torch.tensor([net.steps, net.server_steps])]
     return [leaf.double() for leaf in leaves(states) if isinstance(leaf, torch.Tensor)]
 
 
@@ -63,19 +76,15 @@ def after(made: Job) -> list[torch.Tensor]:
 def count(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How many trainings ran together and how many did not."""
     seen = {"together": 0, "alone": 0}
-    all_at_once, alone = together._together, scheduler.alone
+    train = scheduler._train
 
-    def counted(asked: list[Request]) -> list[Fit] | None:
-        done = all_at_once(asked)
-        seen["together"] += len(asked) if done else 0
-        return done
+    def counted(requests: Sequence[Any]) -> tuple[list[Fitted | None], list[str]]:
+        trained, reasons = train(requests)
+        for done in trained:
+            seen["together" if done else "alone"] += 1
+        return trained, reasons
 
-    def single(asked: Request) -> Fit:
-        seen["alone"] += 1
-        return alone(asked)
-
-    monkeypatch.setattr(together, "_together", counted)
-    monkeypatch.setattr(scheduler, "alone", single)
+    monkeypatch.setattr(scheduler, "_train", counted)
     return seen
 
 
@@ -87,19 +96,10 @@ def same(text: str, **settings: Any) -> None:
 
 
 def test_stacked_agrees_with_loop_in_64_bits(text: str, double: None, count: dict[str, int]) -> None:
-    """Every method after two rounds of ragged parties; those that say they stack really do."""
+    """Every method after two rounds of ragged parties; all of them really stack, and no training runs by itself."""
     same(text)
-    if text == "centralized":  # the server trains by itself
-        assert not count["together"]
-    elif all(a.stacks for a in chain(algorithms.compose(text))):
-        assert count["together"]
-        assert not count["alone"]
-    else:
-        assert not count["together"]
-
-
-def test_who_stacks() -> None:
-    assert {text for text in methods() if not algorithms.compose(text).stacks} == APART
+    assert bool(count["together"]) == (text != "centralized")  # where the server trains by itself
+    assert not count["alone"]
 
 
 @pytest.mark.parametrize(
@@ -149,12 +149,15 @@ def test_workers_do_not_matter(text: str, tmp_path: Path) -> None:
 def test_a_kept_state_keeps_no_block(double: None) -> None:
     """What a party remembers lies in memory of its own, not in a row among its neighbours'."""
     made = job("fedper", "stacked")
-    net = made.net(Quiet())
+    engine = made.engine()
+    assert isinstance(engine, LoopEngine)
+    net = made.net(engine, Quiet())
     s = made.algorithm.server(made.root.fold("init"), made.info)
     net.begin(1)
     made.algorithm.round(s, net, 1)
     for i in made.info.parties:
-        for leaf in leaves(net.state(i)):
+        assert leaves(engine.sites[i].mine)
+        for leaf in leaves(engine.sites[i].mine):
             assert leaf.untyped_storage().nbytes() == leaf.nbytes
 
 
@@ -173,12 +176,14 @@ def test_some_networks_run_one_by_one(model: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "alone"),
     [
-        ("fedavg+dbe(init_mean=ema)", True),  # its first loss keeps the mean in a variable around it
+        ("fedavg+dbe(init_mean=ema)", False),  # its first loss keeps the mean in the batches' scratch
         ("fedavg+dbe(mu=0.3,ema_debias=true)", False),
-        ("relay(m_down=2)", True),  # sets of observations are drawn for each batch
-        ("relay(negatives=marginal)", True),
-        ("adcol(rep_mode=last_epoch,hidden=8)", True),  # its loss takes notes
+        ("relay(m_down=2)", False),  # sets of observations are drawn for each batch
+        ("relay(negatives=marginal)", False),
+        ("adcol(rep_mode=last_epoch,hidden=8)", True),  # its loss notes a row for each sample: so many at each party
+        ("adcol(disc=conv)", True),
         ("adcol(past=3,hidden=8)", False),
+        ("adcol(objective=simsiam,hidden=8)", False),
         ("moon", False),
     ],
 )  # fmt: skip
@@ -188,30 +193,73 @@ def test_what_cannot_be_one_computation_runs_alone(text: str, alone: bool, doubl
 
 
 def test_notes_are_not_lost_where_every_batch_has_a_size_of_its_own(double: None, count: dict[str, int]) -> None:
-    """With one batch a party nobody takes a step with another, and a loss that takes notes is still found out."""
+    """With one batch a party nobody takes a step with another, and what a loss notes is still there at the end."""
     same("adcol(rep_mode=last_epoch,hidden=8)", batch=100)
     assert count["alone"]
+    same("fedavg+dbe(init_mean=ema)", batch=100)
 
 
-def test_a_loss_that_writes_runs_alone() -> None:
-    """What it wrote would be lost with the copy of it that runs for all."""
+# --- what parties' losses get, as one
 
-    def losses(own: Any) -> list[Any]:
-        def made(k: int) -> Any:
-            mine = own(k)
 
-            def loss(theta: Any, batch: Any) -> torch.Tensor:
-                mine.append(0) if isinstance(mine, list) else mine.__setitem__("a", 1)
-                return theta["w"].sum()
+@record
+class Own:
+    """What a loss gets."""
 
-            return loss
+    w: torch.Tensor
+    names: dict[str, Any]
+    number: float = 1.0
 
-        return [made(k) for k in range(2)]
 
-    for own in (lambda k: [torch.tensor(float(k))], lambda k: {"x": torch.tensor(float(k))}):
-        held, make = join(losses(own))
-        with pytest.raises(Unlike):
-            make([h[0] for h in held])({"w": torch.zeros(1)}, None)
+def owns(*each: Own) -> list[Own]:
+    return [read_only(own) for own in each]
+
+
+def test_what_is_equal_is_taken_once_and_tensors_that_differ_are_stacked() -> None:
+    shared, a, b = torch.ones(3), torch.tensor([1.0]), torch.tensor([2.0])
+    each = owns(Own(shared, {"x": a, "array": np.arange(3)}), Own(shared, {"x": b, "array": np.arange(3)}))
+    joined = Joined(each)
+    (stacked,) = joined.rows.values()
+    assert torch.equal(stacked, torch.tensor([[1.0], [2.0]]))
+    for n, own in enumerate(each):
+        made = joined.of({k: v[n] for k, v in joined.rows.items()})
+        assert made.w is shared
+        assert torch.equal(made.names["x"], own.names["x"])
+        assert np.array_equal(made.names["array"], np.arange(3))
+        assert type(made.names) is type(own.names)  # read-only as it was
+
+
+def test_one_and_the_same_is_not_looked_into() -> None:
+    (own,) = owns(Own(torch.ones(3), {}))
+    joined = Joined([own, own, own])
+    assert not joined.rows
+    assert joined.of({}) is own
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Own(torch.ones(3), {"x": 1}, number=2.0),
+        Own(torch.ones(4), {"x": 1}),
+        Own(torch.ones(3, dtype=torch.float64), {"x": 1}),
+        Own(torch.ones(3), {"y": 1}),
+        Own(torch.ones(3), {"x": True}),  # which is equal to 1, and is not it
+        Own(torch.ones(3), {"x": np.ones(1)}),
+        Own(torch.ones(3), {"x": None}),
+        Own(torch.ones(3), {"x": [1]}),
+        Own(torch.ones(3), {}),
+    ],
+    ids=str,
+)
+def test_what_differs_in_more_than_tensors_is_not_one(other: Own) -> None:
+    with pytest.raises(Unlike):
+        Joined(owns(Own(torch.ones(3), {"x": 1}), other))
+
+
+@pytest.mark.parametrize("arrays", [(np.zeros(2), np.ones(2)), (np.zeros(2), np.zeros(3)), (np.zeros(2), np.zeros(2, np.int64))])
+def test_arrays_that_differ_are_not_one(arrays: tuple[Any, Any]) -> None:
+    with pytest.raises(Unlike):
+        Joined(owns(*(Own(torch.ones(3), {"x": array}) for array in arrays)))
 
 
 def test_blocks_follow_the_cache(monkeypatch: pytest.MonkeyPatch, double: None) -> None:

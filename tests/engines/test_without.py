@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from matrix import GOSSIP, ragged, run, tables
 import comity
 from comity.core import Key, Net
 from comity.core.codec import flatten
-from comity.engines.loop import LoopNet
+from comity.engines.loop import LoopEngine
 from comity.errors import Refusal
 from comity.experiments import config
 from comity.experiments.build import prepare
@@ -56,17 +56,16 @@ def test_who_learns_nothing_from_it_does_not_notice(text: str, more: dict[str, A
 def test_first_replies_are_the_same(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the others answer in round 1, to the same letter, is bit for bit what they answer with everybody there."""
     replies: dict[str, str] = {}
-    deliver = LoopNet.deliver
+    work = LoopEngine.work
 
-    def listened(net: LoopNet, call: Any, mail: Any, post: Any) -> Any:
-        answers = deliver(net, call, mail, post)
-        for i, (reply, _) in answers.items():
-            if call.round == 1 and call.depth >= 0:
-                skeleton, tensors = flatten(reply)
-                replies[net.info.name(i)] = json.dumps(skeleton) + str([t.numpy().tobytes() for t in tensors])
-        return answers
+    def listened(engine: LoopEngine, call: Any, letters: Any, parcels: Any) -> Iterator[Any]:
+        for i, answer in work(engine, call, letters, parcels):
+            if call.round == 1:
+                skeleton, tensors = flatten(answer.reply)
+                replies[engine.sites[i].party.name] = json.dumps(skeleton) + str([t.numpy().tobytes() for t in tensors])
+            yield i, answer
 
-    monkeypatch.setattr(LoopNet, "deliver", listened)
+    monkeypatch.setattr(LoopEngine, "work", listened)
     run(text, tmp_path / "whole", rounds=1)
     whole = dict(replies)
     replies.clear()

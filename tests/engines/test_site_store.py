@@ -1,4 +1,4 @@
-"""Parties' states on a shelf: the numbers of a run never depend on how much memory there is for states."""
+"""Parties' states on disk: the numbers of a run never depend on how much memory there is for states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matrix import GOSSIP, ragged, run, tables, weights
 from comity.core.key import Key
 from comity.core.record import leaves
 from comity.engines.process import deal
-from comity.engines.site_store import ROOM_VARIABLE, Residents, Shelf
+from comity.engines.site_store import STATE_BYTES_VARIABLE, SiteStore, SpillFile
 from comity.errors import Refusal
 from comity.experiments import config
 from comity.experiments.build import Quiet, prepare
@@ -22,11 +22,11 @@ SMALL = {"model": "mlp2(width=6)", "rounds": 3, "participation": 0.5}
 
 @pytest.mark.parametrize("engine", ["loop", "process", "stacked"])
 @pytest.mark.parametrize("text", PERSONAL, ids=lambda text: Path(text).name)
-def test_a_shelf_changes_nothing(text: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spilling_changes_nothing(text: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for all states, for none, or for some: equal tables and equal weights, after a resume too."""
     right = run(text, tmp_path / "room", engine=engine, workers=None if engine == "loop" else 2, **SMALL)
     for bytes_ in (0, 3000):
-        monkeypatch.setenv(ROOM_VARIABLE, str(bytes_))
+        monkeypatch.setenv(STATE_BYTES_VARIABLE, str(bytes_))
         ours = run(text, tmp_path / str(bytes_), engine=engine, workers=None if engine == "loop" else 2, **SMALL)
         assert tables(ours.folder) == tables(right.folder)
         for name, theta in weights(right).items():
@@ -37,33 +37,34 @@ def test_only_those_who_keep_something_stay() -> None:
     """FedAvg's parties keep nothing, however many have worked; FedPer's keep their heads."""
     for text, staying in (("fedavg", 0), ("fedper", 4)):
         job = prepare(config.experiment({"algorithm": text, "model": "mlp2(width=6)", "engine": "loop"}), ragged())
-        net = job.net(Quiet())
+        engine = job.engine()
+        net = job.net(engine, Quiet())
         net.begin(1)
         job.algorithm.round(job.algorithm.server(job.root.fold("init"), job.info), net, 1)
-        assert len(net._sites._sites) == staying  # type: ignore[attr-defined]
+        assert len(engine.sites._sites) == staying  # type: ignore[attr-defined]
 
 
 def test_the_first_state_is_not_kept() -> None:
     """Looking at a party's state before it ever worked makes no state: it is the one that every run begins with."""
     job = prepare(config.experiment({"algorithm": "fedper", "model": "mlp2(width=6)", "engine": "loop"}), ragged())
-    sites = Residents(job.algorithm, job.parties, Key(0))
+    sites = SiteStore(job.algorithm, job.parties, Key(0))
     before = sites[2].mine
     assert leaves(before)
-    assert sites.settle([2]) == []
+    assert sites.release([2]) == []
     assert all(a is b for a, b in zip(leaves(sites[2].mine), leaves(before), strict=True))
 
 
-def test_a_shelf_keeps_the_last_of_each() -> None:
-    shelf = Shelf()
+def test_a_spill_file_keeps_the_last_of_each() -> None:
+    file = SpillFile()
     for i, blob in ((1, b"one"), (2, b"two, longer"), (1, b"o"), (2, b"two again, and longer"), (3, b""), (1, b"one, grown")):
-        shelf.put(i, blob)
-    assert [shelf.get(i) for i in (1, 2, 3)] == [b"one, grown", b"two again, and longer", b""]
+        file.put(i, blob)
+    assert [file.get(i) for i in (1, 2, 3)] == [b"one, grown", b"two again, and longer", b""]
 
 
 def test_a_room_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ROOM_VARIABLE, "much")
+    monkeypatch.setenv(STATE_BYTES_VARIABLE, "much")
     with pytest.raises(Refusal, match="COMITY_STATE_BYTES must be a number of bytes, not 'much'"):
-        prepare(config.experiment({"algorithm": "solo", "engine": "loop"}), ragged()).net(Quiet())
+        prepare(config.experiment({"algorithm": "solo", "engine": "loop"}), ragged()).engine()
 
 
 def test_parties_go_home_and_the_others_where_least_is_to_do() -> None:

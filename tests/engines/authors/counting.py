@@ -1,0 +1,59 @@
+"""A user's own file: FedAvg whose loss counts how often it is called.
+
+Idea: it writes to an object around it, which is its author's to do; given as `own` the object is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from comity.algorithms.fedavg import FedAvg
+from comity.core import Averaging, Batch, Key, Model, Net, Params, Party, Task, algorithm, option, record
+
+
+class Calls:
+    """How many there were."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+@record
+class Counted:
+    """A model, the calls of the loss that trained it, and its steps."""
+
+    theta: Params
+    calls: int
+    steps: int
+
+
+@algorithm
+class Counting(FedAvg):
+    where: Literal["closure", "own"] = option("closure", "where the loss finds its counter")
+
+    def round(self, theta: Params, net: Net, t: int) -> Params:
+        mean = Averaging()
+        for i, reply in net.replies(self.local, {i: self.view(theta, i) for i in net.sample(t)}):
+            net.note("calls", reply.calls, party=i)
+            net.note("steps", reply.steps, party=i)
+            mean.add(reply.theta, weight=net.info.sizes[i])
+        return mean.value()
+
+    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Any]:
+        calls = Calls()
+
+        def counted(task: Task, theta: Params, batch: Batch, own: None) -> Tensor:
+            calls.count += 1
+            return task.loss(theta, batch)
+
+        if self.where == "own":
+            done = await party.fit(self.loss, m.theta, key, calls)
+        else:
+            done = await party.fit(counted, m.theta, key)
+        return mine, Counted(done.theta, calls.count, done.steps)
+
+    def loss(self, task: Task, theta: Params, batch: Batch, own: Calls) -> Tensor:
+        own.count += 1
+        return task.loss(theta, batch)

@@ -1,0 +1,31 @@
+"""A user's own file: FedAvg that has heard enough after one reply.
+
+Idea: others have worked in vain, and their answers are still on their way: it is told at the next call or the round's end.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from comity.algorithms.fedavg import FedAvg
+from comity.core import Key, Model, Net, Params, Party, algorithm, option
+
+
+@algorithm
+class Leaving(FedAvg):
+    then: Literal["call", "end"] = option("end", "what it does next")
+
+    def round(self, theta: Params, net: Net, t: int) -> Params:
+        first: Params = {}
+        for _, reply in net.replies(self.local, {i: self.view(theta, i) for i in net.sample(t)}):
+            first = reply.theta
+            break
+        if self.then == "call":
+            net.call(self.local, {i: self.view(first, i) for i in net.sample(t)})
+        return first
+
+    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+        if party.id in (1, 2):  # in another process than party 0, if there are two
+            time.sleep(0.05)
+        return mine, m

@@ -1,0 +1,42 @@
+"""A user's own file: FedAvg in several trainings, each call of its work written down.
+
+Idea: the log is a list of this module, so that it knows of every time that the work ran in a process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comity.algorithms.fedavg import FedAvg
+from comity.core import Averaging, Key, Model, Net, Params, Party, algorithm, option, plain, record
+
+LOG: list[tuple[int, int]] = []
+"""Party and key of each call."""
+
+
+@record
+class Told:
+    """A model, and how often this very call was in the log when it was over."""
+
+    theta: Params
+    times: int
+
+
+@algorithm
+class Logged(FedAvg):
+    trainings: int = option(1, "how many there are in a work", minimum=0)
+
+    def round(self, theta: Params, net: Net, t: int) -> Params:
+        mean = Averaging()
+        for i, reply in net.replies(self.local, {i: self.view(theta, i) for i in net.sample(t)}):
+            net.note("times", reply.times, party=i)
+            mean.add(reply.theta, weight=net.info.sizes[i])
+        return mean.value()
+
+    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Any]:
+        call = party.id, key.bits
+        LOG.append(call)
+        theta = m.theta
+        for k in range(self.trainings):
+            theta = (await party.fit(plain, theta, key.fold(k))).theta
+        return mine, Told(theta, LOG.count(call))

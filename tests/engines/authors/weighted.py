@@ -1,0 +1,43 @@
+"""A user's own file: FedAvg whose loss weighs classes by numpy arrays.
+
+Idea: classes that a party has few samples of count more; by arrays of its own, by one that all parties have, or by a closure.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor, from_numpy
+
+from comity.algorithms.fedavg import FedAvg
+from comity.core import Batch, Key, Model, Params, Party, Task, algorithm, option, record
+
+
+@record
+class ClassWeights:
+    """A weight for each class."""
+
+    weights: np.ndarray[Any, Any]
+
+
+@algorithm
+class Weighted(FedAvg):
+    way: Literal["own", "common", "closure"] = option("own", "where the loss finds its weights")
+
+    async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+        counts = np.bincount(party.data.train.y.numpy(), minlength=party.task.classes)
+        if self.way == "common":
+            counts = np.arange(party.task.classes)
+        weights = (1 / (1 + counts)).astype(np.float32)
+
+        def enclosed(task: Task, theta: Params, batch: Batch, own: None) -> Tensor:
+            return F.cross_entropy(task.logits(theta, batch.x), batch.y, weight=from_numpy(weights))
+
+        if self.way == "closure":
+            return (await party.fit(enclosed, theta, key)).theta
+        return (await party.fit(self.loss, theta, key, ClassWeights(weights))).theta
+
+    def loss(self, task: Task, theta: Params, batch: Batch, own: ClassWeights) -> Tensor:
+        return F.cross_entropy(task.logits(theta, batch.x), batch.y, weight=from_numpy(own.weights))

@@ -1,0 +1,390 @@
+"""The seam between methods and engines: whatever an author writes, every engine makes the same of it, or says the same."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from matrix import GOSSIP, compositions, ragged, run, tables, weights
+from torch import nn
+
+from comity.core import Params
+from comity.core.net import Call, Note
+from comity.engines.loop import LoopEngine, OneByOne
+from comity.engines.site_store import SiteStore
+from comity.engines.stacked.scheduler import gains_by_stacking
+from comity.errors import describe
+from comity.experiments import config
+from comity.experiments.build import Job, Quiet, prepare
+
+HERE = Path(__file__).parent
+PLACES: dict[str, dict[str, Any]] = {
+    "loop": {"engine": "loop"},
+    "process": {"engine": "process", "workers": 2},
+    "stacked-1": {"engine": "stacked", "workers": 1},
+    "stacked-2": {"engine": "stacked", "workers": 2},
+    "auto": {"engine": "auto"},
+}
+ELSEWHERE = [place for place in PLACES if place != "loop"]
+SMALL: dict[str, Any] = {"model": "mlp2(width=6)", "rounds": 2, "lr": 0.1}
+STEPS = [5, 3, 4, 2]  # of each party in an epoch: batches of 10 of 42, 21, 31 and 11 samples
+
+
+def author(name: str, **options: Any) -> str:
+    """A user's own method, as it is asked for."""
+    said = ",".join(f"{k}={v}" for k, v in options.items())
+    path = HERE / "authors" / f"{name}.py"
+    return f"{path}({said})" if said else str(path)
+
+
+class Outcome(NamedTuple):
+    """What a run leaves behind."""
+
+    tables: dict[str, bytes]
+    weights: dict[str, Params]
+    summary: dict[str, Any]
+    metrics: list[Note]
+
+
+def log_of_calls() -> list[tuple[int, int]]:
+    """What `logged.py` wrote down in this process."""
+    job(author("logged"), "loop")  # imports it
+    found: list[tuple[int, int]] = sys.modules["comity_user.logged"].LOG
+    return found
+
+
+def outcome(text: str, place: str, out: Path, **settings: Any) -> Outcome:
+    log_of_calls().clear()
+    result = run(text, out / place, **SMALL | settings | PLACES[place])
+    summary = {k: v for k, v in result.summary.items() if k != "seconds"}
+    return Outcome(tables(result.folder), weights(result), summary, result.metrics)
+
+
+@cache
+def on_loop(text: str, settings: str = "{}") -> Outcome:
+    """The plainest engine says what is right."""
+    with TemporaryDirectory() as folder:
+        return outcome(text, "loop", Path(folder), **json.loads(settings))
+
+
+def assert_same_bits(ours: Outcome, right: Outcome) -> None:
+    assert ours.tables == right.tables
+    assert ours.summary == right.summary
+    for party, theta in right.weights.items():
+        for name, value in theta.items():
+            assert torch.equal(ours.weights[party][name], value), f"{name} of {party} differs"
+
+
+def assert_agrees(ours: Outcome, right: Outcome, place: str) -> None:
+    """Bit for bit where parties are trained one by one, up to rounding where together; what crosses is equal everywhere."""
+    if place in ("loop", "process"):
+        assert_same_bits(ours, right)
+        return
+    assert ours.tables["ledger.csv"] == right.tables["ledger.csv"]
+    for mine, other in zip(ours.metrics, right.metrics, strict=True):
+        assert mine[:4] == other[:4]
+        if other.metric == "loss":
+            assert mine.value == pytest.approx(other.value, rel=1e-3, abs=1e-4), mine
+    for party, theta in right.weights.items():
+        torch.testing.assert_close(ours.weights[party], theta, rtol=1e-3, atol=1e-4)
+    for key, value in right.summary.items():
+        if key not in ("accuracy", "auc", "newcomers"):
+            assert ours.summary[key] == value, key
+    assert ours.summary["accuracy"]["mean"] == pytest.approx(right.summary["accuracy"]["mean"], abs=0.03)
+
+
+def noted(result: Outcome, metric: str) -> dict[str, list[float]]:
+    """What a method noted of each party, round by round."""
+    found = defaultdict(list)
+    for note in result.metrics:
+        if note.metric == metric:
+            found[note.party].append(note.value)
+    return found
+
+
+def job(text: str, place: str, **settings: Any) -> Job:
+    return prepare(config.experiment({"algorithm": text} | SMALL | settings | PLACES[place]), ragged())
+
+
+def remarks(text: str, place: str) -> list[str]:
+    """What is said, after a round, of how parties worked."""
+    made = job(text, place)
+    engine = made.engine()
+    try:
+        net = made.net(engine, Quiet())
+        net.begin(1)
+        made.algorithm.round(made.algorithm.server(made.root.fold("init"), made.info), net, 1)
+        return list(net.remarks)
+    finally:
+        engine.close()
+
+
+def said(text: str, place: str, out: Path, **settings: Any) -> str:
+    """What a run that fails says to its user; torch is left as it was."""
+    before = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), torch.random.get_rng_state()
+    with pytest.raises(Exception) as failed:  # noqa: PT011 - which one is asked below
+        run(text, out / place, **SMALL | settings | PLACES[place])
+    after = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), torch.random.get_rng_state()
+    assert after[:3] == before[:3]
+    assert torch.equal(after[3], before[3])
+    return describe(failed.value)
+
+
+def line_of(name: str, mark: str) -> str:
+    """Where a comment stands in an author's file, as errors say it."""
+    for number, text in enumerate((HERE / "authors" / f"{name}.py").read_text().splitlines(), 1):
+        if text.endswith(f"# {mark}"):
+            return f"{name}.py:{number}"
+    raise AssertionError(mark)
+
+
+def is_one_sentence(text: str) -> bool:
+    return text.endswith(".") and "\n" not in text
+
+
+# --- numpy in losses
+
+
+@pytest.mark.parametrize("place", ELSEWHERE)
+@pytest.mark.parametrize("way", ["own", "common", "closure"])
+def test_losses_may_use_numpy_arrays(way: str, place: str, tmp_path: Path) -> None:
+    """Class weights: of each party's own, of all parties, or in a closure."""
+    text = author("weighted", way=way)
+    right = on_loop(text)
+    assert_agrees(outcome(text, place, tmp_path), right, place)
+    plain = on_loop("fedavg").weights["north"]
+    assert not torch.allclose(right.weights["north"]["fc3.weight"], plain["fc3.weight"], atol=1e-3)  # or this shows nothing
+
+
+def test_arrays_that_all_parties_have_keep_nobody_from_stacking() -> None:
+    assert remarks(author("weighted", way="common"), "stacked-1") == []
+    (said_of_own,) = remarks(author("weighted", way="own"), "stacked-1")
+    assert "Weighted.loss" in said_of_own
+    (said_of_closure,) = remarks(author("weighted", way="closure"), "stacked-1")
+    assert "enclosed" in said_of_closure
+
+
+# --- losses that keep count
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_closure_that_counts_is_called_once_a_step(place: str, tmp_path: Path) -> None:
+    result = outcome(author("counting"), place, tmp_path)
+    assert noted(result, "calls") == noted(result, "steps") == {n: [k, k] for n, k in zip(ragged().names, STEPS, strict=True)}
+    assert result.summary["steps"] == 2 * sum(STEPS)
+    assert_agrees(result, on_loop(author("counting")), place)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_says_that_a_closure_was_trained_one_by_one(place: str) -> None:
+    found = remarks(author("counting"), place)
+    if place in ("loop", "process"):  # as everything is there
+        assert found == []
+        return
+    (remark,) = found
+    assert "Counting.local.<locals>.counted" in remark
+    assert "one by one" in remark
+    assert is_one_sentence(remark)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_counter_is_nothing_that_losses_are_given(place: str, tmp_path: Path) -> None:
+    sentence = "What a loss gets beside its batch is a record of tensors and plain values, but a Calls is in it."
+    assert said(author("counting", where="own"), place, tmp_path) == sentence
+
+
+# --- steps, newcomers, finishing methods and users' own, everywhere
+
+
+FINISHING = ["fed-sps(tune=end)", str(HERE / "tuned.py")]
+USERS = [GOSSIP, *map(str, sorted((HERE.parent / "shape" / "methods").glob("*.py")))]
+LATE = {"newcomers": 1, "join_epochs": 1}
+EVERYTHING = [*compositions(), *FINISHING, *USERS]
+
+
+def test_the_matrix_is_whole() -> None:
+    assert {"fedbabu", "centralized", "adcol", "fedgen(gen_steps=5)"} <= set(EVERYTHING)
+    assert {Path(text).name for text in USERS} >= {"gossip.py", "apple.py", "pfedme.py"}
+    finishing = [text for text in EVERYTHING if job(text, "loop").algorithm.finishes]
+    assert set(finishing) >= {"fedbabu", *FINISHING}
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        *((text, place) for text in EVERYTHING for place in ELSEWHERE if place != "process"),
+        *((text, "process") for text in [*FINISHING, *USERS]),  # the others are in test_newcomers.py
+    ],
+    ids=lambda text: Path(text).name,
+)
+def test_every_method_is_the_same_everywhere(text: str, place: str, tmp_path: Path) -> None:
+    """With a newcomer: its steps, the server's, bytes, and what is tuned at the end."""
+    right = on_loop(text, json.dumps(LATE))
+    ours = outcome(text, place, tmp_path, **LATE)
+    assert ours.summary["steps"] == right.summary["steps"] > 0 or text == "centralized"
+    assert ours.summary["server_steps"] == right.summary["server_steps"]
+    assert ours.summary["newcomers"].keys() == right.summary["newcomers"].keys() == {"west"}
+    assert_agrees(ours, right, place)
+
+
+def test_the_server_has_trained() -> None:
+    """The test above compares numbers that are there."""
+    for text in ("centralized", "adcol", "fedgen(gen_steps=5)"):
+        assert on_loop(text, json.dumps(LATE)).summary["server_steps"] > 0
+
+
+# --- works that are none
+
+
+MODES = (
+    "local awaits a training inside torch.no_grad() or another of torch's modes: leave it first, as it would hold for other "
+    "parties too."
+)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("mistake", "sentence"),
+    [
+        ("plain", "local must be an `async def`, even if it awaits nothing."),
+        ("foreign", "local awaits None, but only party.fit(...), party.fold(...) and its own methods can be awaited."),
+        ("single", "local must return (its new state, a reply), but returned a Model."),
+        ("three", "local must return (its new state, a reply), but returned a tuple."),
+        ("no_grad", MODES),
+        ("inference", MODES),
+        ("dtype", MODES),
+        ("model", "model must return parameters, but returned a FitRequest: what is to be trained is trained in works."),
+    ],
+    ids=lambda text: text if " " not in text else "",
+)  # fmt: skip
+def test_mistakes_are_told_in_one_sentence(mistake: str, sentence: str, place: str, tmp_path: Path) -> None:
+    assert said(author("mistaken", mistake=mistake), place, tmp_path) == sentence
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_forgotten_await_is_no_untrained_model(place: str, tmp_path: Path) -> None:
+    """What is asked for and what comes of it have nothing in common, so the author's next line fails, and is named."""
+    words = said(author("mistaken", mistake="forgotten"), place, tmp_path)
+    assert words.startswith("AttributeError in worked")
+    assert line_of("mistaken", "the author's line") in words
+    assert "'FitRequest' object has no attribute 'theta'" in words
+
+
+# --- losses that fail
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("how", "words"), [("raised", "ValueError"), ("shapes", "RuntimeError"), ("in torch", "ValueError")], ids=lambda text: text
+)
+def test_an_error_in_a_loss_names_its_authors_line(how: str, words: str, place: str, tmp_path: Path) -> None:
+    found = said(author("failing"), place, tmp_path, how=how)
+    assert found.startswith(f"{words} in loss ({line_of('failing', how)}): ")
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("how", ["raised", "in torch"])
+def test_a_work_may_catch_it_and_go_on(how: str, place: str, tmp_path: Path) -> None:
+    """As if it had not been: what follows is FedAvg, and steps that came to nothing are not counted."""
+    ours, right = outcome(author("failing"), place, tmp_path, how=how, caught=True), on_loop("fedavg")
+    assert ours.summary["steps"] == right.summary["steps"] == 2 * sum(STEPS)
+    assert_agrees(ours._replace(summary=ours.summary | {"algorithm": "fedavg"}), right, place)
+
+
+# --- works run once
+
+
+@pytest.mark.parametrize("trainings", [0, 1, 3])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_work_runs_once_a_call(place: str, trainings: int, tmp_path: Path) -> None:
+    text = author("logged", trainings=trainings)
+    result = outcome(text, place, tmp_path)
+    log = list(log_of_calls())
+    assert noted(result, "times") == {name: [1, 1] for name in ragged().names}
+    assert result.summary["steps"] == 2 * trainings * sum(STEPS)
+    if place in ("loop", "stacked-1"):  # in this process
+        assert len(log) == len(set(log)) == 2 * len(STEPS)
+    assert_agrees(result, on_loop(text), place)
+
+
+# --- losses that write
+
+
+READ_ONLY = "A loss may not write to what it is given: what it notes from batch to batch goes into batch.scratch."
+WROTE = "A loss wrote to a tensor of its `own`, which is a letter's or a party's: let it make a new one."
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("to", "sentence"),
+    [("dict", READ_ONLY), ("nested", READ_ONLY), ("list", READ_ONLY), ("theta", READ_ONLY), ("tensor", WROTE), ("common", WROTE),
+     ("letter", WROTE)],
+    ids=lambda text: text if " " not in text else "",
+)  # fmt: skip
+def test_a_loss_may_not_write(to: str, sentence: str, place: str, tmp_path: Path) -> None:
+    assert said(author("writing", to=to), place, tmp_path) == sentence
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_loss_may_not_write_now_and_then(place: str, tmp_path: Path) -> None:
+    """In the third step only: with two epochs a step's whole batches are of parties that do not lie side by side."""
+    assert said(author("writing", to="late"), place, tmp_path, epochs=2) == WROTE
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_loss_may_not_write_to_arrays(place: str, tmp_path: Path) -> None:
+    words = said(author("writing", to="array"), place, tmp_path)
+    assert "read-only" in words
+    assert "in loss (writing.py:" in words
+
+
+# --- replies that nobody hears
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("then", ["call", "end"])
+def test_a_loop_over_replies_is_not_left_early(then: str, place: str, tmp_path: Path) -> None:
+    sentence = "Not all replies of local were heard: a loop over net.replies may not be left early."
+    assert said(author("leaving", then=then), place, tmp_path) == sentence
+
+
+# --- layers that draw
+
+
+DROPS = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Dropout(0.5)), nn.Linear(12, 10)
+
+
+@pytest.mark.parametrize("place", ELSEWHERE)
+def test_dropout_in_two_trainings_draws_the_same_everywhere(place: str, tmp_path: Path) -> None:
+    """The bits of all weights; figures of models that all parties share are taken in one pass where parties are stacked."""
+    text = author("logged", trainings=2)
+    right, ours = (outcome(text, where, tmp_path, model=DROPS) for where in ("loop", place))
+    if place.startswith("stacked"):
+        assert_agrees(ours, right, place)
+        ours = ours._replace(tables=right.tables)
+    assert_same_bits(ours, right)
+
+
+def test_works_that_take_turns_keep_their_own_draws() -> None:
+    """Two parties, training by training in turns: the bits of one after the other."""
+    made = prepare(config.experiment({"algorithm": author("logged", trainings=2), **SMALL}), ragged(), DROPS)
+    assert not gains_by_stacking(made.info.task.network)
+    s = made.algorithm.server(made.root.fold("init"), made.info)
+    call = Call("local", 0, 1, 0)
+    replies: dict[str, list[Params]] = {"in turns": [], "one by one": []}
+    for order in replies:
+        engine = LoopEngine(SiteStore(made.algorithm, made.parties, made.root), OneByOne())
+        works = [engine.sites[i].begin(call, made.algorithm.view(s, i), {}) for i in (0, 1)]
+        turns = [0, 1, 0, 1] if order == "in turns" else [0, 0, 1, 1]
+        for i in turns:
+            works[i].train()
+        replies[order] = [engine.sites[i].end(works[i]).reply.theta for i in (0, 1)]
+    for ours, right in zip(*replies.values(), strict=True):
+        assert all(torch.equal(ours[k], v) for k, v in right.items())
