@@ -19,11 +19,7 @@ from comity.core import Sealed, payload, seal
 from comity.core.net import Call
 from comity.core.record import unseal
 from comity.core.wrapper import chain
-<<<<<<< HEAD
-from comity.engines.loop import LoopNet
-=======
 from comity.engines.loop import LoopEngine
->>>>>>> work-e4
 from comity.measure.summary import KINDS
 from comity.studies import plan
 

@@ -27,11 +27,7 @@ from comity.core.codec import flatten
 from comity.core.net import Net
 from comity.core.record import is_record
 from comity.core.wrapper import chain
-<<<<<<< HEAD
-from comity.engines.loop import LoopNet
-=======
 from comity.engines.loop import LoopEngine
->>>>>>> work-e4
 from comity.engines.site import Site
 from comity.experiments import checkpoint
 from comity.experiments.build import Quiet

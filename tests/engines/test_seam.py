@@ -51,6 +51,7 @@ class Outcome(NamedTuple):
     weights: dict[str, Params]
     summary: dict[str, Any]
     metrics: list[Note]
+    remarks: list[str]
 
 
 def log_of_calls() -> list[tuple[int, int]]:
@@ -63,8 +64,8 @@ def log_of_calls() -> list[tuple[int, int]]:
 def outcome(text: str, place: str, out: Path, **settings: Any) -> Outcome:
     log_of_calls().clear()
     result = run(text, out / place, **SMALL | settings | PLACES[place])
-    summary = {k: v for k, v in result.summary.items() if k != "seconds"}
-    return Outcome(tables(result.folder), weights(result), summary, result.metrics)
+    summary = {k: v for k, v in result.summary.items() if k not in ("seconds", "remarks")}
+    return Outcome(tables(result.folder), weights(result), summary, result.metrics, result.summary["remarks"])
 
 
 @cache
@@ -180,6 +181,7 @@ def test_a_closure_that_counts_is_called_once_a_step(place: str, tmp_path: Path)
     assert noted(result, "calls") == noted(result, "steps") == {n: [k, k] for n, k in zip(ragged().names, STEPS, strict=True)}
     assert result.summary["steps"] == 2 * sum(STEPS)
     assert_agrees(result, on_loop(author("counting")), place)
+    assert len(result.remarks) == (place not in ("loop", "process")), "the summary keeps what the net remarked"
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -318,7 +320,7 @@ def test_a_work_runs_once_a_call(place: str, trainings: int, tmp_path: Path) -> 
 
 
 READ_ONLY = "A loss may not write to what it is given: what it notes from batch to batch goes into batch.scratch."
-WROTE = "A loss wrote to a tensor of its `own`, which is a letter's or a party's: let it make a new one."
+WROTE = "A loss wrote to a tensor of its `own` or of its task, which is not its own: let it make a new one."
 
 
 @pytest.mark.parametrize("place", PLACES)

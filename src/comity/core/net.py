@@ -237,16 +237,17 @@ class Net:
 
     def take_notes(self) -> list[Note]:
         """The notes since the last call, which are then forgotten."""
-        self._check_all_heard()
+        self.check_all_heard()
         notes, self.notes = self.notes, []
         return notes
 
-    def _check_all_heard(self) -> None:
+    def check_all_heard(self) -> None:
+        """Refuse a loop over replies that was left early: those who were not heard would be forgotten."""
         if self._unheard:
             raise ComityError(f"Not all replies of {self._unheard} were heard: a loop over net.replies may not be left early.")
 
     def _call(self, work: Callable[..., Any]) -> Call:
-        self._check_all_heard()
+        self.check_all_heard()
         name: str = getattr(work, "__name__", "")
         owner = getattr(work, "__self__", None)
         depth = next((d for d, a in enumerate(self._owners) if a is owner), None)

@@ -43,8 +43,7 @@ def is_record(value: object) -> bool:
 def record(cls: C) -> C:
     """Make `cls` a record: frozen, a pytree, and known to the codec."""
     frozen: C = dataclass(frozen=True)(cls)  # type: ignore[assignment]
-    if name_of(frozen) not in _BY_NAME:
-        pytree.register_dataclass(frozen)
+    pytree.register_dataclass(frozen)
     _BY_NAME[name_of(frozen)] = frozen
     _TYPES.add(frozen)
     return frozen

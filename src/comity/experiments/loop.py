@@ -130,9 +130,11 @@ class _Rounds:
             self._state = _round(self.job, self.net, self._state, t)
         else:
             self._state = _join(self.job, self.net, self._engine, self._state)
+        self.net.check_all_heard()
         if t == self.schedule.rounds and any(a.finishes for a in chain(algorithm)):
             evaluate_unfinished(self.job, self.net, self._engine, self._state)
             self._state = algorithm.finish(self._state, self.net)
+            self.net.check_all_heard()
 
     def _evaluate(self, t: int) -> Evaluations | None:
         """Let parties evaluate, if this round is one after which they do."""

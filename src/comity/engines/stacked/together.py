@@ -137,7 +137,7 @@ class Together:
 
     def train(self) -> list[Fitted]:
         """All segments, and then what came out for each party."""
-        given = [self.owns, [request.task for request in self.requests], self.own.rows, self.task.rows]
+        given = [self.owns, [request.task for request in self.requests]]
         versions = tensor_versions(given)
         for segment in self._segments():
             if len(segment.rows) > 1:
@@ -204,8 +204,10 @@ class Together:
 
         descent = self._descent(loss, at, segment.first)
         scratch = _stack([self.scratch[i] for i in rows])
+        versions = tensor_versions((owns, tasks))
         for batch in self._batches(segment, scratch):
             descent.step(batch)
+        check_unwritten((owns, tasks), versions)
         descent.done()
         for n, i in enumerate(rows):
             self.last[i] = values[n].detach()
