@@ -138,8 +138,10 @@ class FedSps(Attacks, Asks, PeerToPeer[FedSpsState]):
         train = party.data.train
         count = min(self.overlap_batch or party.training.batch, len(train))
         clean = train.take(torch.tensor(key.fold("overlap").choose(count, len(train)), device=train.x.device))  # l.5
-        T, range_ = self.attacker(self.code_compat), self.range_of(train.x, self.code_compat)
-        noise, lam = T.noise(clean.x, key.fold("attack")), torch.tensor(mine.lam, dtype=torch.float64)
+        T = self.attacker(self.code_compat)
+        range_ = self.range_of(train.x, self.code_compat)
+        noise = T.noise(clean.x, key.fold("attack"))
+        lam = torch.tensor(mine.lam, dtype=torch.float64)
         bad, lam = T(party.task, mine.first or mine.h, clean.x, clean.y, noise, lam, range_)  # l.6
         return clean, bad, lam.item()
 
@@ -148,7 +150,8 @@ class FedSps(Attacks, Asks, PeerToPeer[FedSpsState]):
         return help_for(task, h, clean, bad, self.select, use_clean, self.mode == "samples")  # eq. 12
 
     async def local(self, mine: FedSpsState, m: Empty, party: Party, key: Key) -> tuple[FedSpsState, dict[int, float]]:
-        task, helps = party.task, dict(party.inbox)
+        task = party.task
+        helps = dict(party.inbox)
         if self.code_compat and self.beta:
             clean, bad, _ = self.perturbed(mine, party, key)
             helps[party.id] = self.help(mine.h, clean, bad, task)
@@ -203,7 +206,8 @@ class FedSps(Attacks, Asks, PeerToPeer[FedSpsState]):
         return self.asking(info, cohort, cohort)
 
     def asking(self, info: Info, learners: list[int], others: list[int]) -> Traffic:
-        private, buffers = info.task.private, frozenset(filter(is_buffer, info.task.shapes))
+        private = info.task.private
+        buffers = frozenset(filter(is_buffer, info.task.shapes))
         asked = [len(self.asks(info, i, others)) for i in learners] if self.beta else []
         edges = sum(min(self.peers or n, n) for n in asked)
         back = info.task.bytes(without=private | buffers)

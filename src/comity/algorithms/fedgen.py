@@ -164,7 +164,8 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         heads = Ensemble([size / total for size in sizes.values()], [reply.theta for reply in replies.values()])
         y = drawn(s.labels, self.gen_steps * self.gen_batch, net.key("labels"))
         how = Training("adam", self.gen_lr, batch=self.gen_batch, steps=self.gen_steps)
-        key, task = net.key("generator"), net.info.task
+        key = net.key("generator")
+        task = net.info.task
         data = Samples(y, y)
         done = net.fit(self.j_g, s.G, data, key, heads, task=task, training=how, before=s.moments, draw=self.noises)
         net.note("generator/loss", float(done.loss or 0.0))

@@ -207,6 +207,7 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         return Traffic(down=len(info.late) * info.task.bytes(without=info.task.private))
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        k, w = len(cohort), info.task.bytes(without=info.task.private)
+        k = len(cohort)
+        w = info.task.bytes(without=info.task.private)
         D = self.discriminator(info.width, len(info.names)).bytes() if self.lives("federated") else 0
         return Traffic(k * (w + D), k * (w + D), k * (k - 1) * (w + 4 * info.task.classes) if self.uad or self.cgr else 0)

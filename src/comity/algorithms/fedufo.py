@@ -118,13 +118,16 @@ class FedUfo(FedUad):
         if not teachers:
             return super().objective(task, theta, z, batch)
         logits = task.head(theta, z, train=True)
-        value, y_hat = task.criterion(logits, z, batch), F.log_softmax(logits, dim=1)
+        value = task.criterion(logits, z, batch)
+        y_hat = F.log_softmax(logits, dim=1)
         for weight, theirs in teachers:
             value = value + weight * (kl(y_hat, theirs) if self.direction == "reverse" else kl(theirs, y_hat))  # eqs. 8, 10
         return value
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        usual, k, w = super().traffic(info, cohort), len(cohort), info.task.bytes(without=info.task.private)
+        usual = super().traffic(info, cohort)
+        k = len(cohort)
+        w = info.task.bytes(without=info.task.private)
         if self.samples("fresh") and not self.in_stage_one(info, info.round):
             everyone = len(info.names)
             return usual + Traffic(up=4 * everyone, down=(everyone - k) * w)

@@ -98,7 +98,8 @@ class Tape:
 
 def _rows(x: Tensor) -> Tensor:
     """The stacked tensor in a batched one's wrapping, its parties first."""
-    inside, at = functorch.get_unwrapped(x), functorch.maybe_get_bdim(x)
+    inside = functorch.get_unwrapped(x)
+    at = functorch.maybe_get_bdim(x)
     return inside if at == 0 else inside.movedim(at, 0)
 
 

@@ -58,7 +58,8 @@ class Moments:
 
 def orders(samples: int, key: Key, training: Training) -> Iterator[Tensor]:
     """The samples in a fresh order each epoch, without those of batches that are not made."""
-    left, epoch = training.steps_for(samples), 0
+    left = training.steps_for(samples)
+    epoch = 0
     while left > 0:
         made = min(left, training.an_epoch(samples))
         yield key.fold("order", epoch).permutation(samples)[: made * training.batch]

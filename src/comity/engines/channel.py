@@ -103,7 +103,8 @@ class Channel:
         """Send any tree of records, tensors and plain values."""
         skeleton, tensors = flatten(tree, parcels=True)
         places, size = _places(tensors)
-        number, descriptors = -1, []
+        number = -1
+        descriptors = []
         if size:
             number = self._file(size)
             fd, memory = self._sent[number]
@@ -139,7 +140,8 @@ class Channel:
             self._sent[number] = self._spare.pop(number)
         else:
             self._numbers += 1
-            number, fd = self._numbers, _memory_file()
+            number = self._numbers
+            fd = _memory_file()
             os.posix_fallocate(fd, 0, size)  # an error now, not a fault when it is written to
             self._sent[number] = (fd, mmap.mmap(fd, size))
         return number

@@ -17,7 +17,8 @@ def mean_of_words(vocabulary: int, width: int, mean: str) -> Make:
     """Each token's row of a table, and their mean; token 0 is padding and adds nothing."""
 
     def make(name: str, shape: Shape) -> Layer:
-        (length,), table = shape, f"{name}.weight"
+        (length,) = shape
+        table = f"{name}.weight"
 
         def weights(g: torch.Generator) -> Params:
             rows = torch.randn((vocabulary, width), generator=g)

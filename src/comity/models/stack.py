@@ -78,7 +78,8 @@ class Stack:
     def _flat(self) -> tuple[tuple[Apply, ...], tuple[int, ...]]:
         """All layers in a row, and where each stage begins: what `run` walks through."""
         applies = tuple(layer.apply for stage in self.all_stages for layer in stage.layers)
-        begins, at = [0], 0
+        begins = [0]
+        at = 0
         for stage in self.all_stages:
             at += len(stage.layers)
             begins.append(at)
@@ -190,7 +191,9 @@ def conv(out: int, kernel: Size, padding: int = 0, bias: bool = True, stride: in
     def make(name: str, shape: Shape) -> Layer:
         channels, height, width = shape
         high, wide = _both(kernel)
-        kernels, offsets, fan = f"{name}.weight", f"{name}.bias", channels * high * wide
+        kernels = f"{name}.weight"
+        offsets = f"{name}.bias"
+        fan = channels * high * wide
 
         def weights(g: torch.Generator) -> Params:
             size = (out, channels, high, wide)
@@ -233,7 +236,8 @@ def residual(*layers: Make, skip: tuple[Make, ...] = (), after: tuple[Make, ...]
     """after(skip(x) + layers(x)), named as by `chain`; `skip` (`name.skip.0.weight`, ...) brings x to the shape of the rest."""
 
     def make(name: str, shape: Shape) -> Layer:
-        body, way = chain(*layers)(name, shape), chain(*skip)(f"{name}.skip", shape)
+        body = chain(*layers)(name, shape)
+        way = chain(*skip)(f"{name}.skip", shape)
         end = chain(*after)(f"{name}.after", body.shape)
 
         def apply(p: Params, x: Tensor, train: bool) -> Tensor:

@@ -72,5 +72,6 @@ class Teacher:
 
 def noise(sets: int, classes: int, width: int, key: Key) -> Upload:
     """What a relay can offer before anybody has shown anything."""
-    made, ones = torch.randn(1 + sets, classes, width, generator=key.generator()), torch.ones(classes)
+    made = torch.randn(1 + sets, classes, width, generator=key.generator())
+    ones = torch.ones(classes)
     return Upload(made[0], ones.int(), made[1:], ones.bool(), {})

@@ -42,7 +42,8 @@ def observations(z: Tensor, y: Tensor, all_counts: Tensor, sets: int, size: int,
     classes = len(all_counts)
     rows = y.argsort(stable=True).split(torch.bincount(y, minlength=classes).tolist())
     told = [tellable(size, len(own), out_of, max(1, least)) for own, out_of in zip(rows, all_counts.tolist(), strict=True)]
-    counts, made = torch.tensor(told, device=z.device), []
+    counts = torch.tensor(told, device=z.device)
+    made = []
     for m in range(sets):
         chosen = torch.cat(
             [

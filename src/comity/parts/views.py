@@ -18,7 +18,8 @@ def augmented(x: Tensor, key: Key) -> Tensor:
     generator = key.generator()
     if x.dim() == 4:
         for axis in (2, 3):
-            size, reach = x.shape[axis], max(1, x.shape[axis] // 8)
+            size = x.shape[axis]
+            reach = max(1, x.shape[axis] // 8)
             roll = torch.randint(-reach, reach + 1, (len(x), 1), generator=generator)
             index = (torch.arange(size) + roll) % size
             shape = (len(x), 1, size, 1) if axis == 2 else (len(x), 1, 1, size)
@@ -52,7 +53,8 @@ class SelfSupervised(Task):
     temperature: float = 0.5
 
     def init(self, key: Key) -> Params:
-        theta, d = super().init(key), self.width
+        theta = super().init(key)
+        d = self.width
         if self.kind != "simsiam":
             return theta
         hidden = max(8, d // 4)

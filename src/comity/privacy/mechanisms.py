@@ -32,7 +32,8 @@ def noised(z: Tensor, how: str, epsilon: float, delta: float, key: Key) -> Tenso
     """Bounded rows with the mechanism's noise: Laplace of scale 1/ε, or Gaussian by the analytic mechanism."""
     if how == "none":
         return z
-    z, generator = bounded(z, how), key.generator()
+    z = bounded(z, how)
+    generator = key.generator()
     if how == "gauss_l2":
         return z + gaussian_sigma(epsilon, delta) * torch.randn(z.shape, generator=generator).to(z.device)
     uniform = torch.rand(z.shape, generator=generator, dtype=torch.float64) - 0.5

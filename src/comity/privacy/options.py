@@ -46,7 +46,8 @@ class PrivateRows:
     def privacy_cautions(self, info: Info, rows: int, epochs: int) -> list[str]:
         """What the guarantees really are after the last round."""
         how = replace(info.training, epochs=epochs, steps=None)
-        spent, said = self.spent(info.rounds, info.width, rows, how), []
+        spent = self.spent(info.rounds, info.width, rows, how)
+        said = []
         if "epsilon" in spent:
             said.append(
                 f"noise={self.noise} with epsilon={self.epsilon:g} a release comes to epsilon={spent['epsilon']:g} over "
