@@ -30,6 +30,7 @@ class AveragedModel(AveragesWeights[Params, C, Model], Generic[C]):
         mean = Averaging()
         for i, reply in net.replies(self.local, {i: self.view(theta, i) for i in net.sample(t)}):
             mean.add(reply.theta, weight=net.info.sizes[i])
+            del reply  # the next party trains in its memory, which is still in the cache
         return mean.value()
 
     async def averaged(self, private: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from comity.core.fit import FitRequest, Fitted, FoldRequest
 from comity.core.kernels import TAPE, SecondOrder, Tape
 from comity.core.record import Params, ReadOnlyDict, read_only, tensor_versions, tree_map
-from comity.core.task import Batch
+from comity.core.task import Batch, Task
 from comity.core.training import Moments, Training, batches
 from comity.errors import ComityError
 
@@ -30,7 +30,7 @@ def train(request: FitRequest[Any]) -> Fitted:
 
 def _train(request: FitRequest[Any], thin: bool) -> Fitted:
     own = read_only(request.own)
-    given = (own, request.task)
+    given = own if type(request.task) is Task else (own, request.task)  # a plain task holds no tensors
     versions = tensor_versions(given)
 
     def loss(theta: Params, batch: Batch) -> Tensor:
@@ -54,7 +54,7 @@ def _train(request: FitRequest[Any], thin: bool) -> Fitted:
             batch.drawn = request.draw(batch, request.key, own)
         descent.step(batch)
     check_unwritten(given, versions)
-    return replace(descent.done(), scratch=scratch)
+    return descent.done(scratch)
 
 
 def fold(request: FoldRequest[S]) -> S:
@@ -75,7 +75,9 @@ def check_unwritten(given: Any, versions: list[int]) -> None:
 
 
 def _copied(moments: Moments | None) -> Moments | None:
-    copied: Moments | None = tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, moments)
+    if moments is None:
+        return None
+    copied: Moments = tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, moments)
     return copied
 
 
@@ -193,8 +195,8 @@ class Descent:
             torch._foreach_add_(into, self.params, alpha=scale * self.training.decay)
         torch._foreach_add_([into[n] for n in anchor.places], gaps, alpha=scale * anchor.weight)
 
-    def done(self) -> Fitted:
+    def done(self, scratch: dict[str, Tensor]) -> Fitted:
         """What came out; no further step is made."""
         for param in self.params:
             param.requires_grad_(False)
-        return Fitted(dict(self.theta), self.moments, self.steps, None if self.last is None else self.last.detach(), {})
+        return Fitted(dict(self.theta), self.moments, self.steps, None if self.last is None else self.last.detach(), scratch)

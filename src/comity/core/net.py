@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from comity.core.algorithm import Algorithm
@@ -125,6 +126,8 @@ class Net:
         self._uses: Counter[tuple[int, str]] = Counter()
         self._unheard = ""
         """The work whose replies a loop is going through."""
+        self._heard = 0
+        """How many of them it has had."""
         self._layers = info.task.network.layer_stream(self.key("layers"))
 
     def begin(self, t: int) -> None:
@@ -179,13 +182,12 @@ class Net:
                 raise ComityError(f"A parcel for {self.info.name(dst)} came without a letter to it in {call.work}.")
         ordered = {i: letters[i] for i in sorted(letters)}
         self.charge_letters(call.work, ordered, "down")
-        heard = 0
         self._unheard = call.work
-        for i, answer in in_order(ordered, self._works.work(call, ordered, parcels)):
-            heard += 1
-            yield i, self._accepted(call, i, answer)
+        self._heard = 0
+        answers = in_order(ordered, self._works.work(call, ordered, parcels))
+        yield from map(partial(self._accepted, call), answers)  # a loop here would hold on to each reply until the next
         self._unheard = ""
-        if ordered and not heard:
+        if ordered and not self._heard:
             raise NoReplies(f"No party answered {call.work} in round {self.round}.")
 
     def fit(
@@ -256,12 +258,15 @@ class Net:
         self._uses[depth, name] += 1
         return Call(name, depth, self.round, self._uses[depth, name] - 1)
 
-    def _accepted(self, call: Call, i: int, answer: Answer) -> Any:
+    def _accepted(self, call: Call, answered: tuple[int, Answer]) -> tuple[int, Any]:
+        """Count and charge an answer; the party's number and its reply."""
+        i, answer = answered
+        self._heard += 1
         self.steps += answer.steps
         if answer.remark:
             self.remarks[answer.remark] = None
         self.charge_reply(call.work, i, answer.reply, "up")
-        return answer.reply
+        return i, answer.reply
 
     def _charge(self, work: str, src: str, dst: str, kind: str, size: int) -> None:
         self.ledger.charge(self.round, work, src, dst, kind, size)

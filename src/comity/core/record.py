@@ -147,6 +147,8 @@ def _with_fields(old: Any, values: dict[str, Any]) -> Any:
 
 def tensor_versions(tree: Any) -> list[int]:
     """How often each tensor in a tree was written to: another list later tells that one was."""
+    if tree is None:
+        return []
     return [leaf._version for leaf in leaves(tree) if isinstance(leaf, Tensor) and not leaf.is_inference()]
 
 

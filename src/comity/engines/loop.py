@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from comity.core.evaluation import Evaluation
 from comity.core.net import Answer, Call, Edge
@@ -12,6 +12,8 @@ from comity.core.record import Sealed
 from comity.engines.engine import Engine, Inboxes, Scheduler, Sites, inboxes
 from comity.engines.saved import Saved
 from comity.engines.site_store import SiteStore
+
+T = TypeVar("T")
 
 
 class OneByOne:
@@ -34,20 +36,18 @@ class LoopEngine(Engine):
         self._scheduler = scheduler
 
     def work(self, call: Call, letters: Mapping[int, Any], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
-        for i, answer in self._scheduler.work(self.sites, call, letters, inboxes(parcels)):
-            self.sites.release([i])
-            yield i, answer
+        return map(self._released, self._scheduler.work(self.sites, call, letters, inboxes(parcels)))
 
     def evaluate(self, letters: Mapping[int, Any], final: bool) -> Iterator[tuple[int, Evaluation]]:
-        for i, evaluation in self._scheduler.evaluate(self.sites, letters, final):
-            self.sites.release([i])
-            yield i, evaluation
+        return map(self._released, self._scheduler.evaluate(self.sites, letters, final))
 
     def evaluate_solo(self, ids: Iterable[int], t: int) -> Iterator[tuple[int, Evaluation]]:
-        for i in ids:
-            evaluation = self.sites[i].evaluate_solo(t)
-            self.sites.release([i])
-            yield i, evaluation
+        return map(self._released, ((i, self.sites[i].evaluate_solo(t)) for i in ids))
+
+    def _released(self, answered: tuple[int, T]) -> tuple[int, T]:
+        """An answer, once what its party keeps is in its place."""
+        self.sites.release([answered[0]])
+        return answered
 
     def save(self, folder: Path, t: int) -> list[Saved]:
         return self.sites.save(folder, t)

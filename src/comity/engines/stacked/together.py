@@ -208,7 +208,7 @@ class Together:
         for batch in self._batches(segment, scratch):
             descent.step(batch)
         check_unwritten((owns, tasks), versions)
-        descent.done()
+        descent.done(scratch)
         for n, i in enumerate(rows):
             self.last[i] = values[n].detach()
             self.scratch[i] = {k: v[n] for k, v in scratch.items()}
@@ -235,7 +235,7 @@ class Together:
             mine = _row(batch, 0, self.scratch[i])
             mine.drawn = batch.drawn.of({k: v[0] for k, v in batch.drawn.rows.items()})
             descent.step(mine)
-        self.last[i] = descent.done().loss
+        self.last[i] = descent.done({}).loss
 
     def _batches(self, segment: Segment, scratch: dict[str, Tensor]) -> Iterator[Batch]:
         """The segment's batches, stacked: row by row the parties' own."""
