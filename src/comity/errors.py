@@ -40,6 +40,6 @@ def describe(why: BaseException) -> str:
     if isinstance(why, OSError):
         return f"{why.strerror or why}{f': {why.filename}' if why.filename else ''}."
     frames = extract_tb(why.__traceback__)
-    ours = [frame for frame in frames if "site-packages" not in Path(frame.filename).parts] or frames
+    ours = [f for f in frames if "site-packages" not in Path(f.filename).parts and f.name != "__getattr__"] or frames
     where = f" in {ours[-1].name} ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
     return f"{type(why).__name__}{where}: {why}"

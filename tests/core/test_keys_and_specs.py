@@ -82,3 +82,16 @@ def test_compositions_say_whose_option_is_meant():
         algorithms.compose("fedprox+dbe", {"mu": 1})
     with pytest.raises(Refusal, match="Did you mean 'kappa'"):
         algorithms.compose("fedavg+dbe", {"kapa": 1})
+
+
+def test_a_batchs_key_is_the_batchs_own() -> None:
+    """Whatever is made of it differs from batch to batch: a draw that forgets the number is still drawn anew."""
+    first, second, again = BatchKey(5, 0), BatchKey(5, 1), BatchKey(5, 0)
+    assert first.fold("noise") == Key(5).fold("noise", 0) == again.fold("noise")
+    assert first.fold("noise") != second.fold("noise")
+    for draw in (
+        lambda key: key.generator().initial_seed(),
+        lambda key: key.numpy().integers(2**60),
+        lambda key: str(key.permutation(50)),
+    ):
+        assert draw(first) == draw(again) != draw(second)

@@ -37,6 +37,7 @@ from toys import (
 import comity
 from comity.algorithms.adcol import Adcol, AdcolState, Game, Judges
 from comity.core import Batch, Key, Params, Samples, Task, Training, batches, descent, payload
+from comity.core.key import BatchKey
 from comity.core.net import Answer
 from comity.models import build
 from comity.parts.divergence import kl_from_uniform
@@ -751,7 +752,7 @@ def test_future_work_replaces_the_cross_entropy_alone(objective: str) -> None:
     expected = simsiam(z, other, theta) if objective == "simsiam" else ntxent(z, other, 0.5)
     assert abs(expected.item()) > 0.05
     judges, batch = Judges([D], None), batch_of(data)
-    batch.drawn = second_view(batch, Key(0), judges)
+    batch.drawn = second_view(batch, BatchKey(0, batch.number), judges)
     value = adcol.eq2(task, theta, batch, judges)
     assert value.item() == pytest.approx((expected + 2.0 * divergence(judged(D, z))).item(), abs=1e-5)
 
@@ -846,7 +847,7 @@ def test_future_work_learns_digits(objective: str) -> None:
     assert result.summary["accuracy"]["mean"] > 0.4
     party = result.job.parties[0]
     task, batch = result.job.algorithm.task(party), batch_of(party.data.train)
-    batch.drawn = second_view(batch, Key(0), None)
+    batch.drawn = second_view(batch, BatchKey(0, batch.number), None)
     with torch.no_grad():
         begin, end = (task.loss(theta, batch) for theta in (task.init(ROOT.fold("init")), result.model("north").theta))
     assert end < begin - 0.05

@@ -23,6 +23,7 @@ import comity
 from comity.algorithms.fed_sps import FedSps, FedSpsState, Group
 from comity.algorithms.solo import Solo
 from comity.core import Empty, Key, Model, Params, PartyData, Samples, Sealed, Task, Training
+from comity.core.key import BatchKey
 from comity.core.net import Answer
 from comity.core.record import unseal
 from comity.engines.loop import LoopEngine
@@ -273,7 +274,7 @@ def test_alg1_where_the_attack_begins_is_drawn_for_each_batch(options: dict[str,
     fed = FedSps(**options)
     data = Samples(torch.zeros(50, 60), torch.zeros(50, dtype=torch.int64))
     batches = [(0, Key(1)), (0, Key(1)), (1, Key(1)), (0, Key(2))]
-    made = [fed.noise(replace(batch_of(data), number=n), key, None) for n, key in batches]
+    made = [fed.noise(replace(batch_of(data), number=n), BatchKey(key.bits, n), None) for n, key in batches]
     if not scale:
         assert made == [None] * 4
         return

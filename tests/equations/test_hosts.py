@@ -23,6 +23,7 @@ from comity.algorithms.fedgen import Generator as Given
 from comity.algorithms.fedrod import OWN, FedRod
 from comity.algorithms.mr import Mr
 from comity.core import Algorithm, Batch, Key, Model, Params, Party, Samples, Task, Training, descent, drop, keep
+from comity.core.key import BatchKey
 
 SHAPE, CLASSES, K = (6,), 3, 5
 SIZES = (9, 14, 6)
@@ -107,13 +108,13 @@ def eps_of(key: Key, count: int, width: int = 4) -> Tensor:
 def j_g(method: FedGen, task: Task, G: Params, y: Tensor, heads: Ensemble) -> Tensor:
     """The generator's objective on one batch of labels, with the noise that belongs to it."""
     batch = batch_of(Samples(y, y))
-    return method.j_g(task, G, replace(batch, drawn=method.noises(batch, Key(0), heads)), heads)
+    return method.j_g(task, G, replace(batch, drawn=method.noises(batch, BatchKey(0, batch.number), heads)), heads)
 
 
 def j_k(method: FedGen, task: Task, theta: Params, data: Samples, given: Given) -> Tensor:
     """A party's objective on one batch, with the labels and the noise that belong to it."""
     batch = batch_of(data)
-    return method.j_k(task, theta, replace(batch, drawn=method.wanted(batch, Key(0), given)), given)
+    return method.j_k(task, theta, replace(batch, drawn=method.wanted(batch, BatchKey(0, batch.number), given)), given)
 
 
 def test_fedgen_objective_of_the_generator() -> None:

@@ -28,6 +28,7 @@ from comity.algorithms.relay import Relay, V
 from comity.algorithms.relay_p2p import RelayP2p, RelayPeerState
 from comity.core import Batch, Empty, Info, Key, Params, Samples, Sealed, Task, Training
 from comity.core.fit import FitRequest
+from comity.core.key import BatchKey
 from comity.core.net import Answer
 from comity.core.record import read_only, unseal
 from comity.core.task import batchnorm_private
@@ -155,7 +156,7 @@ def loss_of(made: Relay | RelayP2p, of: Task, m: Teacher) -> Callable[[Params, B
     own = read_only(request.own)
 
     def value(theta: Params, batch: Batch) -> Tensor:
-        batch.drawn = request.draw(batch, request.key, own) if request.draw else None
+        batch.drawn = request.draw(batch, BatchKey(request.key.bits, batch.number), own) if request.draw else None
         return request.objective(request.task, theta, batch, own)
 
     return value
@@ -377,7 +378,7 @@ def test_alg2_what_is_drawn(method: Any) -> None:
     assert asked(method(), task(), one).draw is None
     for negatives, m in (("class", several), ("marginal", one), ("marginal", several)):
         request = asked(method(negatives=negatives), task(), m)
-        drawn = request.draw(batch, request.key, request.own)
+        drawn = request.draw(batch, BatchKey(request.key.bits, batch.number), request.own)
         assert drawn.pick.shape == (7,)
         assert set(drawn.pick.tolist()) <= set(range(len(m.obs)))
         assert (drawn.negatives is None) == (negatives == "class")
@@ -411,7 +412,7 @@ def _contrasted(h: Tensor, negatives: str, n: int = 60_000) -> float:
     y = torch.arange(n) % c
     seen = torch.ones(n, c, dtype=torch.bool)
     heard = Teacher(torch.zeros(c, D), seen[0], torch.zeros(1, c, D), seen[:1], {})
-    drawn = Relay(negatives=negatives).drawn(batch_of(Samples(torch.zeros(n, 1), y)), Key(7), heard)
+    drawn = Relay(negatives=negatives).drawn(batch_of(Samples(torch.zeros(n, 1), y)), BatchKey(7, 0), heard)
     return contrast(h[y], seen, y, drawn.negatives).mean().item()
 
 

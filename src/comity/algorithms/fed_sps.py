@@ -170,7 +170,7 @@ class FedSps(Attacks, Asks, PeerToPeer[FedSpsState]):
         return replace(mine, h=done.theta, lam=done.scratch.get(LAM, lam).item())
 
     def noise(self, batch: Batch, key: Key, own: Overlapping) -> Tensor | None:
-        return self.attacker(self.code_compat).noise(batch.x, key.fold("attack", batch.number))
+        return self.attacker(self.code_compat).noise(batch.x, key.fold("attack"))
 
     def eq13(self, task: Task, h: Params, batch: Batch, own: Overlapping) -> Tensor:
         value = task.loss(h, batch)

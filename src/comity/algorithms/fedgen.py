@@ -173,7 +173,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
 
     def noises(self, batch: Batch, key: Key, heads: Ensemble) -> Tensor:
         """ε for a batch of the generator's."""
-        return self.eps(len(batch.y), key.fold("made", batch.number), batch.y.device)
+        return self.eps(len(batch.y), key.fold("made"), batch.y.device)
 
     def j_g(self, task: Task, G: Params, batch: Batch, ensemble: Ensemble) -> Tensor:
         eps: Tensor = batch.drawn
@@ -190,7 +190,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
 
     def wanted(self, batch: Batch, key: Key, own: Generator) -> Wanted:
         """As many labels as a party's batch has samples, and ε."""
-        key = key.fold("made", batch.number)
+        key = key.fold("made")
         y = drawn(own.labels, len(batch.y), key)
         return Wanted(y, self.eps(len(y), key, y.device))
 

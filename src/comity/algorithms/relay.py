@@ -102,7 +102,7 @@ class SharesRepresentations(Algorithm[S, C, M]):
         return cross_entropy(logits, y) + weigh_kd * kd + weigh_disc * disc
 
     def drawn(self, batch: Batch, key: Key, m: Teacher) -> Drawn:
-        key = key.fold("observation", batch.number)
+        key = key.fold("observation")
         n = len(batch.y)
         sets, classes = m.obs.shape[:2]
         pick = torch.randint(sets, (n,), generator=key.generator()).to(batch.y.device)

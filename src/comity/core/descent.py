@@ -11,7 +11,8 @@ from torch import Tensor
 
 from comity.core.fit import FitRequest, Fitted, FoldRequest
 from comity.core.kernels import TAPE, SecondOrder, Tape
-from comity.core.record import Params, ReadOnlyDict, read_only, tensor_versions, tree_map
+from comity.core.key import BatchKey
+from comity.core.record import Params, ReadOnlyDict, marks, read_only, tree_map
 from comity.core.task import Batch, Task
 from comity.core.training import Moments, Training, batches
 from comity.errors import ComityError
@@ -31,7 +32,7 @@ def train(request: FitRequest[Any]) -> Fitted:
 def _train(request: FitRequest[Any], thin: bool) -> Fitted:
     own = read_only(request.own)
     given = own if type(request.task) is Task else (own, request.task)  # a plain task holds no tensors
-    versions = tensor_versions(given)
+    before = marks(given)
 
     def loss(theta: Params, batch: Batch) -> Tensor:
         return request.objective(request.task, theta, batch, own)
@@ -51,9 +52,9 @@ def _train(request: FitRequest[Any], thin: bool) -> Fitted:
     for batch in batches(request.samples, request.key, request.training):
         scratch = batch.scratch
         if request.draw:
-            batch.drawn = request.draw(batch, request.key, own)
+            batch.drawn = request.draw(batch, BatchKey(request.key.bits, batch.number), own)
         descent.step(batch)
-    check_unwritten(given, versions)
+    check_unwritten(given, before)
     return descent.done(scratch)
 
 
@@ -68,9 +69,9 @@ def fold(request: FoldRequest[S]) -> S:
     return state
 
 
-def check_unwritten(given: Any, versions: list[int]) -> None:
+def check_unwritten(given: Any, before: list[int]) -> None:
     """Refuse a loss that wrote to tensors that it was given: other engines would make something else of that."""
-    if tensor_versions(given) != versions:
+    if marks(given) != before:
         raise ComityError("A loss wrote to a tensor of its `own` or of its task, which is not its own: let it make a new one.")
 
 

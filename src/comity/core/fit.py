@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,7 +27,9 @@ O = TypeVar("O")  # noqa: E741 - what is a party's own
 Loss = Callable[[Task, Params, Batch, O], Tensor]
 """loss(task, theta, batch, own): a pure function. All that differs between parties comes through its arguments."""
 Draw = Callable[[Batch, Key, O], Any]
-"""draw(batch, key, own): a batch's random tensors, made a party at a time; the loss finds them in `batch.drawn`."""
+"""draw(batch, key, own): a batch's random tensors, made a party at a time; the loss finds them in `batch.drawn`.
+
+The key is the batch's own: `key.fold("noise").generator()` draws anew for each."""
 
 
 @record
@@ -76,6 +78,11 @@ class FitRequest(Generic[O]):
 
     def __await__(self) -> Generator[FitRequest[Any], Fitted, Fitted]:
         return (yield self)
+
+    if not TYPE_CHECKING:  # for mypy a forgotten await is a missing attribute; this is for whoever runs without it
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"A training that is asked for has no {name!r} yet: write `await party.fit(...)`.")
 
     @property
     def names(self) -> list[str]:

@@ -46,3 +46,20 @@ class Key:
     def choose(self, count: int, n: int) -> list[int]:
         """`count` of 0..n-1 without replacement, in ascending order."""
         return sorted(self.permutation(n)[:count].tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class BatchKey(Key):
+    """A training's key as `draw` gets it for one batch: whatever comes of it is that batch's own."""
+
+    number: int
+    """The batch's number in its training."""
+
+    def fold(self, *path: Part) -> Key:
+        return Key(self.bits).fold(*path, self.number)
+
+    def generator(self) -> torch.Generator:
+        return self.fold("batch").generator()
+
+    def numpy(self) -> np.random.Generator:
+        return self.fold("batch").numpy()

@@ -113,7 +113,7 @@ PLAIN = (Tensor, bool, int, float, str, bytes, type(None))
 
 
 def read_only(tree: Any) -> Any:
-    """A tree as losses get it: dicts, lists and arrays that refuse to be written to, around the same tensors.
+    """A tree as losses get it: dicts and lists that refuse to be written to, around the same tensors and copies of arrays.
 
     Only records, dicts, lists, tuples, tensors, numpy arrays and plain values may be in it: of any other object nobody knows
     whether it is the same for all parties, or what a loss does to it.
@@ -121,9 +121,7 @@ def read_only(tree: Any) -> Any:
     if isinstance(tree, PLAIN):
         return tree
     if isinstance(tree, np.ndarray) and not tree.dtype.hasobject:
-        view = tree.view()
-        view.flags.writeable = False
-        return view
+        return tree.copy()  # not a read-only view, of which torch can make no tensor; `marks` tell whether it was written to
     if is_record(tree):
         return _with_fields(tree, {name: read_only(value) for name, value in vars(tree).items()})
     if isinstance(tree, dict):
@@ -145,11 +143,17 @@ def _with_fields(old: Any, values: dict[str, Any]) -> Any:
     return made
 
 
-def tensor_versions(tree: Any) -> list[int]:
-    """How often each tensor in a tree was written to: another list later tells that one was."""
+def marks(tree: Any) -> list[int]:
+    """A mark of each tensor and array in a tree: another list later tells that one was written to."""
     if tree is None:
         return []
-    return [leaf._version for leaf in leaves(tree) if isinstance(leaf, Tensor) and not leaf.is_inference()]
+    found = []
+    for leaf in leaves(tree):
+        if isinstance(leaf, Tensor) and not leaf.is_inference():
+            found.append(leaf._version)
+        elif isinstance(leaf, np.ndarray):
+            found.append(hash(leaf.tobytes()))
+    return found
 
 
 def _register_read_only() -> None:
@@ -158,8 +162,14 @@ def _register_read_only() -> None:
         ReadOnlyDict,
         lambda tree: (list(tree.values()), list(tree)),
         lambda values, names: ReadOnlyDict(zip(names, values, strict=True)),
+        flatten_with_keys_fn=lambda tree: ([(pytree.MappingKey(k), v) for k, v in tree.items()], list(tree)),
     )
-    pytree.register_pytree_node(ReadOnlyList, lambda tree: (list(tree), None), lambda values, _: ReadOnlyList(values))
+    pytree.register_pytree_node(
+        ReadOnlyList,
+        lambda tree: (list(tree), None),
+        lambda values, _: ReadOnlyList(values),
+        flatten_with_keys_fn=lambda tree: ([(pytree.SequenceKey(n), v) for n, v in enumerate(tree)], None),
+    )
 
 
 _register_read_only()

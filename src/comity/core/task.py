@@ -73,7 +73,11 @@ def _stackable(cls: type) -> None:
         made.__dict__.update(context[1], **dict(zip(context[0], values, strict=True)))
         return made
 
-    pytree.register_pytree_node(cls, flatten, unflatten)
+    def with_names(task: Any) -> tuple[list[Any], tuple[list[str], dict[str, Any]]]:
+        values, context = flatten(task)
+        return [(pytree.GetAttrKey(name), value) for name, value in zip(context[0], values, strict=True)], context
+
+    pytree.register_pytree_node(cls, flatten, unflatten, flatten_with_keys_fn=with_names)
 
 
 REMEMBERED = 4

@@ -71,7 +71,7 @@ class SelfSupervised(Task):
 
 def second_view(batch: Batch, key: Key, own: object) -> Tensor:
     """What a self-supervised task needs drawn for a batch: the other view of its samples."""
-    return augmented(batch.x, key.fold("view", batch.number))
+    return augmented(batch.x, key.fold("view"))
 
 
 def probe(task: Task, theta: Params, batch: Batch, own: object) -> Tensor:

@@ -32,9 +32,9 @@ class Joined:
         for n, column in enumerate(zip(*(leaves for leaves, _ in flat), strict=True)):
             if isinstance(column[0], Tensor):
                 if any(leaf is not column[0] for leaf in column):
-                    self.rows[str(n)] = _stacked(column)
+                    self.rows[str(n)] = _stacked(column, self._whole, n)
             elif not all(_equal(leaf, column[0]) for leaf in column):
-                raise Unlike("parties' losses get values that differ and are no tensors")
+                raise Unlike(f"{_place(self._whole, n)} differs between parties and is no tensor")
 
     def of(self, rows: Params) -> Any:
         """One party's tree, around its rows."""
@@ -43,10 +43,16 @@ class Joined:
         return pytree.tree_unflatten([rows.get(str(n), leaf) for n, leaf in enumerate(self._leaves)], self._spec)
 
 
-def _stacked(column: Sequence[Any]) -> Tensor:
+def _place(tree: Any, n: int) -> str:
+    """Where the n-th leaf of a tree is, as one would write it in a loss."""
+    path, _ = pytree.tree_flatten_with_path(tree)[0][n]
+    return f"own{pytree.keystr(path)}"
+
+
+def _stacked(column: Sequence[Any], tree: Any, n: int) -> Tensor:
     first = column[0]
     if any(not isinstance(leaf, Tensor) or leaf.shape != first.shape or leaf.dtype != first.dtype for leaf in column):
-        raise Unlike("parties' losses get tensors of different shapes")
+        raise Unlike(f"{_place(tree, n)} has another shape at each party")
     return torch.stack([leaf.detach() for leaf in column])
 
 

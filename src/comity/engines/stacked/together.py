@@ -22,7 +22,8 @@ from comity.core.algorithm import Algorithm
 from comity.core.descent import Anchor, Descent, check_unwritten
 from comity.core.fit import FitRequest, Fitted
 from comity.core.kernels import over_rows
-from comity.core.record import Params, ReadOnlyDict, read_only, tensor_versions
+from comity.core.key import BatchKey
+from comity.core.record import Params, ReadOnlyDict, marks, read_only
 from comity.core.task import Batch
 from comity.core.training import Moments, Training, orders
 from comity.engines.stacked.joined import Joined, Unlike
@@ -138,13 +139,13 @@ class Together:
     def train(self) -> list[Fitted]:
         """All segments, and then what came out for each party."""
         given = [self.owns, [request.task for request in self.requests]]
-        versions = tensor_versions(given)
+        before = marks(given)
         for segment in self._segments():
             if len(segment.rows) > 1:
                 self._walk(segment)
             else:
                 self._walk_alone(segment)
-        check_unwritten(given, versions)
+        check_unwritten(given, before)
         return [self._done(i) for i in range(len(self.requests))]
 
     def _segments(self) -> Iterator[Segment]:
@@ -204,10 +205,10 @@ class Together:
 
         descent = self._descent(loss, at, segment.first)
         scratch = _stack([self.scratch[i] for i in rows])
-        versions = tensor_versions((owns, tasks))
+        before = marks((owns, tasks))
         for batch in self._batches(segment, scratch):
             descent.step(batch)
-        check_unwritten((owns, tasks), versions)
+        check_unwritten((owns, tasks), before)
         descent.done(scratch)
         for n, i in enumerate(rows):
             self.last[i] = values[n].detach()
@@ -278,7 +279,8 @@ class Together:
             return NOTHING
         made = []
         for n, i in enumerate(rows):
-            made.append(draw(_row(batch, n, {}), self.requests[i].key, self.owns[i]))
+            key = BatchKey(self.requests[i].key.bits, batch.number)
+            made.append(draw(_row(batch, n, {}), key, self.owns[i]))
         return Joined(made)
 
     def _done(self, i: int) -> Fitted:
