@@ -4,7 +4,7 @@
     python benchmarks/versions.py ../before/src [--rounds 11] [--only fedprox]
 
 Two processes take turns, each with its own version of Comity on the same random images: a round here, a round there, so that a
-busy moment of the machine hits both. Prints the median of the ratios (this / other) with its quartiles; of processor time, but for
+busy moment of the machine hits both. Prints the median of the ratios (this / other) with its quartiles, of processor time but for
 engine `process`.
 """
 
