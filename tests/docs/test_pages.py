@@ -75,3 +75,11 @@ def test_trackers_are_told_what_the_page_says(tmp_path: Path) -> None:
 
 def test_every_dataset_is_on_the_page() -> None:
     assert {str(row["name"]) for row in catalogue()} <= set(re.findall(r"`([\w-]+)`", text("data")))
+
+
+def test_the_architecture_shows_fedavg_as_it_is() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "architecture.md").read_text(encoding="utf-8")
+    source = (root / "src" / "comity" / "algorithms" / "fedavg.py").read_text(encoding="utf-8")
+    code = source[source.index("from typing import Generic") :].rstrip()
+    assert f"```python\n{code}\n```" in page
