@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
 
 import torch
 import torch.nn.functional as F
@@ -59,8 +61,9 @@ class Bare:
     def views(self, flat: Tensor) -> list[Tensor]:
         return [part.view(s) for part, s in zip(flat.split([s.numel() for s in self.shapes]), self.shapes, strict=True)]
 
-    def train(self, ids: range, total: Tensor) -> None:
-        params, theta, sums = list(self.model.parameters()), self.views(self.theta), self.views(total)
+    def train(self, ids: Sequence[int], total: Tensor) -> None:
+        params: list[Tensor] = list(self.model.parameters())
+        theta, sums = self.views(self.theta), self.views(total)
         torch._foreach_zero_(sums)
         for i in ids:
             x, y = self.data[i]
@@ -73,7 +76,7 @@ class Bare:
             with torch.no_grad():
                 torch._foreach_add_(sums, params, alpha=len(y))
 
-    def _serve(self, pipe: multiprocessing.connection.Connection, k: int, processes: int) -> None:  # type: ignore[name-defined]
+    def _serve(self, pipe: Connection, k: int, processes: int) -> None:
         torch.set_num_threads(1)
         while pipe.recv_bytes() == b"go":
             self.train(range(k, len(self.data), processes), self.sums[k])

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from bare import BATCH, LR, network
-from torch import Tensor
+from torch import Tensor, nn
 
 Step = Callable[[], object]
 LAST = torch.channels_last
@@ -24,12 +24,17 @@ STEPS = 7  # in a row: a local epoch of 70 samples
 aten = torch.ops.aten
 
 
+def in_last(model: nn.Sequential) -> nn.Sequential:
+    """The model with its weights laid out channels last."""
+    return model.to(memory_format=LAST)  # type: ignore[call-overload]  # torch's own types leave it out
+
+
 def eager(work: str, last: bool = False) -> Step:
     """As the bare loop does it, with channels last if asked for."""
     model, x, y = network(work), torch.randn(BATCH, 1, 28, 28), torch.randint(0, 10, (BATCH,))
     if last:
-        model, x = model.to(memory_format=LAST), x.to(memory_format=LAST)
-    params = list(model.parameters())
+        model, x = in_last(model), x.to(memory_format=LAST)
+    params: list[Tensor] = list(model.parameters())
 
     def step() -> None:
         grads = torch.autograd.grad(F.cross_entropy(model(x), y), params)
@@ -41,7 +46,7 @@ def eager(work: str, last: bool = False) -> Step:
 
 def cnn4_by_hand() -> Step:
     """Channels last, pooling before ReLU, the linear layers' gradients added as products."""
-    w1, b1, w2, b2, f1, c1, f2, c2 = (p.detach() for p in network("cnn4").to(memory_format=LAST).parameters())
+    w1, b1, w2, b2, f1, c1, f2, c2 = (p.detach() for p in in_last(network("cnn4")).parameters())
     x, y = torch.randn(BATCH, 1, 28, 28).to(memory_format=LAST), F.one_hot(torch.randint(0, 10, (BATCH,)), 10).float()
 
     def forward(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:

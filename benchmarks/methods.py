@@ -84,7 +84,7 @@ class Federated:
         self._engine = self.job.engine()
         self._net = self.job.net(self._engine, Quiet())
         self.parties = Clock()
-        self._engine.work = self.parties.around_iterator(self._engine.work)  # type: ignore[method-assign]
+        self._engine.work = self.parties.around_iterator(self._engine.work)
         self.s = self.job.algorithm.server(self.job.root.fold("init"), self.job.info)
         self.s = self.job.algorithm.start(self.s, self._net)
         self._t = 0
@@ -148,7 +148,7 @@ def judged(adcol: Federated, epochs: int) -> float:
 def relay_steps(model: str, data: Federation, rounds: int) -> list[float]:
     """The relay's rounds against SOLO's and the seconds of its own uploads."""
     clock, kept = Clock(), Relay.upload
-    Relay.upload = clock.around(kept)  # type: ignore[method-assign]
+    Relay.upload = clock.around(kept)
     try:
         ours, theirs = (Federated(name, model, data, "loop", 1) for name in ("relay", "solo"))
         ratios = []
@@ -157,7 +157,7 @@ def relay_steps(model: str, data: Federation, rounds: int) -> list[float]:
             seconds, server = ours.round()
             ratios.append(seconds / (theirs.round()[0] + server + clock.seconds - before))
     finally:
-        Relay.upload = kept  # type: ignore[method-assign]
+        Relay.upload = kept
     return ratios[1:]
 
 

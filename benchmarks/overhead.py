@@ -38,8 +38,8 @@ def compare(work: str, data: Data, engine: str, workers: int, rounds: int) -> tu
     settings = {"algorithm": "fedavg", "model": work, "batch": BATCH, "lr": LR, "engine": engine, "workers": workers}
     job = prepare(config.experiment(settings), federation)
     bare = Bare(work, data, workers)
-    engine = job.engine()
-    net = job.net(engine, Quiet())
+    running = job.engine()
+    net = job.net(running, Quiet())
     s = job.algorithm.server(job.root.fold("init"), job.info)
     floor, ours = [], []
     try:
@@ -51,7 +51,7 @@ def compare(work: str, data: Data, engine: str, workers: int, rounds: int) -> tu
             ours.append(time.perf_counter() - begin)
             net.ledger.take()
     finally:
-        engine.close()
+        running.close()
         bare.close()
     return floor[1:], ours[1:]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
+from multiprocessing.connection import Connection
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ class Pair(Bare):
         super().__init__(work.model, [train for train, _ in data], processes=2)
         self.count = work.cohort * work.samples
 
-    def _serve(self, pipe: multiprocessing.connection.Connection, k: int, processes: int) -> None:  # type: ignore[name-defined]
+    def _serve(self, pipe: Connection, k: int, processes: int) -> None:
         torch.set_num_threads(1)
         everyone = range(len(self.data))
         while (order := pipe.recv_bytes()) != b"stop":

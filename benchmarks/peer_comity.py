@@ -27,7 +27,7 @@ class Paced:
 
     def __init__(self, contest: Contest) -> None:
         self._contest, self._screen = contest, screen.progress("fedavg")
-        self.begin, self.parties, self.end = self._screen.begin, self._screen.parties, self._screen.end
+        self.begin, self.answered, self.end = self._screen.begin, self._screen.answered, self._screen.end
 
     def round(self, t: int, accuracy: float | None, ledger: Ledger) -> None:
         self._screen.round(t, accuracy, ledger)

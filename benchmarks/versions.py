@@ -11,6 +11,7 @@ engine `process`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,14 @@ WORKS = (  # method, model, engine, parties
 SAMPLES = 70
 
 
+def found(*names: str) -> Any:
+    """The first of these modules that there is."""
+    for name in names:
+        with contextlib.suppress(ImportError):
+            return import_module(name)
+    raise SystemExit(f"There is no {names[0]} here.")
+
+
 def serve(settings: dict[str, Any]) -> None:
     """In a process of its own: a round for each line that comes in, its seconds for an answer."""
     warnings.simplefilter("ignore")
@@ -58,15 +68,10 @@ def serve(settings: dict[str, Any]) -> None:
 
     import comity
 
-    try:
-        from comity.engines.allocator import keep_freed_memory
-        from comity.experiments import config
-        from comity.experiments.build import Quiet, prepare
-    except ImportError:  # as it was before engines stood apart from the net
-        from comity.core.allocator import keep_freed_memory
-        from comity.job import Quiet, prepare
-
-        from comity import config
+    # The second names are from before engines stood apart from the net.
+    build = found("comity.experiments.build", "comity.job")
+    config = found("comity.experiments.config", "comity.config")
+    allocator = found("comity.engines.allocator", "comity.core.allocator")
 
     torch.set_num_threads(1)
     draw = torch.Generator().manual_seed(1)
@@ -77,11 +82,11 @@ def serve(settings: dict[str, Any]) -> None:
 
     parties = {f"p{i}": (images(), tiny) for i in range(settings.pop("parties"))}
     federation = comity.Federation.from_arrays(parties, validation=0.0, classes=10)
-    job = prepare(config.experiment(settings | {"batch": 10, "lr": 0.005, "rounds": 50}), federation)
+    job = build.prepare(config.experiment(settings | {"batch": 10, "lr": 0.005, "rounds": 50}), federation)
     gc.freeze()  # as a run does
-    keep_freed_memory()
-    engine = job.engine() if hasattr(job, "engine") else job.net(Quiet())
-    net = job.net(engine, Quiet()) if hasattr(job, "engine") else engine
+    allocator.keep_freed_memory()
+    engine = job.engine() if hasattr(job, "engine") else job.net(build.Quiet())
+    net = job.net(engine, build.Quiet()) if hasattr(job, "engine") else engine
     clock = time.perf_counter if settings["engine"] == "process" else time.process_time
     net.begin(0)
     s = job.algorithm.start(job.algorithm.server(job.root.fold("init"), job.info), net)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,15 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.002)
 
 
+def reached(least: int, out: Path) -> bool:
+    return rounds(out) >= least
+
+
+def wait_for_round(least: int, out: Path, child: Child) -> None:
+    """Until so many rounds are in the tables, or the run has ended."""
+    wait_for(lambda: reached(least, out) or child.poll() is not None)
+
+
 def rounds(out: Path) -> int:
     """How many rounds the tables hold."""
     try:
@@ -116,7 +126,7 @@ def test_kill_the_main_process(method: str, engine: str, nursery: Nursery, calm:
         child = go_on(nursery, out, args)
         if turn:  # the first time while it starts, then some rounds later
             least = before + draw.randrange(1, 7)
-            wait_for(lambda child=child, least=least: rounds(out) >= least or child.poll() is not None)
+            wait_for_round(least, out, child)
         time.sleep(draw.uniform(0, 0.05 if turn else 0.2))
         child.signal(signal.SIGKILL)
         ended = child.wait()
@@ -134,7 +144,7 @@ def test_kill_a_worker(method: str, nursery: Nursery, calm: Callable[[str], Path
     args, out = (*settings(method), *ENGINES["process"]), tmp_path / "run"
     for least in (1, 4):
         child = go_on(nursery, out, args)
-        wait_for(lambda child=child, least=least: rounds(out) >= least or child.poll() is not None)
+        wait_for_round(least, out, child)
         time.sleep(draw.uniform(0, 0.05))
         workers = child.workers()
         if child.poll() is None and workers:
@@ -165,7 +175,7 @@ def test_resume_at_once_while_workers_are_still_ending(nursery: Nursery, calm: C
     args, out = (*settings("scaffold"), *ENGINES["process"]), tmp_path / "run"
     for least in (1, 3, 5):
         child = go_on(nursery, out, args)
-        wait_for(lambda least=least: rounds(out) >= least)
+        wait_for(partial(reached, least, out))
         child.signal(signal.SIGKILL)
         child.wait()
     until = time.monotonic() + 20
@@ -184,7 +194,7 @@ def test_interrupt(engine: str, group: bool, nursery: Nursery, calm: Callable[[s
     for _ in range(2):
         before = rounds(out)
         child = go_on(nursery, out, args)
-        wait_for(lambda before=before, child=child: rounds(out) > before or child.poll() is not None)
+        wait_for_round(before + 1, out, child)
         time.sleep(draw.uniform(0, 0.05))
         child.signal(signal.SIGINT, group=group)
         ended = child.wait()
@@ -241,7 +251,7 @@ def test_compare_interrupted_and_repeated(nursery: Nursery, tmp_path: Path) -> N
     out = tmp_path / "out"
     for seen in ("solo", "fedavg+dbe"):
         child = nursery.start(*args, out, env=OFTEN)
-        wait_for(lambda seen=seen: rounds(out / seen / "seed-0") >= 3)
+        wait_for(partial(reached, 3, out / seen / "seed-0"))
         child.signal(signal.SIGINT)
         ended = child.wait()
         if ended.code:

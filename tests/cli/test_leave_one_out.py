@@ -18,6 +18,7 @@ from harness import SMALL, comity, contents, one_sentence, rows, summary, works
 import comity as library
 from comity.errors import Refusal
 from comity.studies import leave_one_out
+from comity.studies.compare import run_once
 from comity.studies.leave_one_out import Effect, parts, party_folder
 
 COLUMNS = ["method", "seed", "left_out", "party", "accuracy_with", "accuracy_without", "effect", "low", "high"]
@@ -290,8 +291,7 @@ def test_the_same_call_goes_on(federation: library.Federation, tmp_path: Path, m
     (folder,) = (tmp_path / "leave-one-out" / "fedavg").glob("good-twin-*")
     (folder / "seed-0" / "summary.json").unlink()
     begun = []
-    once = leave_one_out.run_once
-    monkeypatch.setattr(leave_one_out, "run_once", lambda e, *more: begun.append(e.without) or once(e, *more))
+    monkeypatch.setattr(leave_one_out, "run_once", lambda e, *more: begun.append(e.without) or run_once(e, *more))
     assert library.leave_one_out(["fedavg", "solo"], federation, **call) == first
     assert begun == [None, ("odd",), ("Good Twin",)]
     assert (folder / "seed-0" / "summary.json").exists()

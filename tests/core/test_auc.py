@@ -120,19 +120,19 @@ def sites(classes: int) -> comity.Federation:
     x = draw.normal(size=(240, 6)) + 0.7 * np.eye(6)[y]
     data = Dataset(
         "sites",
-        x,
-        y,
+        torch.from_numpy(x),
+        torch.from_numpy(y),
         classes,
         mean=(0.0,),
         std=(1.0,),
         official_test=torch.from_numpy(held),
         groups={"site": Groups(("ann", "bob", "cyd"), of)},
-    )  # type: ignore[arg-type]
+    )
     return data.partition("natural", test="official", validation=0.2)
 
 
 def run(classes: int, out: Path, text: str = "fedavg", **more: Any) -> comity.Result:
-    usual = {"model": "mlp2(width=8)", "rounds": 3, "lr": 0.05, "engine": "loop"}
+    usual: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 3, "lr": 0.05, "engine": "loop"}
     return comity.run(text, sites(classes), out=out, **(usual | more))
 
 

@@ -6,6 +6,8 @@ import copy
 import gc
 import os
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -50,7 +52,7 @@ def same(a: object, b: object) -> bool:
     if isinstance(a, list | tuple):
         return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+        return isinstance(b, dict) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
     if isinstance(a, Bag):
         return isinstance(b, Bag) and same(a.thing, b.thing) and same(a.other, b.other)
     return type(a) is type(b) and a == b
@@ -103,7 +105,8 @@ def test_a_parcel_shows_its_size_and_nothing_else():
     public = [name for name in dir(parcel) if not name.startswith("_")]
     assert public == ["size"]
     assert "1234" not in repr(parcel) + str(parcel)
-    for attempt in (pickle.dumps, copy.copy, copy.deepcopy, vars, iter, len):
+    attempts: list[Callable[[Any], object]] = [pickle.dumps, copy.copy, copy.deepcopy, vars, iter, len]
+    for attempt in attempts:
         with pytest.raises(TypeError):
             attempt(parcel)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -77,7 +79,7 @@ def test_call_checks_names_kinds_and_missing_values():
 
 
 def test_compositions_say_whose_option_is_meant():
-    made = algorithms.compose("fedprox+dbe", {"dbe.mu": 0.5, "kappa": 2})
+    made: Any = algorithms.compose("fedprox+dbe", {"dbe.mu": 0.5, "kappa": 2})
     assert (made.mu, made.kappa, made.host.mu) == (0.5, 2.0, 0.01)
     with pytest.raises(Refusal, match=r"fedprox\.mu and dbe\.mu"):
         algorithms.compose("fedprox+dbe", {"mu": 1})

@@ -166,9 +166,9 @@ def test_what_is_in_a_record_cannot_be_written_to() -> None:
         with pytest.raises(ComityError, match=WRITES):
             write()
     with pytest.raises(FrozenInstanceError):
-        seen.inner = inner()
+        seen.inner = inner()  # type: ignore[misc]
     with pytest.raises(FrozenInstanceError):
-        seen.inner.weights = {}
+        seen.inner.weights = {}  # type: ignore[misc]
 
 
 def test_what_is_in_a_tuple_cannot_be_written_to() -> None:
@@ -178,7 +178,7 @@ def test_what_is_in_a_tuple_cannot_be_written_to() -> None:
         with pytest.raises(ComityError, match=WRITES):
             write()
     with pytest.raises(TypeError):
-        seen[0] = []
+        seen[0] = []  # type: ignore[index]
 
 
 def test_a_named_tuple_keeps_its_names_and_cannot_be_written_to() -> None:
@@ -189,7 +189,7 @@ def test_a_named_tuple_keeps_its_names_and_cannot_be_written_to() -> None:
     with pytest.raises(ComityError, match=WRITES):
         seen.notes.append(2)
     with pytest.raises(AttributeError):
-        seen.mean = torch.zeros(3)
+        seen.mean = torch.zeros(3)  # type: ignore[misc]
 
 
 # --- what stays as it is

@@ -276,7 +276,7 @@ def small(digits: Dataset) -> Federation:
 
 
 def run(text: str, fed: Federation, out: Path, **settings: Any) -> comity.Result:
-    usual = {"model": "fedbn-cnn(scale=0.06)", "rounds": 2, "lr": 0.05, "engine": "loop"}
+    usual: dict[str, Any] = {"model": "fedbn-cnn(scale=0.06)", "rounds": 2, "lr": 0.05, "engine": "loop"}
     return comity.run(text, fed, out=out, **(usual | settings))
 
 

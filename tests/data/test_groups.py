@@ -417,7 +417,8 @@ def test_wrong_values_end_in_one_sentence(command: Command, file: Path, tmp_path
 
 @pytest.mark.parametrize("name", ["partition", "parties", "augment", "patience", "test"])
 def test_wrong_types_in_python_and_toml(command: Command, file: Path, tmp_path: Path, name: str) -> None:
-    for wrong in (True, [3], {"a": 1}):
+    wrongs: list[Any] = [True, [3], {"a": 1}]
+    for wrong in wrongs:
         with pytest.raises(Refusal, match=name):
             comity.run("fedavg", data=str(file), rounds=1, **{name: wrong})
     (tmp_path / "bad.toml").write_text(f'data = "{file}"\n{name} = {{ a = 1 }}\n')
@@ -489,7 +490,10 @@ def test_the_split_of_a_run_whose_folder_has_its_methods_options(file: Path, tmp
     assert json.loads((tmp_path / "out" / "split.json").read_text()) == json.loads(split.read_text())
 
 
-@pytest.mark.parametrize("groups", [Groups(NAMES, [0, 1, 2, 3] * 10), np.arange(40) % 4, NAMES], ids=["list", "array", "names"])
+LISTED = Groups(NAMES, [0, 1, 2, 3] * 10)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("groups", [LISTED, np.arange(40) % 4, NAMES], ids=["list", "array", "names"])
 def test_groups_as_people_write_them_are_taken_or_refused(groups: Any) -> None:
     try:
         fed = dataset([0] * 40, groups={"who": groups}).partition("natural")

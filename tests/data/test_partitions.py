@@ -32,7 +32,11 @@ def labels(n: int = 600, classes: int = 10, seed: int = 0) -> np.ndarray:
 
 
 def parts(spec: str, y: np.ndarray, parties: int, seed: int = 0) -> list[np.ndarray]:
-    return list(divide(parse(spec), y, {}, parties, np.random.default_rng(seed)).values())
+    made = []
+    for rows in divide(parse(spec), y, {}, parties, np.random.default_rng(seed)).values():
+        assert isinstance(rows, np.ndarray)
+        made.append(rows)
+    return made
 
 
 def assert_disjoint(found: list[np.ndarray], y: np.ndarray, parties: int) -> np.ndarray:

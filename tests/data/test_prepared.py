@@ -133,7 +133,14 @@ def test_bytes_are_their_values_over_255(seed: int, spec: str, test: str) -> Non
     draw = np.random.default_rng(seed)
     x = torch.from_numpy(draw.integers(0, 256, (80, 2, 5, 5), dtype=np.uint8))
     y, groups = torch.from_numpy(draw.integers(0, 3, 80)), {"who": Groups(("ann", "bob"), np.arange(80) % 2)}
-    same = {"y": y, "classes": 3, "groups": groups, "mean": (0.4, 0.6), "std": (0.3,), "official_test": torch.arange(80) % 3 == 0}
+    same: dict[str, Any] = {
+        "y": y,
+        "classes": 3,
+        "groups": groups,
+        "mean": (0.4, 0.6),
+        "std": (0.3,),
+        "official_test": torch.arange(80) % 3 == 0,
+    }
     as_bytes, as_floats = (Dataset("d", x, **same) for x in (x, x.float() / 255))
     one, two = (d.partition(spec, 2, seed, test, 0.2) for d in (as_bytes, as_floats))
     assert one.preprocess.black == two.preprocess.black
@@ -152,6 +159,7 @@ def test_bytes_stay_bytes_and_are_checked() -> None:
     x = torch.zeros(20, 1, 4, 4, dtype=torch.uint8)
     assert Dataset("d", x, torch.arange(20) % 2, 2).x is x
     assert Dataset("d", x[..., 0, 0], torch.arange(20) % 2, 2).x.dtype == torch.float32  # a table of small numbers
+    usual: dict[str, Any] = {"name": "d", "x": x, "y": torch.arange(20) % 2, "classes": 2}
     for change, message in (
         ({"y": torch.arange(20) % 3}, "A label of dataset 'd' is 2, but labels must be less than classes=2."),
         ({"y": torch.arange(19) % 2}, "The x and y of dataset 'd' must be of one length"),
@@ -160,7 +168,7 @@ def test_bytes_stay_bytes_and_are_checked() -> None:
         ({"x": torch.zeros(0, 1, 4, 4, dtype=torch.uint8), "y": torch.zeros(0)}, "There are no samples in dataset 'd'"),
     ):
         with pytest.raises(Refusal, match=re.escape(message)):
-            Dataset(**{"name": "d", "x": x, "y": torch.arange(20) % 2, "classes": 2, **change})
+            Dataset(**(usual | change))
 
 
 def test_the_fingerprint_knows_every_byte() -> None:

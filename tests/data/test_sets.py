@@ -124,7 +124,7 @@ def test_bad_files_are_refused_in_one_sentence_or_read(name: str, here: Path, mo
     """Whatever file of a dataset is lost, empty, cut or something else."""
     BUILD[name][0](here)
     monkeypatch.setenv("COMITY_CACHE", os.devnull)
-    seen = set()
+    seen: set[object] = set()
     for path in sorted(p for p in here.rglob("*") if p.is_file()):
         kind = (path.parent, path.suffix) if path.suffix in (".jpg", ".JPEG", ".png", ".txt") else path
         if kind in seen or len(seen) > 8:

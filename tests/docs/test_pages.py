@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def test_trackers_are_told_what_the_page_says(tmp_path: Path) -> None:
         def begin(self, folder: Path, settings: object) -> None:
             pass
 
-        def round(self, t: int, figures: dict[str, float]) -> None:
+        def round(self, t: int, figures: Mapping[str, float]) -> None:
             told.update(figures)
 
         def end(self, summary: object) -> None:

@@ -75,7 +75,7 @@ def ragged() -> comity.Federation:
 def run(text: str, out: Path, **settings: Any) -> comity.Result:
     """A small run in a folder."""
     gentle = text.startswith(STEEP)
-    usual = {"model": BATCHNORM, "rounds": 2, "lr": 0.02 if gentle else 0.1, "engine": "loop"}
+    usual: dict[str, Any] = {"model": BATCHNORM, "rounds": 2, "lr": 0.02 if gentle else 0.1, "engine": "loop"}
     return comity.run(text, ragged(), out=out, **(usual | settings))
 
 

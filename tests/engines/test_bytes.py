@@ -35,7 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def by_round(result: comity.Result) -> dict[int, Counter[str]]:
     """Bytes by round and kind, as they were charged."""
-    found = {t: Counter() for t in range(result.job.experiment.rounds + 1)}
+    found: dict[int, Counter[str]] = {t: Counter() for t in range(result.job.experiment.rounds + 1)}
     for row in result.ledger:
         found[row.round][row.kind] += row.bytes
     return found
@@ -121,7 +121,7 @@ def test_rows_are_well_formed(text: str, tmp_path: Path) -> None:
         assert (row.dst in names) == (row.kind == "peer" or row.src == "server")
         if row.kind in ("up", "down"):
             assert (row.kind == "up") == (row.dst == "server")
-    total = Counter()
+    total: Counter[str] = Counter()
     for row in result.ledger:
         total[row.kind] += row.bytes
     said = result.summary["bytes"]
@@ -259,7 +259,7 @@ def test_offsets_exist_and_stay(wire: Wire, tmp_path: Path) -> None:
 def test_every_message_is_charged(text: str, wire: Wire, tmp_path: Path) -> None:
     """Weigh tensors and numbers as they pass: the ledger has neither more nor less."""
     charged = by_round(run(text, tmp_path))
-    passed = {t: Counter() for t in charged}
+    passed: dict[int, Counter[str]] = {t: Counter() for t in charged}
     for call, message in wire.letters:
         if call.work != "evaluate":
             kind = "peer" if isinstance(message, Sealed) else "down"

@@ -8,11 +8,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import comity
 from comity.core import Net
+
+Rule = Callable[[ast.Module], Iterator[tuple[int, str]]]
 
 SOURCE = Path(comity.__file__).parent
 ALGORITHMS = sorted((SOURCE / "algorithms").glob("*.py"))
@@ -70,7 +73,9 @@ def seeds(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Torch's global generator, set or looked at."""
     names = imported(tree)
     for node in ast.walk(tree):
-        path = full(node, names) if isinstance(node, ast.Attribute | ast.Name) else ""
+        if not isinstance(node, ast.Attribute | ast.Name):
+            continue
+        path = full(node, names)
         if path.startswith("torch") and path.rpartition(".")[2] in SEEDS:
             yield node.lineno, f"touches the global generator: {path}"
 
@@ -116,9 +121,9 @@ def singletons(tree: ast.Module) -> Iterator[tuple[int, str]]:
     A table of constants is fine: capitals, only literals inside, and nothing in the file writes to it.
     """
     held: dict[str, ast.AST] = {}
-    for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        value = getattr(node, "value", None)
+    for line in tree.body:
+        targets = line.targets if isinstance(line, ast.Assign) else [line.target] if isinstance(line, ast.AnnAssign) else []
+        value: Any = getattr(line, "value", None)
         called = isinstance(value, ast.Call) and dotted(value.func).rpartition(".")[2] not in (
             "frozenset", "tuple", "TypeVar", "int", "float", "compile",
         )  # fmt: skip
@@ -130,15 +135,15 @@ def singletons(tree: ast.Module) -> Iterator[tuple[int, str]]:
             try:
                 ast.literal_eval(value)
             except (ValueError, TypeError):
-                yield node.lineno, f"module-level {name} is not a constant"
+                yield line.lineno, f"module-level {name} is not a constant"
             if not name.isupper():
-                yield node.lineno, f"module-level {name} is mutable"
+                yield line.lineno, f"module-level {name} is mutable"
     for node in ast.walk(tree):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del) and dotted(node.value) in held:
             yield node.lineno, f"writes to module-level {dotted(node.value)}"
         method = node.func if isinstance(node, ast.Call) else None
         if isinstance(method, ast.Attribute) and method.attr in MUTATORS and dotted(method.value) in held:
-            yield node.lineno, f"writes to module-level {dotted(method.value)}"
+            yield method.lineno, f"writes to module-level {dotted(method.value)}"
         if isinstance(node, ast.AugAssign) and dotted(node.target) in held:
             yield node.lineno, f"writes to module-level {dotted(node.target)}"
         if isinstance(node, ast.FunctionDef) and any(
@@ -185,9 +190,10 @@ def taking_apart(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, "imports dis"
         if isinstance(node, ast.Attribute) and node.attr in ("__closure__", "cell_contents"):
             yield node.lineno, f"looks at a function's {node.attr}"
-        path = full(node, names) if isinstance(node, ast.Attribute | ast.Name) else ""
-        if path in ("types.CellType", "types.CodeType", "types.FunctionType"):
-            yield node.lineno, f"uses {path}"
+        if isinstance(node, ast.Attribute | ast.Name):
+            path = full(node, names)
+            if path in ("types.CellType", "types.CodeType", "types.FunctionType"):
+                yield node.lineno, f"uses {path}"
 
 
 def outside_isinstance(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -203,8 +209,13 @@ def outside_isinstance(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def tapes(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Uses of the tape that linear layers are recorded on."""
     for node in ast.walk(tree):
-        named = [a.name for a in node.names] if isinstance(node, ast.ImportFrom) else []
-        if "TAPE" in named or (isinstance(node, ast.Attribute | ast.Name) and dotted(node).rpartition(".")[2] == "TAPE"):
+        if isinstance(node, ast.ImportFrom):
+            named = [a.name for a in node.names]
+        elif isinstance(node, ast.Attribute | ast.Name):
+            named = [dotted(node).rpartition(".")[2]]
+        else:
+            continue
+        if "TAPE" in named:
             yield node.lineno, "uses the tape"
 
 
@@ -220,13 +231,14 @@ def plain_works(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def engines(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Nothing but the run knows where parties live."""
     for node in ast.walk(tree):
-        modules = []
         if isinstance(node, ast.Import):
             modules = [a.name for a in node.names]
         elif isinstance(node, ast.ImportFrom):
             modules = [node.module or "", *(f"{node.module}.{a.name}" for a in node.names)]
             if node.level:
                 yield node.lineno, "relative import"
+        else:
+            continue
         if any(m == "comity.engines" or m.startswith("comity.engines.") for m in modules):
             yield node.lineno, "imports an engine"
 
@@ -238,7 +250,7 @@ def code_lines(text: str) -> int:
     return sum(1 for line in lines if line.strip() and not line.strip().startswith("#"))
 
 
-def check(path: Path, *rules: object) -> None:
+def check(path: Path, *rules: Rule) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     found = [f"{path.relative_to(SOURCE)}:{line}: {why}" for rule in rules for line, why in rule(tree)]
     assert not found, "\n".join(found)
@@ -406,12 +418,12 @@ GOOD = {
 
 
 @pytest.mark.parametrize(("rule", "text"), [(rule, text) for rule, texts in BAD.items() for text in texts])
-def test_the_lint_finds_what_it_looks_for(rule: object, text: str) -> None:
+def test_the_lint_finds_what_it_looks_for(rule: Rule, text: str) -> None:
     assert list(rule(ast.parse(text)))
 
 
 @pytest.mark.parametrize(("rule", "text"), [(rule, text) for rule, texts in GOOD.items() for text in texts])
-def test_the_lint_leaves_the_rest_alone(rule: object, text: str) -> None:
+def test_the_lint_leaves_the_rest_alone(rule: Rule, text: str) -> None:
     assert not list(rule(ast.parse(text)))
 
 

@@ -229,7 +229,7 @@ def test_joining_is_charged_to_newcomers_in_the_round_after_the_last(text: str, 
     assert all(row.src in LATE for row in rows if row.dst == "server")
     judged = Counter(row.src for row in rows if row.kind == "eval" and row.dst == "server")
     assert judged == dict.fromkeys(LATE, 3)  # offered, alone, joined
-    total = Counter()
+    total: Counter[str] = Counter()
     for row in result.ledger:
         total[row.kind] += row.bytes
     assert {kind: result.summary["bytes"][kind] for kind in total} == total
@@ -573,7 +573,7 @@ def test_a_plan_counts_joining(text: str, tmp_path: Path) -> None:
 
 def test_bytes_of_joining_equal_the_closed_form(text: str, joined: Callable[[str], Joined]) -> None:
     result = joined(text)[0]
-    charged = Counter()
+    charged: Counter[str] = Counter()
     for row in result.ledger:
         charged[row.kind] += row.bytes if row.round > T else 0
     formula = result.job.algorithm.join_traffic(result.job.info)

@@ -82,7 +82,7 @@ def test_kept_fedavg_is_an_optimizer_a_party_on_changing_weights(kind: str, tmp_
             trainers[i].set(theta)
             sent.append((sizes[i], trainers[i].train(stream(result, i, t, "local"))))
         total = sum(size for size, _ in sent)
-        theta = {k: sum(size / total * w[k] for size, w in sent) for k in theta}
+        theta = {k: sum((size / total * w[k] for size, w in sent), torch.zeros(())) for k in theta}
     got = result.model("north").theta
     assert all(torch.allclose(got[k], theta[k], atol=1e-6) for k in theta)
 
@@ -99,7 +99,7 @@ def test_fedrep_keeps_the_heads_optimizer_and_the_bodys_apart(tmp_path: Path) ->
             heads[i].train(stream(result, i, t, "local", part="head", epochs=2))
             bodies[i].set(heads[i].weights())
             bodies[i].train(stream(result, i, t, "local"))
-        body = {k: sum(sizes[i] / sum(sizes) * bodies[i].theta[k].detach() for i in EVERYONE) for k in body}
+        body = {k: sum((sizes[i] / sum(sizes) * bodies[i].theta[k].detach() for i in EVERYONE), torch.zeros(())) for k in body}
     got = result.model("east").theta
     assert all(torch.allclose(got[k], v, atol=1e-6) for k, v in (body | {"fc3.bias": heads[1].theta["fc3.bias"]}).items())
     kept = home(result, "east").moments
@@ -209,7 +209,7 @@ def sized(*sizes: int) -> comity.Federation:
 
 def steps(sizes: list[int], **settings: Any) -> list[int]:
     """How many steps each party makes in two rounds of SOLO."""
-    usual = {"rounds": 2, "epochs": 3, "batch": 10, "engine": "loop", "model": "mlp2(width=4)"}
+    usual: dict[str, Any] = {"rounds": 2, "epochs": 3, "batch": 10, "engine": "loop", "model": "mlp2(width=4)"}
     made = [comity.run("solo", sized(n), **usual | settings).summary["steps"] for n in sizes]
     together = comity.run("solo", sized(*sizes), **usual | settings)
     assert together.summary["steps"] == together.job.steps() == sum(made)

@@ -29,12 +29,12 @@ from comity.experiments.schedule import Schedule
 
 TUNED = str(Path(__file__).with_name("tuned.py"))
 MANY = 25
-LATE = {"newcomers": 1, "join_epochs": 1}
+LATE: dict[str, Any] = {"newcomers": 1, "join_epochs": 1}
 Outcome = tuple[dict[str, bytes], dict[str, Params], dict[str, Any]]
 
 
 def go(text: str, out: Path, fed: comity.Federation | None = None, **more: Any) -> comity.Result:
-    usual = {"model": "mlp2(width=12)", "rounds": MANY, "lr": 0.02, "engine": "loop", "patience": 2}
+    usual: dict[str, Any] = {"model": "mlp2(width=12)", "rounds": MANY, "lr": 0.02, "engine": "loop", "patience": 2}
     return comity.run(text, fed or parties(), out=out, **(usual | more))
 
 

@@ -104,7 +104,7 @@ def assert_resumes(text: str, folder: Path, expected_first: int, **settings: Any
 
 def manifest(folder: Path) -> int:
     """The round of the last checkpoint."""
-    return json.loads((folder / "checkpoints" / "manifest.json").read_text())["round"]
+    return int(json.loads((folder / "checkpoints" / "manifest.json").read_text())["round"])
 
 
 @pytest.mark.usefixtures("every_round")

@@ -217,7 +217,7 @@ def test_a_run_has_one_secret_which_the_server_never_has(
     assert not any(secret in blob for secret in secrets for blob in tap)
 
 
-def sockets(pid: int) -> set[str]:
+def sockets(pid: int | None) -> set[str]:
     """The sockets that a process holds."""
     found = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections import Counter
 from fractions import Fraction
+from typing import Literal
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def test_theorem_best_discriminator_of_two_gaussians_is_the_density_ratio(m: flo
 
 
 @pytest.mark.parametrize("disc", ["linear", "mlp"])
-def test_equal_distributions_leave_the_discriminator_with_chance(disc: str) -> None:
+def test_equal_distributions_leave_the_discriminator_with_chance(disc: Literal["linear", "mlp"]) -> None:
     """The same vectors from every party: the best answer is 1/N, so KL = 0 and the server's CE = log N."""
     N, z = 3, noise(200, 4)
     task = Adcol(disc=disc, hidden=8).discriminator(4, N)
@@ -253,7 +254,8 @@ def test_section44_bytes_a_round(
         "adcol", fed, model=f"mlp2(width={d})", rounds=3, engine="loop", participation=participation, hidden=hidden, sampling=r
     )
     for t in (1, 2, 3):
-        up, down = Counter(), Counter()
+        up: Counter[str] = Counter()
+        down: Counter[str] = Counter()
         for row in result.ledger:
             if row.round == t and row.kind in ("up", "down"):
                 (up if row.kind == "up" else down)[row.src if row.kind == "up" else row.dst] += row.bytes

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -175,7 +175,8 @@ def _played(participation: float, count: int = 9) -> list[tuple[int, int, Params
     """past=3: (round, party, weights before, weights after, discriminators the party got so far, all the server sent)."""
     adcol = Adcol(past=3, mu=3.0, hidden=HIDDEN)
     _, net, s = game(adcol, participation, server=Training(lr=0.5, batch=4, epochs=1))
-    rows, sent, got = [], [], {i: [] for i in net.info.parties}
+    rows, sent = [], []
+    got: dict[int, list[Params]] = {i: [] for i in net.info.parties}
     for t in range(1, count + 1):
         before, cohort = weights_of(net), net.sample(t)
         sent.append(s.D)
@@ -332,7 +333,7 @@ def test_b14_a_phase_more_costs_steps() -> None:
 
 
 @pytest.mark.parametrize("carry", ["trunk", "keep", "reinit"])
-def test_b14_what_of_the_discriminator_lives_on(carry: str) -> None:
+def test_b14_what_of_the_discriminator_lives_on(carry: Literal["trunk", "keep", "reinit"]) -> None:
     """D is not trained here, so what is equal to the round before lived on."""
     adcol = Adcol(slots="cohort", disc_carry=carry, hidden=HIDDEN, disc_epochs=0)
     _, net, s = game(adcol, 0.5)
@@ -350,7 +351,7 @@ def test_b14_what_of_the_discriminator_lives_on(carry: str) -> None:
 
 
 @pytest.mark.parametrize("carry", ["trunk", "keep", "reinit"])
-def test_b14_the_discriminator_that_lives_on_was_trained(carry: str) -> None:
+def test_b14_the_discriminator_that_lives_on_was_trained(carry: Literal["trunk", "keep", "reinit"]) -> None:
     """One server step from what was carried: the trunk has moved since round 1, unless it is drawn again each round."""
     adcol = Adcol(slots="cohort", disc_carry=carry, hidden=HIDDEN)
     _, net, s = game(adcol, 0.5)
@@ -363,11 +364,12 @@ def test_b14_the_discriminator_that_lives_on_was_trained(carry: str) -> None:
 
 
 @pytest.mark.parametrize("carry", ["trunk", "keep", "reinit"])
-def test_b14_the_number_of_parties_may_change(carry: str) -> None:
+def test_b14_the_number_of_parties_may_change(carry: Literal["trunk", "keep", "reinit"]) -> None:
     adcol = Adcol(slots="cohort", disc_carry=carry, hidden=HIDDEN)
     _, net, s = game(adcol)
-    for t, cohort in enumerate(([0, 2], [1, 2, 3], [3], [0, 1, 2, 3]), start=1):
-        net.sample = lambda t, cohort=cohort: cohort
+    cohorts = {1: [0, 2], 2: [1, 2, 3], 3: [3], 4: [0, 1, 2, 3]}
+    net.sample = lambda t: cohorts[t]
+    for t, cohort in cohorts.items():
         before = weights_of(net)
         s = rounds(adcol, net, s, 1, first=t)
         assert s.D["out.weight"].shape == (len(cohort), HIDDEN)
@@ -421,11 +423,11 @@ SHAPES: dict[str, list[tuple[str, tuple[int, ...]]]] = {
 
 
 @pytest.mark.parametrize("disc", SHAPES)
-def test_b6_layers_of_the_discriminator(disc: str) -> None:
+def test_b6_layers_of_the_discriminator(disc: Literal["linear", "mlp", "deep", "conv"]) -> None:
     """84 values, 5 parties: 1, 3 or 5 FC layers, or two convolutions; each with biases and nothing else."""
     task = Adcol(disc=disc).discriminator(84, 5)
     D = task.init(Key(0))
-    expected = {}
+    expected: dict[str, tuple[int, ...]] = {}
     for name, shape in SHAPES[disc]:
         expected |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
     assert {k: tuple(v.shape) for k, v in D.items()} == expected
@@ -449,7 +451,7 @@ def test_b6_bytes_with_another_discriminator(disc: str) -> None:
 
 
 @pytest.mark.parametrize("disc", ["linear", "mlp", "deep", "conv"])
-def test_b6_every_discriminator_learns_and_punishes(disc: str) -> None:
+def test_b6_every_discriminator_learns_and_punishes(disc: Literal["linear", "mlp", "deep", "conv"]) -> None:
     """Two clouds far apart: D tells them apart after some passes, and its gradient reaches the representations."""
     task = Adcol(disc=disc, hidden=16).discriminator(20, 2)
     z = torch.cat([noise(60, 20, seed=1) + 1, noise(60, 20, seed=2) - 1])
@@ -480,7 +482,8 @@ def test_b6_conv_takes_any_width_as_an_image(width: int, image: tuple[int, int, 
 
 @pytest.mark.parametrize("hidden", [1, 9])
 def test_section5_hidden_is_the_width_of_every_hidden_layer(hidden: int) -> None:
-    for disc, layers in (("mlp", 2), ("deep", 4)):
+    depths: dict[Literal["mlp", "deep"], int] = {"mlp": 2, "deep": 4}
+    for disc, layers in depths.items():
         D = Adcol(disc=disc, hidden=hidden).discriminator(WIDTH, 3).init(Key(0))
         assert [len(D[f"fc{k + 1}.bias"]) for k in range(layers)] == [hidden] * layers
 
@@ -535,7 +538,7 @@ AVERAGED = {"predictor": {"fc3.weight", "fc3.bias"}, "model": {f"fc{k}.{p}" for 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("aggregate", AVERAGED)
-def test_b10_average_weighted_by_sample_counts(aggregate: str, participation: float) -> None:
+def test_b10_average_weighted_by_sample_counts(aggregate: Literal["predictor", "model"], participation: float) -> None:
     """A round starts from the party's own weights with the averaged ones in their place, and ends with a new average."""
     mu, names = 3.0, AVERAGED[aggregate]
     adcol = Adcol(aggregate=aggregate, mu=mu, hidden=HIDDEN)
@@ -602,7 +605,7 @@ def test_b10_parties_with_other_architectures_cannot_average(aggregate: str) -> 
 
 
 @pytest.mark.parametrize("aggregate", ["predictor", "model"])
-def test_b10_with_b14_is_refused(aggregate: str) -> None:
+def test_b10_with_b14_is_refused(aggregate: Literal["predictor", "model"]) -> None:
     """With slots=cohort parties go on training after they have sent: there is nothing right to average."""
     with pytest.raises(comity.Refusal, match="aggregate"):
         game(Adcol(slots="cohort", aggregate=aggregate, hidden=HIDDEN))
@@ -742,7 +745,7 @@ def test_simsiam_stops_the_gradient_at_the_other_view() -> None:
 
 
 @pytest.mark.parametrize("objective", SELF)
-def test_future_work_replaces_the_cross_entropy_alone(objective: str) -> None:
+def test_future_work_replaces_the_cross_entropy_alone(objective: Literal["simsiam", "ntxent"]) -> None:
     """Eq. 2 becomes L_self(G(x), G(x')) + mu KL(u || D(G(x))), x' another view of x; the KL term is on x itself."""
     adcol, data = Adcol(objective=objective, mu=2.0, hidden=HIDDEN), samples(8, SHAPE, CLASSES)
     party = party_of(task_of("mlp2(width=16)", SHAPE, CLASSES), data, HOW, parties=3)
@@ -770,7 +773,9 @@ def test_future_work_simsiam_has_a_predictor_that_is_trained_and_stays_at_home()
 @pytest.mark.parametrize("slots", ["party", "cohort"])
 @pytest.mark.parametrize("model", ["mlp2(width=16)", BATCHNORM])
 @pytest.mark.parametrize("objective", SELF)
-def test_future_work_labels_do_not_reach_the_body(objective: str, model: str, slots: str) -> None:
+def test_future_work_labels_do_not_reach_the_body(
+    objective: Literal["simsiam", "ntxent"], model: str, slots: Literal["party", "cohort"]
+) -> None:
     """Other labels, the same bodies and the same D bit for bit, buffers included; only heads differ."""
     shape = SHAPE if model.startswith("mlp2") else IMAGE
     task = task_of(model, shape, CLASSES)
@@ -793,7 +798,7 @@ def test_future_work_labels_do_not_reach_the_body(objective: str, model: str, sl
 
 
 @pytest.mark.parametrize("objective", SELF)
-def test_future_work_head_is_a_probe_on_the_frozen_body(objective: str) -> None:
+def test_future_work_head_is_a_probe_on_the_frozen_body(objective: Literal["simsiam", "ntxent"]) -> None:
     """First the body without labels, then logistic regression on its representations; the old head is where it starts."""
     adcol, data = Adcol(objective=objective, mu=1.0, hidden=HIDDEN), samples(13, SHAPE, CLASSES)
     party = party_of(task_of("mlp2(width=16)", SHAPE, CLASSES), data, HOW, parties=3)
@@ -846,7 +851,9 @@ def test_future_work_learns_digits(objective: str) -> None:
     )
     assert result.summary["accuracy"]["mean"] > 0.4
     party = result.job.parties[0]
-    task, batch = result.job.algorithm.task(party), batch_of(party.data.train)
+    adcol = result.job.algorithm
+    assert isinstance(adcol, Adcol)
+    task, batch = adcol.task(party), batch_of(party.data.train)
     batch.drawn = second_view(batch, BatchKey(0, batch.number), None)
     with torch.no_grad():
         begin, end = (task.loss(theta, batch) for theta in (task.init(ROOT.fold("init")), result.model("north").theta))

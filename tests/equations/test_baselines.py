@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from comity.algorithms.moon import contrast
 from comity.core import Key, Model, Training, drop, keep
 
 SIZES = (9, 14, 6)
-SETTINGS = {"model": "mlp2(width=7)", "rounds": 2, "engine": "loop", "lr": 0.1, "batch": 4}
+SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 2, "engine": "loop", "lr": 0.1, "batch": 4}
 
 
 def weights(method: str, **settings: object) -> list[dict[str, torch.Tensor]]:

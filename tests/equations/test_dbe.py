@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import comity
 from comity.algorithms import compose
 from comity.algorithms.dbe import MEAN, OFFSET, Biased, Dbe, Mean
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Key, Params, Samples, Task, Training
+from comity.core import Batch, Key, Params, Samples, Task, Training
 
 SHAPE, CLASSES, K = (6,), 3, 5
 
@@ -83,7 +84,7 @@ def test_eq7_running_mean_starts_from_zero_in_every_local_training() -> None:
     theta = task.init(Key(1))
     seen: list[tuple[Params, Tensor, Tensor, Tensor]] = []
 
-    def loss(theta: Params, batch: object) -> Tensor:
+    def loss(theta: Params, batch: Batch) -> Tensor:
         value = task.loss(theta, batch)
         if batch.number == 0:
             seen.append(({k: v.detach().clone() for k, v in theta.items()}, batch.x, batch.y, value.detach()))
@@ -226,7 +227,7 @@ def test_alg1_bytes(participation: float) -> None:
         "fedavg+dbe", federation((9, 5, 14, 6)), model=f"mlp2(width={width})", rounds=2, engine="loop",
         participation=participation,
     )  # fmt: skip
-    total = Counter()
+    total: Counter[tuple[int, str]] = Counter()
     for row in result.ledger:
         if row.kind not in ("setup", "eval"):
             total[row.round, row.kind] += row.bytes
@@ -264,7 +265,7 @@ def test_table4_fedprox_holds_the_shared_weights_only() -> None:
     data = Samples(data.x.double(), data.y)
     grads = []
     for mu in (0.0, 10.0):
-        dbe = compose("fedprox+dbe", {"fedprox.mu": mu, "kappa": 0.0})
+        dbe: Any = compose("fedprox+dbe", {"fedprox.mu": mu, "kappa": 0.0})
         party = party_of(task, data, Training(lr=1.0, batch=4))
         wrapped = dbe.wrap_party(party, dbe.extra(Key(0), party))
         w_t = {k: v.double() for k, v in task.init(Key(1)).items()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -104,7 +104,8 @@ def test_eq8_half_of_kappa_8_is_whole_of_kappa_4(wrapper: str) -> None:
 
 def test_eq9_debiased_running_mean_by_hand() -> None:
     """mu = 0.3: m_b = sum_j 0.3 * 0.7^(b - j) mean_j, divided by 1 - 0.7^b; the gradient gets the same factor."""
-    mu, consensus, scratch = 0.3, noise(K, seed=9), {}
+    mu, consensus = 0.3, noise(K, seed=9)
+    scratch: dict[str, Any] = {}
     task = biased(consensus, mu=mu, ema_debias=True)
     means = []
     for b in range(1, 6):
@@ -121,7 +122,8 @@ def test_eq9_debiased_running_mean_by_hand() -> None:
 @pytest.mark.parametrize("debias", [True, False])
 def test_eq9_batches_with_one_mean(debias: bool) -> None:
     """If every batch has the mean c, the debiased m is c from the first batch on, and the plain one is (1 - 0.7^b) c."""
-    c, scratch = noise(K, seed=3), {}
+    c = noise(K, seed=3)
+    scratch: dict[str, Any] = {}
     task = biased(torch.zeros(K), mu=0.3, ema_debias=debias)
     for b in range(1, 5):
         value = task.regulariser(c.expand(B, K), batch_number(b - 1, scratch)).item()
@@ -156,7 +158,7 @@ def test_alg1_l10_a_local_training_by_hand(debias: bool, half: bool) -> None:
     assert b == 10
     for name, value in expected.items():
         ours = net.state(0).host[OFFSET] if name == OFFSET else s.host[name]
-        torch.testing.assert_close(ours, value, rtol=0, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(ours, value, rtol=0, atol=1e-5, msg=partial("{}: {}".format, name))
     assert expected[OFFSET].abs().max() > 1e-3
 
 

@@ -9,9 +9,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from toys import LoopNet, batch_of, federation, net_of, noise, party_of, rounds, samples, task_of, worked
 
 import comity
-from comity.algorithms.fed_sps import FedSps, FedSpsState, Group
+from comity.algorithms.fed_sps import FedSps, FedSpsState
 from comity.algorithms.solo import Solo
 from comity.core import Empty, Key, Model, Params, PartyData, Samples, Sealed, Task, Training
 from comity.core.key import BatchKey
@@ -32,6 +32,7 @@ from comity.experiments.build import Quiet
 from comity.parts.attack import next_lambda
 from comity.parts.choice import peer_chances, remembered
 from comity.parts.overlap import Help
+from comity.parts.peer import Group
 from comity.studies import plan
 
 SHAPE, CLASSES = (6,), 3
@@ -64,7 +65,7 @@ def models(net: LoopNet, n: int = 3) -> list[Params]:
 def assert_close(ours: Params, theirs: Params, atol: float = 1e-5) -> None:
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
-        torch.testing.assert_close(ours[name], value, rtol=0, atol=atol, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(ours[name], value, rtol=0, atol=atol, msg=partial("{}: {}".format, name))
 
 
 def assert_same(ours: Params, theirs: Params) -> None:
@@ -110,12 +111,12 @@ def moved(theta: Params, lr: float, *terms: tuple[float, Params]) -> Params:
 
 def pgd_of(theta: Params, data: Samples, epsilon: float = 0.03, low: float | None = None, high: float | None = None) -> Tensor:
     """Five steps of 0.01 · sign, each followed by the projection to the ball and to the range of the data."""
-    low, high = data.x.min() if low is None else low, data.x.max() if high is None else high
+    least, most = data.x.min().item() if low is None else low, data.x.max().item() if high is None else high
     z = data.x.clone()
     for _ in range(5):
         z.requires_grad_()
         (slope,) = torch.autograd.grad(each_loss(theta, z, data.y).mean(), z)
-        z = torch.min(torch.max(z.detach() + 0.01 * slope.sign(), data.x - epsilon), data.x + epsilon).clamp(low, high)
+        z = torch.min(torch.max(z.detach() + 0.01 * slope.sign(), data.x - epsilon), data.x + epsilon).clamp(least, most)
     return z
 
 
@@ -237,7 +238,7 @@ def test_eq9_wasserstein_steps_and_their_size(options: dict[str, Any], n: int, e
 def test_pgd_steps_and_their_size(options: dict[str, Any], step: float) -> None:
     """Inside a large ball, n steps of η; the default is 5 of 0.01."""
     x = noise(8, 3)
-    z, _ = linear_case(FedSps(**({"epsilon": 100.0, "clamp": "none"} | options)), W, x)
+    z, _ = linear_case(FedSps(**{"epsilon": 100.0, "clamp": "none", **options}), W, x)
     torch.testing.assert_close(z - x, (step * torch.tensor([1.0, -1.0, 0.0])).expand(8, 3), rtol=0, atol=1e-6)
 
 
@@ -274,14 +275,16 @@ def test_alg1_where_the_attack_begins_is_drawn_for_each_batch(options: dict[str,
     fed = FedSps(**options)
     data = Samples(torch.zeros(50, 60), torch.zeros(50, dtype=torch.int64))
     batches = [(0, Key(1)), (0, Key(1)), (1, Key(1)), (0, Key(2))]
-    made = [fed.noise(replace(batch_of(data), number=n), BatchKey(key.bits, n), None) for n, key in batches]
+    nothing: Any = None  # where an attack begins depends on nothing that was heard
+    made = [fed.noise(replace(batch_of(data), number=n), BatchKey(key.bits, n), nothing) for n, key in batches]
     if not scale:
         assert made == [None] * 4
         return
-    assert all(one.std().item() == pytest.approx(scale, rel=0.06) for one in made)
-    assert torch.equal(made[0], made[1])
-    assert not torch.equal(made[0], made[2])
-    assert not torch.equal(made[0], made[3])
+    first, again, next_batch, other_key = (one for one in made if one is not None)
+    assert all(one.std().item() == pytest.approx(scale, rel=0.06) for one in (first, again, next_batch, other_key))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, next_batch)
+    assert not torch.equal(first, other_key)
 
 
 def test_alg1_l5_lambda_by_hand() -> None:
@@ -376,7 +379,11 @@ def test_clamp() -> None:
     """Two values at the ends of the data and one within: x + 0.03·sign(w) stops at the range that is asked for."""
     x = torch.tensor([[2.0, -1.0, 0.5], [0.99, 0.01, 0.5]])
     free = x + 0.03 * torch.tensor([1.0, -1.0, 1.0])
-    expected = {"none": free, "data": free.clamp(-1.0, 2.0), "unit": free.clamp(0.0, 1.0)}
+    expected: dict[Literal["none", "data", "unit"], Tensor] = {
+        "none": free,
+        "data": free.clamp(-1.0, 2.0),
+        "unit": free.clamp(0.0, 1.0),
+    }
     for clamp, wish in expected.items():
         z, _ = linear_case(FedSps(clamp=clamp), (1.0, -1.0, 1.0), x)
         torch.testing.assert_close(z, wish, rtol=0, atol=1e-6)
@@ -400,6 +407,7 @@ def test_clamp_data_is_the_range_of_all_of_a_partys_data() -> None:
 
 def test_the_labels_stay() -> None:
     given = assisted(FedSps(mode="samples", select="all"), mlp().init(Key(1)), {7: mlp().init(Key(2))}, three()[0], mlp())[7]
+    assert given.y is not None
     assert given.y.tolist() == three()[0].y.tolist()
 
 
@@ -437,7 +445,7 @@ def test_eq12_by_hand_and_asymmetric() -> None:
 
 
 @pytest.mark.parametrize("select", ["strict", "geq", "all"])
-def test_eq12_selection_by_torch(select: str) -> None:
+def test_eq12_selection_by_torch(select: Literal["strict", "geq", "all"]) -> None:
     """j's perturbed samples, those of them that raise the asker's loss, their mean loss, share and gradient."""
     j, asker, data = mlp().init(Key(1)), mlp().init(Key(2)), three()[2]
     given = assisted(FedSps(select=select), j, {4: asker}, data, mlp())[4]
@@ -472,6 +480,7 @@ def test_eq12_equal_models_select_every_sample_whose_own_loss_rose() -> None:
     rose = selected(j, data, bad)
     assert 0 < rose.sum() < len(data)
     torch.testing.assert_close(given.x, bad[rose], rtol=0, atol=1e-5)
+    assert given.y is not None
     assert given.y.tolist() == data.y[rose].tolist()
 
 
@@ -487,6 +496,8 @@ def test_l5_overlap_batch(overlap_batch: int, batch: int, count: int) -> None:
     """As many different samples of one's own as asked for; 0 is a mini-batch, and there are no more than 11."""
     fed = FedSps(mode="samples", select="all", overlap_batch=overlap_batch)
     given = assisted(fed, mlp().init(Key(1)), {4: mlp().init(Key(2))}, three()[1], mlp(), Training(batch=batch))[4]
+    assert given.x is not None
+    assert given.y is not None
     assert given.count == len(given.x) == len(given.y) == count
     nearest = torch.cdist(given.x, three()[1].x, p=torch.inf)
     assert nearest.min(1).values.max() <= 0.0301
@@ -562,7 +573,7 @@ def noisy(h: Params, seed: int) -> Params:
 @pytest.mark.parametrize(("reduce", "weights"), [
     ("mean", (0.5, 0.5)), ("sum", (1.0, 1.0)), ("pool", (0.25, 0.75)),
 ])  # fmt: skip
-def test_eq13_reduce_by_hand(reduce: str, weights: tuple[float, float]) -> None:
+def test_eq13_reduce_by_hand(reduce: Literal["mean", "sum", "pool"], weights: tuple[float, float]) -> None:
     """Peers with 2 and 6 selected samples: (g + g')/2, g + g', (2g + 6g')/8."""
     g, other = noisy(mlp().init(Key(1)), 10), noisy(mlp().init(Key(1)), 20)
     h, state = local_step(FedSps(alpha=0.0, beta=0.7, reduce=reduce), {3: given_by(g, 2), 8: given_by(other, 6)})
@@ -571,7 +582,7 @@ def test_eq13_reduce_by_hand(reduce: str, weights: tuple[float, float]) -> None:
 
 
 @pytest.mark.parametrize("reduce", ["mean", "sum", "pool"])
-def test_eq13_peers_without_overlap(reduce: str) -> None:
+def test_eq13_peers_without_overlap(reduce: Literal["mean", "sum", "pool"]) -> None:
     """Nothing was found: gradients of zero, and a pool of no samples does not divide by zero."""
     nothing = {k: torch.zeros_like(v) for k, v in mlp().init(Key(1)).items()}
     h, state = local_step(FedSps(alpha=0.0, reduce=reduce), {3: given_by(nothing, 0, 0.0), 8: given_by(nothing, 0, 0.0)})
@@ -582,13 +593,14 @@ def test_eq13_mean_is_over_the_peers_asked() -> None:
     """A peer without overlap counts: (g + 0)/2; in the pool it does not: g."""
     g = noisy(mlp().init(Key(1)), 10)
     nothing = {k: torch.zeros_like(v) for k, v in g.items()}
-    for reduce, weight in (("mean", 0.25), ("pool", 0.5)):
+    weights: dict[Literal["mean", "pool"], float] = {"mean": 0.25, "pool": 0.5}
+    for reduce, weight in weights.items():
         h, state = local_step(FedSps(alpha=0.0, beta=0.5, reduce=reduce), {3: given_by(g, 4), 8: given_by(nothing, 0)})
         assert_close(state.h, moved(h, 0.2, (1.0, mean_grad(h, three()[0].x, three()[0].y)), (weight, g)))
 
 
 @pytest.mark.parametrize(("peer_steps", "second"), [("first", 0.0), ("every", 0.7)])
-def test_l12_l14_peer_steps(peer_steps: str, second: float) -> None:
+def test_l12_l14_peer_steps(peer_steps: Literal["first", "every"], second: float) -> None:
     """Two epochs of one batch: the peers' gradient acts in the first step, or in both, and is not computed anew."""
     g = noisy(mlp().init(Key(1)), 10)
     fed = FedSps(alpha=0.0, beta=0.7, peer_steps=peer_steps)
@@ -933,7 +945,8 @@ def test_score_gain_is_the_drop_by_that_peers_step() -> None:
     """L_i(h) − L_i(h − lr·β·g_ij), on the training samples if nothing is held out; twice, as a moving average."""
     fed = FedSps(peers=2, alpha=0.3, beta=0.7)
     net, s = net_of(fed, mlp(), three(), FULL)
-    h, scores = [mlp().init(Key.root(0).fold("init"))] * 3, {}
+    h = [mlp().init(Key.root(0).fold("init"))] * 3
+    scores: dict[tuple[int, int], float] = {}
     for t in (1, 2):
         s = rounds(fed, net, s, 1, first=t)
         new, _, grads = round_of(h, three(), 0.2, 0.3, 0.7)
@@ -1006,13 +1019,15 @@ def test_code_compat_starts_from_noise_of_a_thousandth() -> None:
     for compat, scale in ((True, 0.001), (False, 0.0)):
         fed = FedSps(mode="samples", select="all", code_compat=compat, attack_steps=1, attack_lr=1e-12, clamp="none")
         h = line(*[1.0] * 50)
-        gap = assisted(fed, h, {4: h}, data, task, first=h)[4].x - 0.5
+        given = assisted(fed, h, {4: h}, data, task, first=h)[4]
+        assert given.x is not None
+        gap = given.x - 0.5
         assert gap.std().item() == pytest.approx(scale, rel=0.06)
         assert gap.mean().item() == pytest.approx(0, abs=4 * scale / math.sqrt(3000))
 
 
 @pytest.mark.parametrize("clamp", ["data", "none", "unit"])
-def test_code_compat_clamps_to_0_and_1_whatever_clamp_says(clamp: str) -> None:
+def test_code_compat_clamps_to_0_and_1_whatever_clamp_says(clamp: Literal["data", "none", "unit"]) -> None:
     """Normalised inputs lose what is negative, as in the public code."""
     task, h = task_of("linear", (2,), 2), line(1.0, -1.0)
     data = Samples(torch.tensor([[-2.0, 0.5], [0.99, 3.0]]), torch.zeros(2, dtype=torch.int64))
@@ -1022,7 +1037,7 @@ def test_code_compat_clamps_to_0_and_1_whatever_clamp_says(clamp: str) -> None:
 
 
 @pytest.mark.parametrize("select", ["strict", "all"])
-def test_code_compat_gives_the_clean_loss_of_the_selected(select: str) -> None:
+def test_code_compat_gives_the_clean_loss_of_the_selected(select: Literal["strict", "all"]) -> None:
     """Chosen by their perturbed loss, but as they were; without a selection all perturbed ones."""
     first, asker = mlp().init(Key(1)), mlp().init(Key(2))
     data = Samples(three()[2].x.sigmoid(), three()[2].y)
@@ -1037,20 +1052,20 @@ def test_code_compat_gives_the_clean_loss_of_the_selected(select: str) -> None:
 
 
 @pytest.mark.parametrize("reduce", ["pool", "mean"])
-def test_code_compat_two_rounds_by_torch(reduce: str) -> None:
+def test_code_compat_two_rounds_by_torch(reduce: Literal["pool", "mean"]) -> None:
     """T on the first weights, also for the α term; one's own batch among the pooled ones; the clean loss of the selected."""
     data = [Samples(d.x.sigmoid(), d.y) for d in three()]
     fed = FedSps(alpha=0.3, beta=0.9, code_compat=True, reduce=reduce)
     task = task_of("linear", SHAPE, CLASSES)
     net, s = net_of(fed, task, data, replace(FULL, lr=3.0))
     first = task.init(Key.root(0).fold("init"))
-    h, bad, partial = [first] * 3, [pgd_of(first, d, low=0.0, high=1.0) for d in data], 0
+    h, bad, mixed = [first] * 3, [pgd_of(first, d, low=0.0, high=1.0) for d in data], 0
     for t in (1, 2, 3):
         s = rounds(fed, net, s, 1, first=t)
         new = []
         for i, h_i in enumerate(h):
             oda = [selected(h_i, d, b) for d, b in zip(data, bad, strict=True)]
-            partial += sum(0 < c.sum() < len(c) for c in oda)
+            mixed += sum(bool(0 < c.sum() < len(c)) for c in oda)
             total = sum(int(c.sum()) for c in oda) if reduce == "pool" else 3
             terms = [
                 (0.9 * (int(c.sum()) if reduce == "pool" else 1) / total, mean_grad(h_i, d.x[c], d.y[c]))
@@ -1061,7 +1076,7 @@ def test_code_compat_two_rounds_by_torch(reduce: str) -> None:
         h = new
         for ours, theirs in zip(models(net), h, strict=True):
             assert_close(ours, theirs, atol=1e-4)
-    assert partial
+    assert mixed
 
 
 def test_code_compat_sends_nothing_to_oneself() -> None:
@@ -1140,7 +1155,7 @@ WIDTH7 = 4 * ((6 * 7 + 7) + (7 * 7 + 7) + (7 * 3 + 3))
 
 def charged(result: comity.Result) -> dict[int, Counter[str]]:
     """Bytes by round and kind."""
-    found = {t: Counter() for t in range(result.job.experiment.rounds + 1)}
+    found: dict[int, Counter[str]] = {t: Counter() for t in range(result.job.experiment.rounds + 1)}
     for row in result.ledger:
         found[row.round][row.kind] += row.bytes
     return found
@@ -1238,7 +1253,7 @@ def test_architectures_must_be_equal() -> None:
 @pytest.mark.parametrize("wrong", [
     {"alpha": -1.0}, {"beta": -0.1}, {"epsilon": -0.1}, {"explore": 1.5}, {"temperature": 0.0}, {"lambda0": -1.0}, {"peers": -1},
 ])  # fmt: skip
-def test_options_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(comity.Refusal):
         FedSps(**wrong)
 

@@ -13,9 +13,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ IMAGE, BATCHNORM = (1, 8, 8), "fedbn-cnn(scale=0.03)"
 HOW = Training(lr=0.1, momentum=0.9, decay=2e-4, batch=100, epochs=3)  # section 4.1.1 but for the batch: all samples
 SIZES = (12, 9, 15, 6, 10)
 ROOT = Key.root(0)
-OFF = {"uad": False, "cgr": False, "cgl": False, "dynamic": "off"}
+OFF: dict[str, Any] = {"uad": False, "cgr": False, "cgl": False, "dynamic": "off"}
 ALIGN, REFINE, PLAIN = "align", "local", "align"  # the works of FedUFO's stages, and FedUAD's
 OWN = ("uad", "cgr", "cgl", "lam", "stage_one", "dynamic", "target", "direction")  # fedufo's, beside feduad's
 
@@ -123,9 +123,11 @@ def written(
     """Steps 1-3 of figure 2 for the group `data`: the posteriors and what became of the Ds; `first`: D learns first, from w."""
     learnt = dict(Ds)
     posteriors: dict[int, Params] = {}
-    priors = {
-        k: descended(lambda theta, d=d: F.cross_entropy(predicted(theta, d.x), d.y), w, how.epochs, how) for k, d in data.items()
-    }
+
+    def ce(theta: Params, d: Samples) -> Tensor:
+        return F.cross_entropy(predicted(theta, d.x), d.y)
+
+    priors = {k: descended(partial(ce, d=d), w, how.epochs, how) for k, d in data.items()}
     for k, d in data.items():
         x = d.x
         theirs = {j: encoded(priors[j], x) for j in data if j != k}  # eq. 1
@@ -150,11 +152,11 @@ def written(
 
         if uad and first:
             z = encoded(w, x)
-            learnt[k] = descended(lambda D, z=z, eq5=eq5: eq5(D, z), learnt[k], disc_epochs, how)
+            learnt[k] = descended(partial(eq5, z=z), learnt[k], disc_epochs, how)
         posteriors[k] = descended(eq12, w, how.epochs, how)
         if uad and not first:
             z = encoded(posteriors[k], x)
-            learnt[k] = descended(lambda D, z=z, eq5=eq5: eq5(D, z), learnt[k], disc_epochs, how)
+            learnt[k] = descended(partial(eq5, z=z), learnt[k], disc_epochs, how)
     return posteriors, learnt
 
 
@@ -162,7 +164,7 @@ def mean_of(models: Mapping[int, Params], sizes: Mapping[int, int]) -> Params:
     """sum_k n_k / n w_k, in double precision."""
     total = sum(sizes[k] for k in models)
     names = next(iter(models.values()))
-    return {n: sum(sizes[k] / total * m[n].double() for k, m in models.items()).float() for n in names}
+    return {n: sum((sizes[k] / total * m[n].double() for k, m in models.items()), torch.zeros(())).float() for n in names}
 
 
 # --- helpers
@@ -198,7 +200,7 @@ class Wire:
                 replies[i] = answer.reply
                 yield i, answer
 
-        net.engine.work = listening  # type: ignore[method-assign]
+        net.engine.work = listening
 
     def works(self, t: int) -> list[str]:
         return [work for when, work, *_ in self.calls if when == t]
@@ -431,7 +433,7 @@ def _sure(*odds: float) -> Params:
 
 @pytest.mark.parametrize("direction", ["reverse", "forward"])
 @pytest.mark.parametrize("lam", [0.0, 1.0, 3.0])
-def test_eq12_consensus_terms_by_hand(direction: str, lam: float) -> None:
+def test_eq12_consensus_terms_by_hand(direction: Literal["reverse", "forward"], lam: float) -> None:
     """The posterior says (1/2, 1/2), w (3/4, 1/4); priors (3/4, 1/4) with counts (3, 0) and (1/5, 4/5) with (1, 5), whose
     target is 0.43363 to 0.56637 by l1. CE = log 2; CGL 0.14384 or 0.13081; CGR 0.00889 or 0.00884."""
     task, x = task_of("linear", (2,), 2), noise(4, 2)
@@ -443,9 +445,10 @@ def test_eq12_consensus_terms_by_hand(direction: str, lam: float) -> None:
                 "forward": q * math.log(2 * q) + (1 - q) * math.log(2 * (1 - q))}[direction]  # fmt: skip
     to_global = {"reverse": 0.143841, "forward": 0.130812}[direction]
     theta = _sure(1, 1)
-    for chosen, expected in (
+    cases: list[tuple[dict[str, Any], float]] = [
         ({}, to_group + lam * to_global), ({"cgr": False}, lam * to_global), ({"cgl": False}, to_group),
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for chosen, expected in cases:
         fed = FedUfo(direction=direction, lam=lam, target="l1", **chosen)
         batch = _taught(fed, FedUadState({}, _sure(3, 1), mine, {}), party)
         value = fed.objective(task, theta, task.features(theta, x), batch)
@@ -454,7 +457,9 @@ def test_eq12_consensus_terms_by_hand(direction: str, lam: float) -> None:
 
 
 @pytest.mark.parametrize("direction", ["reverse", "forward"])
-def test_eq10_is_zero_with_zero_gradient_where_the_posterior_is_the_global_model(direction: str) -> None:
+def test_eq10_is_zero_with_zero_gradient_where_the_posterior_is_the_global_model(
+    direction: Literal["reverse", "forward"],
+) -> None:
     task, data = task_of(MODEL, SHAPE, CLASSES), party_data(1)
     w = {k: 2 * v for k, v in task.init(Key(1)).items()}
     fed = FedUfo(cgr=False, lam=100.0, direction=direction)
@@ -474,7 +479,7 @@ def test_eq10_is_zero_with_zero_gradient_where_the_posterior_is_the_global_model
 
 
 @pytest.mark.parametrize("direction", ["reverse", "forward"])
-def test_eq10_the_first_step_of_a_round_is_fedavgs(direction: str) -> None:
+def test_eq10_the_first_step_of_a_round_is_fedavgs(direction: Literal["reverse", "forward"]) -> None:
     """One full batch: lambda = 1000 changes nothing; from the second step on it does."""
     for epochs, equal in ((1, True), (2, False)):
         how = Training(lr=1e-3, batch=100, epochs=epochs)
@@ -589,7 +594,7 @@ def test_figure2_a_group_of_one() -> None:
 
 @pytest.mark.parametrize("outputs", ["all", "group"])
 @pytest.mark.parametrize("disc_state", ["federated", "local", "fresh"])
-def test_feduad_rounds_written_out(outputs: str, disc_state: str) -> None:
+def test_feduad_rounds_written_out(outputs: Literal["all", "group"], disc_state: Literal["federated", "local", "fresh"]) -> None:
     """Eq. 11: CE + L_uniform."""
     fed = FedUad(outputs=outputs, disc_state=disc_state)
     data, net, s = game(fed)
@@ -720,7 +725,7 @@ def test_stage_one_has_eq11_and_stage_two_eq12_from_its_w_and_d() -> None:
 
 
 @pytest.mark.parametrize("on", SWITCHES, ids=option_text)
-def test_works_of_a_round(on: dict[str, bool]) -> None:
+def test_works_of_a_round(on: dict[str, Any]) -> None:
     """Priors are made and swapped for UAD and CGR only; every party of the group sends its prior to every other."""
     fed = FedUfo(dynamic="off", **on)
     _, net, s = game(fed, 4, 1.0)
@@ -739,7 +744,7 @@ def test_works_of_a_round(on: dict[str, bool]) -> None:
 
 
 @pytest.mark.parametrize("alternate", ["round", "batch"])
-def test_stage_two_leaves_teachers_priors_and_letters_alone(alternate: str) -> None:
+def test_stage_two_leaves_teachers_priors_and_letters_alone(alternate: Literal["round", "batch"]) -> None:
     """BatchNorm, whose running statistics a training pass would move; nothing asks for gradients afterwards."""
     task, data = task_of(BATCHNORM, IMAGE, CLASSES), samples(12, IMAGE, CLASSES, seed=4)
     w, own, one, two = (task.init(Key(k)) for k in (1, 2, 3, 4))
@@ -804,7 +809,7 @@ def _accuracy(w: Params, data: Samples) -> float:
 
 @pytest.mark.parametrize("chosen", [{}, {"uad": False}, {"uad": False, "cgr": False}], ids=option_text)
 @pytest.mark.parametrize("dynamic", ["last", "fresh"])
-def test_dynamic_sampling_over_a_run(dynamic: str, chosen: dict[str, Any]) -> None:
+def test_dynamic_sampling_over_a_run(dynamic: Literal["last", "fresh"], chosen: dict[str, Any]) -> None:
     """Eight parties, four a round: the two of lowest accuracy of w on their training data, as of their last round or now."""
     fed = FedUfo(dynamic=dynamic, stage_one=0.0, **chosen)
     data, net, s = game(fed, 8, 0.5, Training(lr=0.1, batch=5), planned=12)
@@ -837,7 +842,7 @@ def test_dynamic_sampling_over_a_run(dynamic: str, chosen: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("dynamic", ["last", "fresh"])
-def test_section332_dynamic_sampling_comes_with_cgl_in_stage_two(dynamic: str) -> None:
+def test_section332_dynamic_sampling_comes_with_cgl_in_stage_two(dynamic: Literal["last", "fresh"]) -> None:
     fed = FedUfo(dynamic=dynamic)
     _, net, s = game(fed, 8, 0.5, Training(lr=0.1, batch=5), planned=16)
     wire = Wire(net)
@@ -888,18 +893,18 @@ def _silent(net: LoopNet, name: str, who: int, when: int) -> None:
         letters = {i: m for i, m in letters.items() if i != gone}
         return work(call, letters, {e: p for e, p in parcels.items() if e[1] != gone})
 
-    net.engine.work = without  # type: ignore[method-assign]
+    net.engine.work = without
 
 
 @pytest.mark.parametrize("outputs", ["all", "group"])
-def test_a_party_without_a_prior_is_out_of_the_round(outputs: str) -> None:
+def test_a_party_without_a_prior_is_out_of_the_round(outputs: Literal["all", "group"]) -> None:
     """Party 1 of four is silent: the round is that of the three others, K_c - 1 = 2."""
     fed = FedUfo(dynamic="off", outputs=outputs)
     data, net, s = game(fed, 4, 1.0)
     _silent(net, "prior", 1, 1)
     wire, group = Wire(net), [0, 2, 3]
     expected = game(fed, 4, 1.0)[1]
-    expected.sample = lambda t: group  # type: ignore[method-assign]
+    expected.sample = lambda t: group
     posteriors, _ = _by_hand(fed, data, expected, s, 1)
     s = rounds(fed, net, s, 1)
     assert sorted(wire.calls[-1][2]) == group
@@ -944,9 +949,9 @@ def test_eq12_classification_loss_is_the_tasks() -> None:
 
 
 @pytest.mark.parametrize(("disc", "layers"), [("linear", ("out",)), ("shallow", ("fc1", "out")), ("mlp", ("fc1", "fc2", "out"))])
-def test_section411_layers_of_the_discriminator(disc: str, layers: tuple[str, ...]) -> None:
+def test_section411_layers_of_the_discriminator(disc: Literal["linear", "shallow", "mlp"], layers: tuple[str, ...]) -> None:
     """Two FC layers, the first as wide as its input (200 on MNIST), K = 100 outputs; three for re-identification; or one."""
-    expected = {}
+    expected: dict[str, tuple[int, ...]] = {}
     for name in layers:
         shape = (100 if name == "out" else 200, 200)
         expected |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
@@ -957,7 +962,9 @@ def test_section411_layers_of_the_discriminator(disc: str, layers: tuple[str, ..
 
 
 @pytest.mark.parametrize(("outputs", "count"), [("all", 5), ("group", 3)])
-def test_eq2_outputs_and_labels_of_the_discriminator(outputs: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eq2_outputs_and_labels_of_the_discriminator(
+    outputs: Literal["all", "group"], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """K = 5 outputs under the parties' own numbers, or K_c = 3 in the order of the group."""
     seen = []
 
@@ -992,9 +999,9 @@ def test_u4_federated_d_is_the_weighted_average_of_the_groups() -> None:
 
 
 @pytest.mark.parametrize("where", ["local", "fresh", "group"])
-def test_u4_a_d_that_is_not_averaged_does_not_travel(where: str) -> None:
+def test_u4_a_d_that_is_not_averaged_does_not_travel(where: Literal["local", "fresh", "group"]) -> None:
     """A local D stays at its party from round to round; a fresh one, or one of the group, leaves no trace."""
-    fed = FedUfo(dynamic="off", **({"outputs": "group"} if where == "group" else {"disc_state": where}))
+    fed = FedUfo(dynamic="off", outputs="group") if where == "group" else FedUfo(dynamic="off", disc_state=where)
     _, net, s = game(fed)
     wire = Wire(net)
     before = [net.state(i).D for i in range(5)]

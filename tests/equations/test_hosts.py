@@ -489,7 +489,7 @@ def test_apfl_alg1_two_steps_by_hand() -> None:
     assert_close(mine.w, w)
     assert_close(mine.v, v)
     assert mine.alpha.item() == pytest.approx(alpha, abs=1e-6)
-    assert_close(Apfl().model(mine, None, party_of(task, data, how)), mixed(alpha, v, w))
+    assert_close(Apfl().model(mine, Model({}), party_of(task, data, how)), mixed(alpha, v, w))
 
 
 @pytest.mark.parametrize(("v", "expected"), [(4.0, 1.0), (-4.0, 0.0)])
@@ -512,7 +512,7 @@ def test_apfl_trains_the_global_model_as_fedavg_whatever_alpha_is() -> None:
     task, data = small(), [samples(9, SHAPE, CLASSES, seed=1), samples(14, SHAPE, CLASSES, seed=2)]
     how = Training(lr=0.1, batch=4, momentum=0.5)
 
-    def last(method: Algorithm) -> Params:
+    def last(method: Algorithm[Any, Any, Any]) -> Params:
         net, s = net_of(method, task, data, how)
         return rounds(method, net, s, 3)
 

@@ -13,7 +13,7 @@ from toys import assert_near, fit, noise, party_of, quadratic, rows, same, sampl
 
 from comity.algorithms.ditto import Ditto, DittoState
 from comity.algorithms.fedprox import FedProx
-from comity.core import Batch, Key, Model, Params, Pull, Samples, Task, Training, plain
+from comity.core import Batch, FitRequest, Key, Model, Params, Pull, Samples, Task, Training, plain
 from comity.core.descent import train
 from comity.engines.stacked.together import train_together
 
@@ -180,7 +180,7 @@ def test_parties_that_are_trained_together_are_pulled_each_to_its_own_point(how:
     """Three parties with 18, 14 and 18 samples in batches of 6, of which not all steps are taken together."""
     theta, data = in_64_bits(LINEAR)
     parties = [data, data.take(range(14)), data.take(range(17, -1, -1))]
-    asked = []
+    asked: list[FitRequest[Any]] = []
     for i, mine in enumerate(parties):
         there = {k: v + i for k, v in elsewhere(theta, COVERED["weights"]).items()}
         party = party_of(LINEAR, mine, replace(HOW[how], batch=6, epochs=2), i, 3)
@@ -212,6 +212,8 @@ def test_the_first_step_of_sgd_without_a_distance_is_that_without_a_pull(dtype: 
     for pull in (Pull(far, 0.0), Pull(theta, 1.0), Pull(theta, 0.01)):
         pulled = fit(LINEAR.loss, theta, data, Key(2), how, pull=pull)
         assert same(pulled.theta, without.theta)
+        assert pulled.loss is not None
+        assert without.loss is not None
         assert torch.equal(pulled.loss, without.loss)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -116,9 +116,15 @@ def pool(means: list[list[Tensor | None]], data: list[Samples]) -> list[Tensor |
     """The mean over all samples of all parties."""
     bar: list[Tensor | None] = []
     for c in range(C):
-        shown = [(int((d.y == c).sum()), m[c]) for m, d in zip(means, data, strict=True) if m[c] is not None]
-        bar.append(sum(n * m for n, m in shown) / sum(n for n, _ in shown) if shown else None)
+        shown = [(int((d.y == c).sum()), t) for m, d in zip(means, data, strict=True) if (t := m[c]) is not None]
+        bar.append(sum((n * t for n, t in shown), torch.zeros(())) / sum(n for n, _ in shown) if shown else None)
     return bar
+
+
+def present(mean: Tensor | None) -> Tensor:
+    """A mean of which the test knows that it is there."""
+    assert mean is not None
+    return mean
 
 
 def assert_classes(made: Tensor, mask: Tensor, expected: list[Tensor | None]) -> None:
@@ -237,9 +243,10 @@ def test_no_option_is_without_a_test() -> None:
     assert set(options(find("relay"))) == both | relayed
     assert set(options(find("relay-p2p"))) == both | {"neighbours", "running"}
     for name in relayed:
+        foreign: dict[str, Any] = {name: 1}
         assert not hasattr(RelayP2p(), name)
         with pytest.raises(comity.Refusal):
-            comity.run("relay-p2p", federation((6, 6)), model=MODEL, rounds=1, engine="loop", **{name: 1})
+            comity.run("relay-p2p", federation((6, 6)), model=MODEL, rounds=1, engine="loop", **foreign)
 
 
 def test_section4_settings_of_the_experiments() -> None:
@@ -264,7 +271,7 @@ def test_eq5_h_is_the_inner_product_of_probabilities() -> None:
 
 
 @pytest.mark.parametrize(("reduction", "expected"), [("paper", 3.2508), ("code", 0.32508)])
-def test_eq5_a_uniform_classifier(reduction: str, expected: float) -> None:
+def test_eq5_a_uniform_classifier(reduction: Literal["paper", "code"], expected: float) -> None:
     """K2: W = 0, b = 0: ĥ = 1/10 for every pair; ℓ_disc = log 10 + 9 log(10/9) = 3.2508, a tenth of it in the code's mean."""
     ten = task_of(MODEL, SHAPE, 10)
     theta = ten.init(Key(1))
@@ -321,7 +328,7 @@ def test_eq6_value_and_gradient(
 
 
 @pytest.mark.parametrize(("reduction", "by"), [("paper", 1), ("code", 6)])
-def test_eq6_gradient_of_the_distillation(reduction: str, by: int) -> None:
+def test_eq6_gradient_of_the_distillation(reduction: Literal["paper", "code"], by: int) -> None:
     """K4: 2 (s - t̄) / B as printed, 2 (s - t̄) / (B d') in the code; a linear model's s is x, and W = 0 silences the CE."""
     linear = task_of("linear", SHAPE, C)
     theta = {k: torch.zeros_like(v) for k, v in linear.init(Key(1)).items()}
@@ -340,7 +347,7 @@ def test_alg2_each_sample_draws_its_set_uniformly(method: Any) -> None:
     loss = loss_of(method(lambda_kd=0.0), task(), m)
     sets = [algorithm2(theta, data, heard_of(m, k), 0.0, 1 / C).item() for k in range(3)]
     assert min(abs(a - b) for a, b in combinations(sets, 2)) > 1e-3
-    met = Counter()
+    met: Counter[int] = Counter()
     for number in range(600):
         value = loss(theta, Batch(data.x, data.y, torch.arange(1), number, {})).item()
         gaps = [abs(value - one) for one in sets]
@@ -378,6 +385,7 @@ def test_alg2_what_is_drawn(method: Any) -> None:
     assert asked(method(), task(), one).draw is None
     for negatives, m in (("class", several), ("marginal", one), ("marginal", several)):
         request = asked(method(negatives=negatives), task(), m)
+        assert request.draw is not None
         drawn = request.draw(batch, BatchKey(request.key.bits, batch.number), request.own)
         assert drawn.pick.shape == (7,)
         assert set(drawn.pick.tolist()) <= set(range(len(m.obs)))
@@ -406,7 +414,7 @@ def _eq3(h: Tensor) -> float:
     return -(together + (c - 1) * apart).item()
 
 
-def _contrasted(h: Tensor, negatives: str, n: int = 60_000) -> float:
+def _contrasted(h: Tensor, negatives: Literal["class", "marginal"], n: int = 60_000) -> float:
     """The code's mean over many samples."""
     c = len(h)
     y = torch.arange(n) % c
@@ -514,7 +522,7 @@ def test_external_discriminator_rests_without_its_loss() -> None:
 def test_alg1_without_the_two_losses_is_solo(parties: int, text: str, how: dict[str, Any]) -> None:
     """K1: λ_KD = λ_disc = 0 is independent learning bit for bit, while representations still cross."""
     fed = federation([9, 14, 11, 7, 12][:parties])
-    settings = {"model": MODEL, "rounds": 3, "batch": 4, "engine": "loop"} | how
+    settings: dict[str, Any] = {"model": MODEL, "rounds": 3, "batch": 4, "engine": "loop"} | how
     alone = comity.run("solo", fed, **settings)
     made = comity.run(text, fed, lambda_kd=0.0, lambda_disc=0.0, **settings)
     moved = comity.run(text, fed, lambda_kd=0.1, **settings)
@@ -542,7 +550,7 @@ def test_alg1_two_rounds_of_three_parties_by_hand(kd: float, disc: float, wire: 
         turn, bar, after = turns(wire, "local")[t], pool(shown, TRIO), []
         for u, letter in turn.letters.items():
             assert_classes(letter.means, letter.known, bar)
-            told = [v for v in range(3) if torch.allclose(letter.obs[0, 0], shown[v][0], atol=1e-5)]
+            told = [v for v in range(3) if torch.allclose(letter.obs[0, 0], present(shown[v][0]), atol=1e-5)]
             assert len(told) == 1
             assert told != [u]
             assert_classes(letter.obs[0], letter.seen[0], shown[told[0]])
@@ -560,7 +568,8 @@ def test_alg1_two_rounds_of_three_parties_by_hand(kd: float, disc: float, wire: 
 @pytest.mark.parametrize("text", ["relay(m_up=2,m_down=3,n_avg=2)", "relay-p2p(neighbours=2,n_avg=2)"])
 def test_alg1_the_order_of_parties_does_not_matter(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """K8: everybody uses what was shared in the round before, so parties may work and answer in reverse."""
-    fed, how = federation((9, 14, 11, 7)), {"model": MODEL, "rounds": 3, "batch": 4, "engine": "loop"}
+    fed = federation((9, 14, 11, 7))
+    how: dict[str, Any] = {"model": MODEL, "rounds": 3, "batch": 4, "engine": "loop"}
     forwards = comity.run(text, fed, **how)
     work = LoopEngine.work
     order = []
@@ -724,7 +733,8 @@ def test_t3_whether_ones_own_observations_come_back(exclude_self: bool, wire: li
     net, s = net_of(relay, task(), data, STILL)
     rounds(relay, net, s, 50)
     mine = [sets_of(up)[0] for _, up in sorted(turns(wire, "show")[0].replies.items())]
-    met, alike = Counter(), 0
+    met: Counter[int] = Counter()
+    alike = 0
     for turn in turns(wire, "local").values():
         sources = [next(v for v in range(3) if torch.equal(letter.obs[0], mine[v])) for letter in turn.letters.values()]
         met.update((v - u) % 3 for u, v in enumerate(sources))
@@ -738,7 +748,7 @@ def test_t3_whether_ones_own_observations_come_back(exclude_self: bool, wire: li
 
 
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
-def test_t5_global_means(weights: str, wire: list[Turn]) -> None:
+def test_t5_global_means(weights: Literal["samples", "uniform"], wire: list[Turn]) -> None:
     """By n_{u,c}, as if all samples were pooled; or the plain mean of the parties that show the class."""
     relay = Relay(weights=weights)
     net, s = net_of(relay, task(), TRIO, Training(lr=0.1))
@@ -750,8 +760,9 @@ def test_t5_global_means(weights: str, wire: list[Turn]) -> None:
         pooled: list[Tensor | None] = [pool(shown, TRIO)[0], z[y == 1].mean(0), z[y == 2].mean(0)]
         assert_classes(letter.means, letter.known, pooled)
     else:
-        both = [(shown[0][c] + shown[1][c]) / 2 for c in (1, 2)]
-        assert_classes(letter.means, letter.known, [(shown[0][0] + shown[1][0] + shown[2][0]) / 3, *both])
+        both = [(present(shown[0][c]) + present(shown[1][c])) / 2 for c in (1, 2)]
+        first = (present(shown[0][0]) + present(shown[1][0]) + present(shown[2][0])) / 3
+        assert_classes(letter.means, letter.known, [first, *both])
     counts = [up.counts.tolist() for _, up in sorted(turns(wire, "show")[0].replies.items())]
     assert counts == ([[3, 3, 3], [3, 4, 5], [4, 0, 0]] if weights == "samples" else [[1, 1, 1], [1, 1, 1], [1, 0, 0]])
 
@@ -879,13 +890,13 @@ HEAD, WHOLE = D * C + C, (6 * D + D) + (D * D + D) + (D * C + C)
 def test_aggregate_bytes_and_architectures(aggregate: str, extra: int) -> None:
     fed = federation((9, 14, 11))
     result = comity.run("relay", fed, model=MODEL, rounds=2, engine="loop", aggregate=aggregate)
-    charged = Counter()
+    charged: Counter[tuple[int, str]] = Counter()
     for row in result.ledger:
         charged[row.round, row.kind] += row.bytes
     for t in (1, 2):
         assert charged[t, "up"] == 3 * (C * (8 * D + 5) + extra)
         assert charged[t, "down"] == 3 * (C * (8 * D + 2) + extra)
-    mixed = {"party": {"p1": {"model": "lenet5(width=5)"}}}
+    mixed: dict[str, Any] = {"party": {"p1": {"model": "lenet5(width=5)"}}}
     mix = federation((9, 14), shape=(1, 8, 8))
     if aggregate == "none":
         comity.run("relay", mix, model=MODEL, rounds=1, engine="loop", **mixed)
@@ -981,7 +992,7 @@ def test_offline_half_of_the_parties_a_round(text: str) -> None:
     result = comity.run(text, federation((9, 14, 11, 7)), model=MODEL, rounds=4, engine="loop", participation=0.5)
     assert all(v.isfinite().all() for n in result.job.info.names for v in result.model(n).theta.values())
     start, each = plan.traffic(result.job)
-    charged = Counter()
+    charged: Counter[tuple[int, str]] = Counter()
     for row in result.ledger:
         charged[row.round, row.kind] += row.bytes
     for t, formula in enumerate([start, *each]):
@@ -1011,7 +1022,8 @@ def test_privacy_a_mean_of_fewer_than_min_count_samples_is_not_sent(method: Any,
 
 @pytest.mark.parametrize("text", ["relay", "relay-p2p"])
 def test_privacy_smaller_observations_than_min_count_are_refused(text: str) -> None:
-    fed, how = federation((6, 6)), {"model": MODEL, "rounds": 1, "engine": "loop"}
+    fed = federation((6, 6))
+    how: dict[str, Any] = {"model": MODEL, "rounds": 1, "engine": "loop"}
     for n_avg, least in ((1, 2), (3, 4)):
         with pytest.raises(comity.Refusal, match="n_avg must be at least min_count"):
             comity.run(text, fed, n_avg=n_avg, min_count=least, **how)
@@ -1098,7 +1110,8 @@ def test_peers_limit_means_and_observations(wire: list[Turn]) -> None:
     fed = federation((9, 14, 11, 12))
     comity.run("relay", fed, model=MODEL, rounds=6, engine="loop", party=party, n_avg=2, m_down=2, m_up=2)
     allowed = {0: {0, 1}, 1: {0, 1, 2, 3}, 2: {2}, 3: {0, 2, 3}}
-    last, met = turns(wire, "show")[0].replies, {u: set() for u in range(4)}
+    last = turns(wire, "show")[0].replies
+    met: dict[int, set[int]] = {u: set() for u in range(4)}
     for turn in turns(wire, "local").values():
         for u, letter in turn.letters.items():
             heard = sorted(allowed[u])
@@ -1113,7 +1126,8 @@ def test_peers_limit_means_and_observations(wire: list[Turn]) -> None:
 
 def test_peers_are_charged_once_with_the_setup() -> None:
     """Four bytes for each that was named."""
-    fed, how = federation((9, 14, 11)), {"model": MODEL, "rounds": 1, "engine": "loop"}
+    fed = federation((9, 14, 11))
+    how: dict[str, Any] = {"model": MODEL, "rounds": 1, "engine": "loop"}
     rows = [
         {(r.src, r.dst): r.bytes for r in comity.run("relay", fed, party=party, **how).ledger if r.kind == "setup"}
         for party in ({}, {"p0": {"peers": ["p1"]}, "p2": {"peers": ["p0", "p1"]}})
@@ -1129,7 +1143,7 @@ def test_peers_unknown_are_refused() -> None:
 
 
 def test_peers_unknown_to_a_newcomer_are_refused_too() -> None:
-    settings = {"model": MODEL, "rounds": 1, "engine": "loop", "newcomers": 1}
+    settings: dict[str, Any] = {"model": MODEL, "rounds": 1, "engine": "loop", "newcomers": 1}
     with pytest.raises(comity.Refusal, match="north"):
         comity.run("relay", federation((9, 9, 9)), party={"p2": {"peers": ["north"]}}, **settings)
 
@@ -1140,7 +1154,7 @@ def test_peers_without_a_relay(wire: list[Turn]) -> None:
     result = comity.run("relay-p2p", fed, model=MODEL, rounds=3, engine="loop", party=party, neighbours=2)
     for t in (1, 2, 3):
         assert set(turns(wire, "local")[t].parcels) == {(0, 1), (0, 2), (1, 0), (1, 2), (2, 1)}
-    charged = Counter()
+    charged: Counter[tuple[int, str]] = Counter()
     for row in result.ledger:
         charged[row.round, row.kind] += row.bytes
     for t, formula in enumerate(plan.traffic(result.job)[1], start=1):
@@ -1221,7 +1235,7 @@ def test_k8_three_architectures_learn_together(wire: list[Turn]) -> None:
     """LeNet5, an MLP and a CNN, all 84 wide: each gets the others' representations, and is not what it is alone."""
     fed = federation((12, 12, 12), shape=(1, 16, 16))
     party = {"p1": {"model": "mlp2(width=84)"}, "p2": {"model": "cnn4(width=84)"}}
-    settings = {"model": "lenet5", "rounds": 2, "engine": "loop", "party": party, "lr": 0.02}
+    settings: dict[str, Any] = {"model": "lenet5", "rounds": 2, "engine": "loop", "party": party, "lr": 0.02}
     result = comity.run("relay", fed, n_avg=0, **settings)
     letters, sent = turns(wire, "local")[2].letters, turns(wire, "local")[1].replies
     alone = comity.run("solo", fed, **settings)
@@ -1306,8 +1320,8 @@ def test_p2p_mean_of_all_that_was_heard(running: float, wire: list[Turn]) -> Non
         shown = [class_mean(net.state(u).theta, d) for u, d in enumerate(TRIO)]
         for u in range(3):
             for v in (v for v in range(3) if v != u):
-                for c in range(C):
-                    heard[u][c] += [shown[v][c]] if shown[v][c] is not None else []
+                for c, mean in enumerate(shown[v]):
+                    heard[u][c] += [] if mean is None else [mean]
         s = rounds(p2p, net, s, 1, first=t)
         for u in range(3):
             own = net.state(u)
@@ -1329,7 +1343,8 @@ def test_p2p_three_rounds_of_two_parties_by_hand(running: float) -> None:
     p2p = RelayP2p(lambda_kd=4.0, lambda_disc=2.0, n_avg=0, running=running)
     data = [TRIO[1], TRIO[2]]
     net, s = net_of(p2p, task(), data, Training(lr=0.05, batch=100, epochs=2))
-    ours, bars, times = [start_of(task()) for _ in data], [[None] * C, [None] * C], [[0] * C, [0] * C]
+    ours, times = [start_of(task()) for _ in data], [[0] * C, [0] * C]
+    bars: list[list[Tensor | None]] = [[None] * C, [None] * C]
     for _ in (1, 2, 3):
         shown = [class_mean(theta, d) for theta, d in zip(ours, data, strict=True)]
         for u in (0, 1):
@@ -1337,7 +1352,7 @@ def test_p2p_three_rounds_of_two_parties_by_hand(running: float) -> None:
                 if t is not None:
                     times[u][c] += 1
                     rate = running if running and times[u][c] > 1 else 1 / times[u][c]
-                    bars[u][c] = t if times[u][c] == 1 else (1 - rate) * bars[u][c] + rate * t
+                    bars[u][c] = t if times[u][c] == 1 else (1 - rate) * present(bars[u][c]) + rate * t
         ours = [descend(ours[u], data[u], Heard(bars[u], shown[1 - u]), 0.05, 2, 4 / D, 2 / C) for u in (0, 1)]
     rounds(p2p, net, s, 3)
     for u in (0, 1):

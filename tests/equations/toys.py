@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -185,7 +186,7 @@ def assert_near(ours: Params, theirs: Params, atol: float = 1e-5) -> None:
     """Equal weights, up to rounding."""
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
-        torch.testing.assert_close(ours[name], value, rtol=0, atol=atol, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(ours[name], value, rtol=0, atol=atol, msg=partial("{}: {}".format, name))
 
 
 def same(one: Params, other: Params) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ QUICK = Settings(points=2, seeds=1, steps=3, hidden=(8,))
 def runs(tmp_path_factory) -> dict[str, comity.Result]:
     """One short run of each kind of method, all on one split."""
     root = tmp_path_factory.mktemp("runs")
-    how = {"parties": 3, "rounds": 1, "model": "mlp2(width=16)", "partition": "dirichlet(alpha=0.5)"}
+    how: dict[str, Any] = {"parties": 3, "rounds": 1, "model": "mlp2(width=16)", "partition": "dirichlet(alpha=0.5)"}
     made = {name: comity.run(name, out=root / name, **how) for name in ("fedavg", "fedavg+dbe", "solo")}
     return made | {"fedrod": comity.run("fedrod", out=root / "fedrod", cut="fc1", **how)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,7 +82,7 @@ def run(out: Path, engine: str, name: str = "lg-cifar100") -> tuple[bytes, dict[
     x, y = samples(60), torch.arange(60) % 10
     sizes = {"north": slice(0, 25), "east": slice(25, 38), "south": slice(38, 60)}
     fed = comity.Federation.from_arrays({who: (x[rows], y[rows]) for who, rows in sizes.items()}, classes=10)
-    more = {"workers": 2} if engine == "process" else {}
+    more: dict[str, Any] = {"workers": 2} if engine == "process" else {}
     result = comity.run("fedavg", fed, model=name, rounds=2, lr=0.1, engine=engine, out=out, **more)
     return (result.folder / "metrics.csv").read_bytes(), {who: result.model(who).theta for who in sizes}
 

@@ -143,7 +143,7 @@ def test_dp_sgd_clips_each_sample_by_hand() -> None:
         free = {k: v.clone().requires_grad_() for k, v in theta.items()}
         logits = F.linear(x[None], free["out.weight"], free["out.bias"])
         grads = torch.autograd.grad(F.cross_entropy(logits, y[None]), list(free.values()))
-        size = torch.sqrt(sum(g.square().sum() for g in grads))
+        size = torch.sqrt(sum((g.square().sum() for g in grads), torch.zeros(())))
         assert size > clip
         for name, g in zip(free, grads, strict=True):
             total[name] += g * clip / size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -65,7 +66,7 @@ def test_every_option_leads_somewhere(drawn: dict[str, tuple[Chart, Group]]) -> 
     for chart, _ in drawn.values():
         for option in chart.checkboxes:
             for path in option.paths:
-                place = chart.spec
+                place: Any = chart.spec
                 for step in path[:-1]:
                     place = place[step]
                 assert place[path[-1]] == (option.on if option.ticked else option.off)

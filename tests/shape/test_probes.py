@@ -6,6 +6,7 @@ A step of its own (pFedMe), N models mixed at each party (APPLE). Those that bec
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from comity.studies.plan import traffic
 
 METHODS = sorted((Path(__file__).parent / "methods").glob("*.py"))
 TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv")
-SETTINGS = {"rounds": 2, "batch": 32, "lr": 0.05, "model": "fedbn-cnn(scale=0.06)"}
+SETTINGS: dict[str, Any] = {"rounds": 2, "batch": 32, "lr": 0.05, "model": "fedbn-cnn(scale=0.06)"}
 
 
 @pytest.fixture(scope="module")

@@ -25,12 +25,7 @@ def main() -> None:
         print(version_line())
         return
     try:
-        with _heard():
-            from comity.cli import data, finished, looking, papers, running, watching  # noqa: F401  (each adds its commands)
-            from comity.cli.options import Stopped, app
-
-            if app(standalone_mode=False) == Stopped.exit_code:  # what typer makes of Ctrl-C
-                raise KeyboardInterrupt
+        _command()
     except click.exceptions.NoArgsIsHelpError as help_:
         print(help_.format_message())
     except click.exceptions.Exit as done:
@@ -49,6 +44,16 @@ def main() -> None:
         _complain(describe(why), 1)
     finally:
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # all is done: Ctrl-C while Python tidies up says nothing
+
+
+def _command() -> None:
+    """What was asked for on the command line; whatever goes wrong is raised."""
+    with _heard():
+        from comity.cli import data, finished, looking, papers, running, watching  # noqa: F401  (each adds its commands)
+        from comity.cli.options import Stopped, app
+
+        if app(standalone_mode=False) == Stopped.exit_code:  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

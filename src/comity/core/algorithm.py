@@ -37,7 +37,8 @@ def option(default: T, doc: str, minimum: float | None = None, maximum: float | 
     return field(default=default, metadata={"doc": doc, "bounds": {k: v for k, v in bounds.items() if v is not None}})
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(option, field))
+# `option` is no field specifier: type checkers would look for a keyword `default`, and call every option of a method required.
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def algorithm(cls: Class) -> Class:
     """Mark the class that a file in `algorithms/` (or a user's file) is about."""
     made: Class = dataclass(frozen=True)(cls)  # type: ignore[assignment]
@@ -45,7 +46,7 @@ def algorithm(cls: Class) -> Class:
     return made
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(option, field))
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def mixin(cls: Class) -> Class:
     """Mark options that several methods share, with what they mean."""
     made: Class = dataclass(frozen=True)(cls)  # type: ignore[assignment]

@@ -26,38 +26,53 @@ def flatten(tree: Any, parcels: bool = False) -> tuple[Skeleton, list[Tensor]]:
 
     With `parcels` there may be sealed ones in it, if they are locked: on their way between processes, never on a disk.
     """
-    tensors: list[Tensor] = []
-    index: dict[int, int] = {}
-    seen: dict[int, int] = {}
+    flat = _Flat(parcels)
+    return flat.skeleton(tree), flat.tensors
 
-    def walk(node: Any) -> Skeleton:
+
+class _Flat:
+    """A tree while it is taken apart: the tensors found so far, and by identity where those and other objects are."""
+
+    def __init__(self, parcels: bool) -> None:
+        self.tensors: list[Tensor] = []
+        self._parcels = parcels
+        self._index: dict[int, int] = {}
+        self._seen: dict[int, int] = {}
+
+    def skeleton(self, node: Any) -> Skeleton:
+        """A node without its tensors."""
         if node is None or isinstance(node, PLAIN):
             return node
         if isinstance(node, Tensor):
-            if id(node) not in index:
-                index[id(node)] = len(tensors)
-                tensors.append(node)
-            return {"t": index[id(node)]}
+            return {"t": self._place(node)}
         if isinstance(node, list):
-            return [walk(item) for item in node]
+            return [self.skeleton(item) for item in node]
         if isinstance(node, tuple):
-            return {"u": [walk(item) for item in node]}
-        if id(node) in seen:
-            return {"s": seen[id(node)]}
-        if isinstance(node, Sealed):
-            if not (parcels and isinstance(unseal(node), Cipher)):
-                raise ComityError("A sealed parcel lives for one call: it is never saved, and leaves a process locked only.")
-            made: dict[str, Any] = {"x": walk(unseal(node)), "n": node.size}
-        elif isinstance(node, dict):
-            made = {"d": [[key, walk(item)] for key, item in node.items()]}
-        elif is_record(node):
-            made = {"r": name_of(type(node)), "v": [walk(getattr(node, f.name)) for f in fields(node)]}
-        else:
-            raise TypeError(f"{type(node).__name__} is neither a record nor a tensor, number, string, list, tuple or dict")
-        seen[id(node)] = len(seen)
+            return {"u": [self.skeleton(item) for item in node]}
+        if id(node) in self._seen:
+            return {"s": self._seen[id(node)]}
+        made = self._object(node)
+        self._seen[id(node)] = len(self._seen)
         return made
 
-    return walk(tree), tensors
+    def _place(self, tensor: Tensor) -> int:
+        """Where a tensor is among the others."""
+        if id(tensor) not in self._index:
+            self._index[id(tensor)] = len(self.tensors)
+            self.tensors.append(tensor)
+        return self._index[id(tensor)]
+
+    def _object(self, node: Any) -> dict[str, Any]:
+        """What is written once: a parcel, a dict or a record."""
+        if isinstance(node, Sealed):
+            if not (self._parcels and isinstance(unseal(node), Cipher)):
+                raise ComityError("A sealed parcel lives for one call: it is never saved, and leaves a process locked only.")
+            return {"x": self.skeleton(unseal(node)), "n": node.size}
+        if isinstance(node, dict):
+            return {"d": [[key, self.skeleton(item)] for key, item in node.items()]}
+        if is_record(node):
+            return {"r": name_of(type(node)), "v": [self.skeleton(getattr(node, f.name)) for f in fields(node)]}
+        raise TypeError(f"{type(node).__name__} is neither a record nor a tensor, number, string, list, tuple or dict")
 
 
 def unflatten(skeleton: Skeleton, tensors: list[Tensor]) -> Any:

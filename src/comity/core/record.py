@@ -193,12 +193,17 @@ def payload(tree: Any) -> int:
         return sum(map(payload, vars(tree).values()))
     if isinstance(tree, list | tuple):
         return sum(map(payload, tree))
-    if isinstance(tree, bool):
+    return _plain_payload(tree)
+
+
+def _plain_payload(value: Any) -> int:
+    """Bytes that a plain value weighs; what is not counted weighs nothing."""
+    if isinstance(value, bool):
         return 1
-    if isinstance(tree, int | float):
+    if isinstance(value, int | float):
         return 4
-    if isinstance(tree, str):
-        return len(tree.encode())
+    if isinstance(value, str):
+        return len(value.encode())
     return 0
 
 

@@ -37,9 +37,10 @@ class Writing(FedAvg):
     )
 
     async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+        if self.to == "letter":
+            return (await party.fit(self.to_letter, theta, key, m)).theta
         own = Given({"a": 1.0}, [{"a": 1.0}], [1], torch.full((2,), float(party.id)), COMMON, np.zeros(2))
-        loss = self.to_letter if self.to == "letter" else self.loss
-        return (await party.fit(loss, theta, key, m if self.to == "letter" else own)).theta
+        return (await party.fit(self.loss, theta, key, own)).theta
 
     def loss(self, task: Task, theta: Params, batch: Batch, own: Given) -> Tensor:
         match self.to:
