@@ -166,7 +166,9 @@ class FedSps(Attacks, Asks, PeerToPeer[FedSpsState]):
     async def trained(self, mine: FedSpsState, pull: Params, how: Training, party: Party, key: Key) -> FedSpsState:
         lam = torch.tensor(mine.lam, dtype=torch.float64)
         own = Overlapping(mine.first, lam, self.range_of(party.data.train.x, self.code_compat), pull)
-        done = await party.fit(self.eq13, mine.h, key, own, training=how, draw=self.noise if self.alpha else None)
+        draw = self.noise if self.alpha else None
+        # Not together: T differentiates within each step, which torch does more slowly for stacked parties.
+        done = await party.fit(self.eq13, mine.h, key, own, training=how, draw=draw, together=False)
         return replace(mine, h=done.theta, lam=done.scratch.get(LAM, lam).item())
 
     def noise(self, batch: Batch, key: Key, own: Overlapping) -> Tensor | None:
