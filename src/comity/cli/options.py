@@ -54,6 +54,7 @@ Track = Annotated[
 ]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="several seeds, as in 0,1,2")]
 Report = Annotated[bool, typer.Option("--report/--no-report", envvar="COMITY_REPORT", help="end with a page: report.html")]
+Trust = Annotated[bool, typer.Option("--trust", help="run the Python files that somebody else's folder names")]
 NOT_OPTIONS = {"algorithm", "set", "party"}
 
 
@@ -169,7 +170,7 @@ def write_report(folder: Path) -> None:
     from comity.report import report
 
     try:
-        path = report(folder)
+        path = report(folder, told=caution)
     except KeyboardInterrupt:
         raise Stopped(f"Stopped; the runs are finished, and only the page is not. Go on with: comity report {folder}") from None
     except Exception as why:

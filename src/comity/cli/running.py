@@ -17,6 +17,7 @@ from comity.cli.options import (
     Seeds,
     Settings,
     Track,
+    Trust,
     app,
     caution,
     chosen_experiment,
@@ -55,7 +56,7 @@ def run(algo: Algo, settings: Settings, out: Out = None, track: Track = None) ->
 
 
 @app.command()
-def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], track: Track = None) -> None:
+def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], track: Track = None, trust: Trust = False) -> None:
     """Continue a run that was stopped or killed; the result is what it would have been."""
     from comity.cli import screen
     from comity.experiments.folder import RunFolder
@@ -66,7 +67,7 @@ def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], track: T
     others = trackers(track, run_dir.resolve().parent)
     with resumable(f"comity resume {run_dir}"):
         if (done := begun.read_summary()) is None:
-            job = reopen(run_dir)
+            job = reopen(run_dir, trust=trust)
             done = resume_in(job, run_dir, screen.progress(job.experiment.algorithm), others).summary
         _finish(run_dir, done)
 

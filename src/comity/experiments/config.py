@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from comity.core.training import Training
 from comity.errors import Refusal, unknown
+from comity.plugins import is_code
 from comity.spec import call, parse, split
 
 
@@ -21,7 +22,7 @@ def _found(names: Any) -> Any:
     if not isinstance(names, str) or ".py" not in names:
         return names
     specs = [parse(part) for part in split(names, "+")]
-    return "+".join(str(replace(s, name=str(Path(s.name).resolve()) if s.name.endswith(".py") else s.name)) for s in specs)
+    return "+".join(str(replace(s, name=str(Path(s.name).resolve()) if is_code(s.name) else s.name)) for s in specs)
 
 
 Named = Annotated[str, BeforeValidator(_found)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 from comity.core.net import Net, NoReplies, Note
@@ -28,8 +29,10 @@ from comity.measure.memory import peak_memory
 from comity.track import Trackers
 
 
-def execute(job: Job, folder: RunFolder, progress: Progress, track: Trackers, *, resume: bool) -> dict[str, Any]:
-    """All rounds that are still to come, and the summary at the end."""
+def execute(
+    job: Job, folder: RunFolder, progress: Progress, track: Trackers, *, resume: bool, remarks: Iterable[str] = ()
+) -> dict[str, Any]:
+    """All rounds that are still to come, and the summary at the end, with what there is to remark on how they come about."""
     begin = time.perf_counter()
     checkpoints = folder.checkpoints()
     manifest = checkpoints.load() if resume else None
@@ -41,6 +44,7 @@ def execute(job: Job, folder: RunFolder, progress: Progress, track: Trackers, *,
             rounds.restore(manifest)
         else:
             rounds.create()
+        rounds.net.remarks.update(dict.fromkeys(remarks))
         rounds.seconds["setup"] += time.perf_counter() - begin
         track.begin(job, folder.path)
         progress.begin(job, max(rounds.done, 0))

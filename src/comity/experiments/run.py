@@ -25,6 +25,7 @@ from comity.experiments.environment import digest, environment
 from comity.experiments.folder import RunFolder
 from comity.experiments.loop import execute
 from comity.experiments.result import Result
+from comity.experiments.trust import changes, check, code_of, mark
 from comity.track import Tracker, Trackers
 
 
@@ -66,7 +67,8 @@ def run(
     folder = Path(keep.name if keep else out or "")
     if resume and RunFolder(folder).begun:
         check_same(folder, job.experiment)
-        result = resume_in(reopen(folder, federation, pair), folder, progress or Quiet(), trackers)
+        again = reopen(folder, federation, pair, trust=True)  # the caller has named its code
+        result = resume_in(again, folder, progress or Quiet(), trackers)
     else:
         result = start(job, folder, progress or Quiet(), trackers)
     for remark in result.summary["remarks"]:
@@ -100,6 +102,7 @@ def start(job: Job, folder: Path, progress: Progress, track: Trackers | None = N
     with _at_work(new):
         new.check_free()  # once more, now that nobody else can begin here
         settings = config.write(job.experiment)
+        mark(folder, settings, code_of(job.experiment))
         new.begin(settings, job.federation.split.to_json(), environment(settings, job.federation.fingerprint()))
         return Result(folder, job, execute(job, new, progress, track or Trackers(), resume=False))
 
@@ -108,7 +111,8 @@ def resume_in(job: Job, folder: Path, progress: Progress, track: Trackers | None
     """Go on with the run in a folder, from its last checkpoint."""
     begun = RunFolder(folder)
     with _at_work(begun):
-        return Result(folder, job, execute(job, begun, progress, track or Trackers(), resume=True))
+        remarks = changes(folder, code_of(job.experiment))
+        return Result(folder, job, execute(job, begun, progress, track or Trackers(), resume=True, remarks=remarks))
 
 
 @contextlib.contextmanager
@@ -126,25 +130,35 @@ def _at_work(folder: RunFolder) -> Iterator[None]:
 
 
 def check_same(folder: Path, experiment: Experiment) -> None:
-    """Refuse to go on with other settings than a folder's run has, all settled by `prepare`; where it is computed may differ."""
+    """Refuse to go on with other settings or other code than a folder's run has; where it is computed may differ.
+
+    The settings are those that `prepare` settled.
+    """
     before = RunFolder(folder).read_experiment()
     if before.model_dump(exclude=WHERE) != experiment.model_dump(exclude=WHERE):
         raise Refusal(f"{folder} holds a run with other settings: choose another --out.")
+    if texts := changes(folder, code_of(experiment)):
+        raise Refusal(f"{texts[0]} Choose another --out.")
 
 
-def reopen(folder: Path, federation: Federation | None = None, model: models.Pair | None = None) -> Job:
-    """The job of a run's folder; data given as arrays, and models given as modules, must be given again."""
+def reopen(folder: Path, federation: Federation | None = None, model: models.Pair | None = None, *, trust: bool = False) -> Job:
+    """The job of a run's folder; data given as arrays, and models given as modules, must be given again.
+
+    Files that its settings name are run only if the folder is the user's own, or `trust` says that they may be.
+    """
     begun = RunFolder(folder)
     begun.check_begun()
     experiment = begun.read_experiment()
-    if federation is None and experiment.data == "arrays":
-        raise Refusal(f"The data of {folder} were given as arrays: resume it from Python with the same federation.")
-    job = prepare(experiment, federation or load_dataset(experiment.data).split(begun.split), model)
     before = begun.read_environment()
     if not {"fingerprint", "config"} <= before.keys():
         raise ComityError(f"{begun.environment} cannot be read.")
-    if before["config"] != digest(begun.config.read_text(encoding="utf-8")):
+    settings = begun.config.read_text(encoding="utf-8")
+    if before["config"] != digest(settings):
         raise Refusal(f"{begun.config} has changed since the run was started: start a new run with it instead.")
+    check(folder, settings, code_of(experiment), trust)
+    if federation is None and experiment.data == "arrays":
+        raise Refusal(f"The data of {folder} were given as arrays: resume it from Python with the same federation.")
+    job = prepare(experiment, federation or load_dataset(experiment.data).split(begun.split), model)
     if before["fingerprint"] != job.federation.fingerprint():
         raise Refusal(f"The data of {folder} have changed since it was started.")
     return job

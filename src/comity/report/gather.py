@@ -21,6 +21,7 @@ from comity.experiments.environment import digest
 from comity.experiments.folder import MARKS, RunFolder
 from comity.experiments.run import reopen
 from comity.experiments.tables import LEDGER, METRICS, TIMING, Table, Timing
+from comity.experiments.trust import Untrusted, check, code_of
 from comity.measure.accuracy import mean
 from comity.measure.conventions import Line, curve, party_curves
 from comity.spec import parse
@@ -38,6 +39,8 @@ class Run:
 
     folder: Path
     method: str
+    trust: bool = False
+    """Whether files that its settings name may run, whoever made it."""
     problems: list[str] = field(default_factory=list)
 
     @cached_property
@@ -196,7 +199,18 @@ class Run:
     @cached_property
     def job(self) -> Job:
         """The run made concrete again, with its data."""
-        return reopen(self.folder)
+        return reopen(self.folder, trust=self.trust)
+
+    @cached_property
+    def closed(self) -> str | None:
+        """Why the run is not made concrete: it would run files that are not known to be the user's own."""
+        if self.experiment is None:
+            return None
+        try:
+            check(self.folder, self._files.config.read_text(encoding="utf-8"), code_of(self.experiment), self.trust)
+        except Untrusted as why:
+            return str(why)
+        return None
 
 
 @dataclass
@@ -287,13 +301,17 @@ class Group:
         return f"{e.data}, {e.partition}, {e.parties} parties, {e.model}, {e.rounds} rounds"
 
 
-def gather(folder: Path) -> list[Group]:
-    """The runs in a folder, grouped by what they were run on; methods in the order of their first run's start."""
+def gather(folder: Path, trust: bool = False) -> list[Group]:
+    """The runs in a folder, grouped by what they were run on; methods in the order of their first run's start.
+
+    With `trust` they may run files that their settings name, whoever made them.
+    """
     if not folder.is_dir():
         raise Refusal(f"{folder} is no folder.")
     found: dict[str, dict[str, list[Run]]] = {}
     for path in sorted(_run_folders(folder), key=_started):
         group, run = _placed(folder, path)
+        run.trust = trust
         found.setdefault(group, {}).setdefault(run.method, []).append(run)
     if not found:
         raise Refusal(f"{folder} holds no runs: nothing in it has a {', a '.join(MARKS[:-1])} or a {MARKS[-1]}.")

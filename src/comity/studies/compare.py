@@ -17,6 +17,7 @@ from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
 from comity.experiments.run import check_same, reopen, resume_in, start
 from comity.measure import Gain, gains
+from comity.plugins import is_code
 from comity.spec import parse, split
 from comity.studies.standing import Standing, standing
 from comity.track import Trackers
@@ -29,7 +30,7 @@ LEFT_OUT = "leave-one-out"
 def folder_name(algorithm: str) -> str:
     """An algorithm's folder: its name with its options, a user's file by its stem."""
     specs = [parse(part) for part in split(algorithm, "+")]
-    return "+".join(str(replace(s, name=Path(s.name).stem if s.name.endswith(".py") else s.name)) for s in specs)
+    return "+".join(str(replace(s, name=Path(s.name).stem if is_code(s.name) else s.name)) for s in specs)
 
 
 def run_once(
@@ -43,7 +44,7 @@ def run_once(
     if summary := RunFolder(folder).read_summary():
         return summary
     given = federation if experiment.data == "arrays" else None  # which no folder can bring back
-    return resume_in(reopen(folder, given), folder, progress, track).summary
+    return resume_in(reopen(folder, given, trust=True), folder, progress, track).summary  # its code has just run, in `prepare`
 
 
 def compare(

@@ -21,10 +21,12 @@ from comity.data.federation import Preprocess
 from comity.errors import ComityError, Refusal
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.result import Deployed, Result
+from comity.experiments.trust import check, code_in, mark
 
 PREDICT = '''"""Predict with this model: python predict.py SAMPLES.npz (with an array x; or .npy) prints each sample's class.
 
-Inputs are as the party has them, before any scaling; `model.json` says what is done to them.
+Inputs are as the party has them, before any scaling; `model.json` says what is done to them. Where the model's network or
+method is a Python file of somebody else's, --trust lets it run.
 """
 
 import sys
@@ -32,12 +34,17 @@ from pathlib import Path
 
 import numpy as np
 
+from comity.errors import ComityError
 from comity.studies.export import load
 
-if len(sys.argv) != 2:
-    sys.exit("usage: python predict.py SAMPLES.npz")
-given = np.load(sys.argv[1], allow_pickle=False)
-model = load(Path(__file__).parent)
+files = [argument for argument in sys.argv[1:] if argument != "--trust"]
+if len(files) != 1:
+    sys.exit("usage: python predict.py SAMPLES.npz [--trust]")
+given = np.load(files[0], allow_pickle=False)
+try:
+    model = load(Path(__file__).parent, trust="--trust" in sys.argv)
+except ComityError as why:
+    sys.exit(str(why))
 for name, certainty in model.predict(given["x"] if hasattr(given, "files") else given):
     print(f"{name}\\t{certainty:.4f}")
 '''
@@ -89,22 +96,26 @@ def export(result: Result, party: str, out: Path) -> None:
         "dataset": federation.name, "rounds": result.summary["rounds"],
         "seed": how.seed, "train_samples": len(federation.parties[party].train), "test_accuracy": accuracy,
     }  # fmt: skip
+    text = json.dumps(told, indent=2) + "\n"
     out.mkdir(parents=True, exist_ok=True)
+    mark(out, text, code_in(told["algorithm"], [told["model"]]))
     (out / "weights.safetensors").write_bytes(encode(State(deployed.theta, mine)))
-    write_atomically(out / "model.json", json.dumps(told, indent=2) + "\n")
+    write_atomically(out / "model.json", text)
     write_atomically(out / "predict.py", PREDICT)
     write_atomically(out / "card.md", _card(told))
 
 
-def load(folder: Path) -> Exported:
-    """A model that `export` wrote."""
+def load(folder: Path, *, trust: bool = False) -> Exported:
+    """A model that `export` wrote; `trust` lets the files run that somebody else's names."""
     try:
-        told: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        text = (folder / "model.json").read_text(encoding="utf-8")
+        told: dict[str, Any] = json.loads(text)
+        check(folder, text, code_in(told["algorithm"], [told["model"]]), trust)
         algorithm = algorithms.compose(told["algorithm"], told["set"])  # first: what it keeps is known once it is there
         state = decode((folder / "weights.safetensors").read_bytes())
         shape = tuple(told["shape"])
         classes = int(told["classes"])
-    except (OSError, ValueError, KeyError, TypeError) as why:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
         raise ComityError(f"{folder} holds no exported model, or a damaged one.") from why
     network = models.build(told["model"], shape, classes)
     task = Task(network, classes, told["cut"] or network.cut)

@@ -305,7 +305,7 @@ def _figure(measure: str, one: Outcome, column: dict[str, list[Outcome]]) -> flo
     if name == "mdl":
         from comity.measure.study import description_length
 
-        return description_length(one.folder, argument)
+        return description_length(one.folder, argument, trust=True)  # its code has just run: the run is this reproduction's
     if name not in FIGURES:
         raise Refusal(f"{measure} cannot be measured yet.")
     return FIGURES[name](one.summary)

@@ -16,7 +16,7 @@ from comity.experiments.build import Job
 from comity.experiments.folder import RunFolder
 from comity.measure.conventions import curve, party_curves
 from comity.measure.summary import KINDS
-from comity.plugins import call_from_file
+from comity.plugins import call_from_file, is_code
 
 
 class Tracker(Protocol):
@@ -61,7 +61,7 @@ def tracker(wanted: str | Tracker, home: Path | None) -> Tracker:
     """A tracker by name, or one that a user's file makes with tracker()."""
     if not isinstance(wanted, str):
         return wanted
-    if wanted.endswith(".py"):
+    if is_code(wanted):
         made: Tracker = call_from_file(wanted, "tracker")
         return made
     if wanted not in KNOWN:
