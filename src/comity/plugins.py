@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from comity.errors import Refusal
+from comity.text import harmless
 
 DIGEST = "__digest__"
 """The name under which a user's module keeps the digest of its source."""
@@ -36,7 +37,7 @@ def module_from(path: str) -> ModuleType:
     file = Path(path).resolve()
     if known := _imported(file):
         if _on_disk(file) not in (vars(known)[DIGEST], None):
-            warnings.warn(f"{path} has changed since this process imported it, and is used as it was then.", stacklevel=2)
+            warnings.warn(harmless(f"{path} has changed since it was imported here, and is used as it was then."), stacklevel=2)
         return known
     if not file.is_file():
         raise Refusal(f"There is no file {path}.")

@@ -145,6 +145,19 @@ def test_commands(command: tuple[str, ...], gift: Path, monkeypatch: pytest.Monk
     assert has_run(gift)
 
 
+@pytest.mark.parametrize("command", [("run", "--out", "new"), ("tune", "--grid", "lr=0.1", "--out", "new"), ("plan",)])
+def test_the_settings_of_a_strangers_run(command: tuple[str, ...], gift: Path, here: Path, mine: Path) -> None:
+    """They are what a page tells to type for the same outcome; one's own file of settings names what it likes."""
+    evil = poisoned(gift)
+    assert str(evil) in one_sentence(comity(command[0], gift / "config.toml", *command[1:]), 2)
+    assert not has_run(gift)
+    works(command[0], gift / "config.toml", *command[1:], "--trust")
+    assert has_run(gift)
+    Path("mine.toml").write_text(f'model = "{mine}"\nrounds = 1\npartition = "iid|keep(samples=40)"', encoding="utf-8")
+    works("run", "mine.toml", "--out", "first")
+    works("run", "first/config.toml", "--out", "second")
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_python(name: str, gift: Path) -> None:
     poisoned(gift)
@@ -380,3 +393,15 @@ def test_who_may_run_users_files() -> None:
     }
     assert is_code("./mine.py")
     assert not is_code("mlp2(width=8)")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_file_that_changes_while_a_process_uses_it(mine: Path, tmp_path: Path) -> None:
+    """It is imported once, so that all runs of a comparison are of one code; and whoever edits it hears that."""
+    api.run(str(mine), **HOW)
+    mine.write_text(mine.read_text(encoding="utf-8") + "\n# better\n", encoding="utf-8")
+    with pytest.warns(UserWarning, match="is used as it was then"):
+        api.run(str(mine), out=tmp_path / "out", **HOW)
+    assert opened(tmp_path / "out").code == 0
+    forget(mine)
+    assert "has changed since" in one_sentence(opened(tmp_path / "out"), 2), "the mark is of what ran"

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from comity.cli.options import Out, Trust, app, caution
+from comity.text import harmless
 
 Some = Annotated[str | None, typer.Option(help="only these, as in a,b")]
 
@@ -73,7 +74,7 @@ def report(
 
     names = None if methods is None else [part.strip() for part in methods.split(",")]
     if table is not None:
-        print(ranking(folder, table, target))
+        print("\n".join(harmless(line) for line in ranking(folder, table, target).split("\n")))
         return
     path = write(
         folder, methods=names, target=target, quick=quick, samples=samples, figures=figures, out=out, trust=trust, told=caution

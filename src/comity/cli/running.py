@@ -30,6 +30,7 @@ from comity.cli.options import (
 )
 from comity.errors import Refusal
 from comity.experiments.config import Experiment, experiment
+from comity.text import harmless
 
 if TYPE_CHECKING:
     from comity.experiments.build import Progress
@@ -38,14 +39,14 @@ if TYPE_CHECKING:
 
 @app.command()
 @with_experiment
-def run(algo: Algo, settings: Settings, out: Out = None, track: Track = None) -> None:
+def run(algo: Algo, settings: Settings, out: Out = None, track: Track = None, trust: Trust = False) -> None:
     """Run one method, or an experiment's file."""
     from comity.cli import screen
     from comity.experiments.build import federation_of, prepare
     from comity.experiments.run import start
     from comity.studies.compare import folder_name
 
-    chosen = chosen_experiment(algo, settings)
+    chosen = chosen_experiment(algo, settings, trust)
     job = prepare(chosen, federation_of(chosen))
     for text in job.cautions():
         caution(text)
@@ -101,7 +102,8 @@ def _finish(folder: Path, summary: dict[str, Any]) -> None:
     for remark in summary.get("remarks", ()):
         caution(remark)
     if summary["diverged"]:
-        print(f"comity: The loss of {', '.join(summary['diverged'])} is not finite; try a smaller --lr.", file=sys.stderr)
+        who = ", ".join(summary["diverged"])
+        print(harmless(f"comity: The loss of {who} is not finite; try a smaller --lr."), file=sys.stderr)
 
 
 @app.command()
@@ -193,6 +195,7 @@ def tune(
     seeds: Seeds = None,
     out: Out = None,
     track: Track = None,
+    trust: Trust = False,
 ) -> None:
     """Try a grid of values with equal budgets; choose on validation data."""
     from comity.cli import screen
@@ -200,7 +203,7 @@ def tune(
     from comity.studies.tune import parse_grid
     from comity.studies.tune import tune as tune_runs
 
-    base = chosen_experiment(algo, settings)
+    base = chosen_experiment(algo, settings, trust)
     folder = out or free_folder(f"tune-{folder_name(base.algorithm)}")
     points = parse_grid(grid)
     others = trackers(track, folder)
@@ -214,13 +217,13 @@ def tune(
 
 @app.command()
 @with_experiment
-def plan(algo: Algo, settings: Settings) -> None:
+def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
     """Bytes, memory and time before a run."""
     from comity.cli import screen
     from comity.experiments.build import federation_of, prepare
     from comity.studies.plan import plan as make
 
-    chosen = chosen_experiment(algo, settings)
+    chosen = chosen_experiment(algo, settings, trust)
     job = prepare(chosen, federation_of(chosen))
     made = make(job)
     bytes_of = ("up", "down", "peer")

@@ -26,6 +26,7 @@ from comity.experiments.folder import RunFolder
 from comity.experiments.loop import execute
 from comity.experiments.result import Result
 from comity.experiments.trust import changes, check, code_of, mark
+from comity.text import harmless
 from comity.track import Tracker, Trackers
 
 
@@ -62,7 +63,7 @@ def run(
     trackers = Trackers(track)
     job = prepare(experiment, federation or federation_of(experiment), pair)
     for caution in job.cautions():
-        warnings.warn(caution, stacklevel=2)
+        warnings.warn(harmless(caution), stacklevel=2)
     keep = tempfile.TemporaryDirectory(prefix="comity-") if out is None else None
     folder = Path(keep.name if keep else out or "")
     if resume and RunFolder(folder).begun:
@@ -72,7 +73,7 @@ def run(
     else:
         result = start(job, folder, progress or Quiet(), trackers)
     for remark in result.summary["remarks"]:
-        warnings.warn(remark, stacklevel=2)
+        warnings.warn(harmless(remark), stacklevel=2)
     result._keep = keep
     return result
 

@@ -69,8 +69,8 @@ def check(folder: Path, settings: str, files: Sequence[str], trust: bool) -> Non
         ) from why
     if not own:
         raise Untrusted(
-            f"{folder} was not made here by you, and to open it would run {listed}: look at what that does, then say --trust "
-            "(in Python trust=True)."
+            f"{folder} was not made by you here, or not as it is now, and to open it would run {listed}: look at what that does, "
+            "then say --trust (in Python trust=True)."
         )
     if texts := changes(folder, files):
         raise Untrusted(f"{texts[0]} Say --trust (in Python trust=True) to use it as it is now.")

@@ -36,6 +36,7 @@ import numpy as np
 
 from comity.errors import ComityError
 from comity.studies.export import load
+from comity.text import harmless
 
 files = [argument for argument in sys.argv[1:] if argument != "--trust"]
 if len(files) != 1:
@@ -44,9 +45,9 @@ given = np.load(files[0], allow_pickle=False)
 try:
     model = load(Path(__file__).parent, trust="--trust" in sys.argv)
 except ComityError as why:
-    sys.exit(str(why))
+    sys.exit(harmless(str(why)))
 for name, certainty in model.predict(given["x"] if hasattr(given, "files") else given):
-    print(f"{name}\\t{certainty:.4f}")
+    print(f"{harmless(name)}\\t{certainty:.4f}")
 '''
 
 

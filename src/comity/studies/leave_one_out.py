@@ -37,6 +37,7 @@ from comity.studies.compare import (
     run_folder,
     run_once,
 )
+from comity.text import harmless
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def leave_one_out(
             progress or (lambda experiment: Quiet()),
             leave_out,
             federation,
-            caution=lambda text: warnings.warn(text, stacklevel=4),
+            caution=lambda text: warnings.warn(harmless(text), stacklevel=4),
         )
 
 

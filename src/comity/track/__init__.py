@@ -17,6 +17,7 @@ from comity.experiments.folder import RunFolder
 from comity.measure.conventions import curve, party_curves
 from comity.measure.summary import KINDS
 from comity.plugins import call_from_file, is_code
+from comity.text import harmless
 
 
 class Tracker(Protocol):
@@ -117,7 +118,7 @@ class Trackers:
                 well.append(one)
             except Exception as why:
                 self._all.remove(one)
-                words = " ".join(describe(why).split())
+                words = harmless(" ".join(describe(why).split()))
                 self._told(f"{type(one).__name__} failed and is left out from now on; the run itself goes on. {words}")
         return well
 
