@@ -100,7 +100,7 @@ def start(job: Job, folder: Path, progress: Progress, track: Trackers | None = N
     with _at_work(new):
         new.check_free()  # once more, now that nobody else can begin here
         settings = config.write(job.experiment)
-        new.begin(settings, job.federation.split.to_json(), environment(settings, job.federation.fingerprint()))
+        new.begin(settings, job.federation.split.to_json(), environment(settings, job.federation.fingerprint()), job.absent.text)
         return Result(folder, job, execute(job, new, progress, track or Trackers(), resume=False))
 
 
@@ -139,7 +139,7 @@ def reopen(folder: Path, federation: Federation | None = None, model: models.Pai
     experiment = begun.read_experiment()
     if federation is None and experiment.data == "arrays":
         raise Refusal(f"The data of {folder} were given as arrays: resume it from Python with the same federation.")
-    job = prepare(experiment, federation or load_dataset(experiment.data).split(begun.split), model)
+    job = prepare(experiment, federation or load_dataset(experiment.data).split(begun.split), model, begun.read_plan())
     before = begun.read_environment()
     if not {"fingerprint", "config"} <= before.keys():
         raise ComityError(f"{begun.environment} cannot be read.")
