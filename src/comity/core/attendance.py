@@ -21,7 +21,7 @@ MEANING = {
     DEAD: "it was not there",
     LOST: "it was asked, but no reply came",
     WAITING: "it was not asked, as it had missed the start",
-    NOT_FINITE: "it sent values that are not finite, which were left out",
+    NOT_FINITE: "it had values that are not finite, which were left out",
 }
 
 
@@ -87,18 +87,19 @@ class Attendance:
             return True
         return False
 
-    def is_usable(self, call: Call, i: int, sent: Any, what: str) -> bool:
-        """Whether all that a party sent is finite; if not, that is written down, or the run ends."""
-        if is_finite(sent):
+    def is_usable(self, call: Call, i: int, reply: Any, ruined: str) -> bool:
+        """Whether all that a party sent, and keeps, is finite; if not, that is written down, or the run ends."""
+        if is_finite(reply) and not ruined:
             return True
-        self.not_usable(call, i, f"{first_not_finite(sent)} of {what}")
+        sent = first_not_finite(reply)
+        self.not_usable(call, i, f"{sent} of its reply" if sent else f"{ruined} of what it keeps")
         return False
 
     def not_usable(self, call: Call, i: int, what: str) -> None:
-        """A party sent what is no number."""
+        """What a party sent, or keeps, is no number."""
         if self.rules.stop_if_not_finite:
             raise ComityError(
-                f"{self._info.name(i)} sent values that are not finite in round {call.round} ({what}, {call.work}): "
+                f"{self._info.name(i)} has values that are not finite in round {call.round} ({what}, after {call.work}): "
                 "give it a smaller lr, or leave such replies out with --on-nonfinite drop."
             )
         self._write(call, i, NOT_FINITE)
@@ -142,9 +143,9 @@ class RollCall:
         self.answered.add(i)
         return not self.register.is_lost(self.call, i)
 
-    def counts(self, i: int, reply: Any) -> bool:
-        """Whether what arrived can be used."""
-        usable = self.register.is_usable(self.call, i, reply, "its reply")
+    def counts(self, i: int, reply: Any, ruined: str) -> bool:
+        """Whether what arrived can be used, and the party's own state, in which `ruined` is not finite."""
+        usable = self.register.is_usable(self.call, i, reply, ruined)
         self.heard += usable
         return usable
 

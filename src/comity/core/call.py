@@ -42,6 +42,8 @@ class Answer(NamedTuple):
     """Gradient steps that it took."""
     keeps: bool = False
     """Whether it changed what the party keeps."""
+    ruined: str = ""
+    """The first value in that which is not finite, if there is one."""
     remark: str = ""
     """What a user should know of how it was computed."""
     unusable: tuple[int, ...] = ()

@@ -285,7 +285,7 @@ class Net:
         self.charge_reply(roll.call.work, i, answer.reply, "up")
         for sender in answer.unusable:
             self.attendance.not_usable(roll.call, sender, f"a parcel for {self.info.name(i)}")
-        if not roll.counts(i, answer.reply):
+        if not roll.counts(i, answer.reply, answer.ruined):
             return None
         if answer.keeps:
             self.versions[i] = roll.call

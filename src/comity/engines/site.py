@@ -10,7 +10,7 @@ from comity.core.algorithm import AnyAlgorithm
 from comity.core.call import Answer, Call, Letter
 from comity.core.descent import train
 from comity.core.evaluation import Evaluation, evaluate
-from comity.core.finite import is_finite
+from comity.core.finite import first_not_finite, is_finite
 from comity.core.fit import plain
 from comity.core.key import Key
 from comity.core.party import Party
@@ -76,9 +76,11 @@ class Site:
         """What came of a work that is done; the party's new state is kept, until a letter says that it does not count."""
         mine, reply = running.result
         keeps = running.kept.uses > 0 or (mine is not self.mine and bool(leaves(mine) or leaves(self.mine)))
+        ruined = ""
         if keeps:
+            ruined = "" if is_finite(mine) else first_not_finite(mine)
             self.versions.add(running.call, PartyState(mine, running.kept.moments))
-        return Answer(reply, running.steps, keeps, running.remark, running.unusable)
+        return Answer(reply, running.steps, keeps, ruined, running.remark, running.unusable)
 
     def deployed(self, letter: Letter) -> tuple[Task, Params]:
         """What the party would answer with now."""

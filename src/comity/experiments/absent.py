@@ -46,7 +46,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlannedAbsences:
     """Who is to miss what."""
 
     text: str = ""
@@ -81,20 +81,20 @@ class Plan:
         return [f"the plan of absences speaks of {work!r}, which is no work of this method." for work in sorted(spoken)]
 
 
-def planned(wish: str | None, seed: int, parties: Iterable[str], kept: str | None = None) -> Plan:
+def planned(wish: str | None, seed: int, parties: Iterable[str], kept: str | None = None) -> PlannedAbsences:
     """The plan that the setting `absent` names; `kept` is its table as the run's folder has it, if the run was begun before."""
     if wish is None:
-        return Plan()
+        return PlannedAbsences()
     if kept is None and not wish.endswith(".csv"):
         return _random(wish, seed)
     return _table(_read(Path(wish)) if kept is None else kept, wish, list(parties))
 
 
-def _random(wish: str, seed: int) -> Plan:
-    def random(dead: float = 0.0, lost: float = 0.0) -> Plan:
+def _random(wish: str, seed: int) -> PlannedAbsences:
+    def random(dead: float = 0.0, lost: float = 0.0) -> PlannedAbsences:
         if not (0 <= dead < 1 and 0 <= lost < 1 and dead + lost > 0):
             raise Refusal(f"{wish} is out of range: dead and lost are shares from 0 to below 1, and one of them is more than 0.")
-        return Plan(dead=dead, lost=lost, root=Key.root(seed))
+        return PlannedAbsences(dead=dead, lost=lost, root=Key.root(seed))
 
     spec = parse(wish)
     if spec.name != "random":
@@ -111,7 +111,7 @@ def _read(path: Path) -> str:
         raise Refusal(f"{path} cannot be read ({getattr(why, 'strerror', None) or 'it is no text'}).") from why
 
 
-def _table(text: str, name: str, parties: list[str]) -> Plan:
+def _table(text: str, name: str, parties: list[str]) -> PlannedAbsences:
     rows: dict[str, list[Row]] = {}
     try:
         reader = csv.DictReader(io.StringIO(text), strict=True)
@@ -128,7 +128,7 @@ def _table(text: str, name: str, parties: list[str]) -> Plan:
                 rows.setdefault(row.party, []).append(row)
     except csv.Error as why:
         raise ComityError(f"{name} cannot be read: {why}.") from why
-    return Plan(text, rows)
+    return PlannedAbsences(text, rows)
 
 
 def _row(cells: dict[str, str], where: str, parties: list[str]) -> Row:

@@ -26,7 +26,7 @@ from comity.engines.process import ProcessEngine
 from comity.engines.site_store import SiteStore
 from comity.engines.stacked.scheduler import SideBySide, gains_by_stacking
 from comity.errors import Refusal
-from comity.experiments.absent import Plan, planned
+from comity.experiments.absent import PlannedAbsences, planned
 from comity.experiments.common import CommonGround, Introductions
 from comity.experiments.config import Experiment
 from comity.experiments.environment import cores
@@ -76,7 +76,7 @@ class Job:
     algorithm: AnyAlgorithm
     parties: list[Party]
     info: Info
-    absent: Plan = field(default_factory=Plan)
+    absent: PlannedAbsences = field(default_factory=PlannedAbsences)
     """Who is to miss what."""
 
     @cached_property
