@@ -25,6 +25,7 @@ from comity.experiments.environment import digest, environment
 from comity.experiments.folder import RunFolder
 from comity.experiments.loop import execute
 from comity.experiments.result import Result
+from comity.measure.doubts import doubts
 from comity.track import Tracker, Trackers
 
 
@@ -69,8 +70,8 @@ def run(
         result = resume_in(reopen(folder, federation, pair), folder, progress or Quiet(), trackers)
     else:
         result = start(job, folder, progress or Quiet(), trackers)
-    for remark in result.summary["remarks"]:
-        warnings.warn(remark, stacklevel=2)
+    for text in [*result.summary["remarks"], *doubts(result.summary)]:
+        warnings.warn(text, stacklevel=2)
     result._keep = keep
     return result
 

@@ -11,7 +11,7 @@ from comity.core.attendance import Absence
 from comity.core.ledger import SERVER
 from comity.core.net import Note
 from comity.errors import ComityError
-from comity.measure.accuracy import by_round, mean
+from comity.measure.accuracy import by_round, carried, mean
 
 if TYPE_CHECKING:
     from comity.experiments.build import Job
@@ -39,7 +39,7 @@ def accuracy(rows: list[Note], final: int, tests: dict[str, int], validations: d
     if not test:
         raise ComityError("No party was ever heard: there is no accuracy to sum up.")
     heard = {party: t for t in sorted(test) for party in test[t]}
-    last = {party: test[t][party] for party, t in heard.items()}
+    last = carried(test)[max(test)]
     average = mean(last)
     pooled = {row.round: row.value for row in rows if (row.party, row.split, row.metric) == (SERVER, "pooled", "accuracy")}
     return {
