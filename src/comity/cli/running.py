@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -30,7 +29,6 @@ from comity.cli.options import (
 )
 from comity.errors import Refusal
 from comity.experiments.config import Experiment, experiment
-from comity.text import harmless
 
 if TYPE_CHECKING:
     from comity.experiments.build import Progress
@@ -76,11 +74,12 @@ def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], track: T
 def _finish(folder: Path, summary: dict[str, Any]) -> None:
     """The end of a run on the screen."""
     from comity.cli import screen
+    from comity.measure.doubts import doubts
 
     got = summary["accuracy"]
     sent = summary["bytes"]
     screen.out.print(
-        f"{summary['algorithm']}: accuracy {got['mean']:.1%} (mean of {summary['parties']} parties), "
+        f"{summary['algorithm']}: accuracy {got['mean']:.1%} (mean of {_heard(summary)} parties), "
         f"worst {got['per_party'][got['worst_party']]:.1%} ({got['worst_party']}), "
         f"best {got['per_party'][got['best_party']]:.1%} ({got['best_party']})",
         soft_wrap=True,
@@ -99,11 +98,12 @@ def _finish(folder: Path, summary: dict[str, Any]) -> None:
     )
     screen.show_curves({summary["algorithm"]: [folder]})
     screen.out.print(f"The run is in {folder}", soft_wrap=True)
-    for remark in summary.get("remarks", ()):
-        caution(remark)
-    if summary["diverged"]:
-        who = ", ".join(summary["diverged"])
-        print(harmless(f"comity: The loss of {who} is not finite; try a smaller --lr."), file=sys.stderr)
+    for text in [*summary.get("remarks", ()), *doubts(summary)]:
+        caution(text)
+
+
+def _heard(summary: dict[str, Any]) -> int:
+    return sum(figure is not None for figure in summary["accuracy"]["per_party"].values())
 
 
 @app.command()
@@ -165,9 +165,12 @@ def _show_comparison(rows: Sequence[Standing], settled: Experiment, seeds: int) 
     screen.out.print(
         "worst: the worst party. gained, hurt: parties whose 95% interval against SOLO, paired over their test samples, "
         "excludes zero."
-        + (" newcomers: their accuracy after joining, and what it gave them against training alone." if late else ""),
+        + (" newcomers: their accuracy after joining, and what it gave them against training alone." if late else "")
+        + (" *: see the notes." if any(row.doubts for row in rows) else ""),
         style="dim",
     )
+    for text in (text for row in rows for text in row.doubts):
+        caution(text)
 
 
 def _cells(row: Standing, several: bool) -> list[str]:
@@ -175,7 +178,7 @@ def _cells(row: Standing, several: bool) -> list[str]:
     from comity.cli import screen
 
     return [
-        row.algorithm,
+        row.algorithm + (" *" if row.doubts else ""),
         f"{row.mean:.1%}" + (f" ± {100 * row.spread:.1f}" if several else ""),
         f"{fmean(row.worst):.1%}",
         f"{row.gained}/{row.judged}" if row.judged else "",
@@ -209,9 +212,15 @@ def tune(
     others = trackers(track, folder)
     with resumable(f"the same command and --out {folder}"):
         trials = tune_runs(base, points, chosen_seeds(seeds, base.seed), folder, lambda e: screen.progress(e.algorithm), others)
-    rows = [[*(str(v) for v in t.settings.values()), f"{t.validation:.1%}", f"{t.test:.1%}"] for t in trials]
+    rows = [
+        [*(str(v) for v in t.settings.values()), f"{t.validation:.1%}", f"{t.test:.1%}" + (" *" if t.doubts else "")]
+        for t in trials
+    ]
     screen.table([*points, "validation", "test"], rows, f"{base.algorithm}, {base.rounds} rounds each, best by validation first")
     best = ", ".join(f"{n}={v}" for n, v in trials[0].settings.items())
+    for t in trials:
+        for text in t.doubts:
+            caution(f"{', '.join(f'{n}={v}' for n, v in t.settings.items())}, {text}")
     screen.out.print(f"Chosen on validation data: {best}. The runs are in {folder}", soft_wrap=True)
 
 

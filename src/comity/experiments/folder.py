@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from comity.core.attendance import Absence
 from comity.core.ledger import Charge
 from comity.core.net import Note
 from comity.errors import ComityError, Refusal
 from comity.experiments import config
 from comity.experiments.checkpoint import Checkpoints, write_atomically
 from comity.experiments.config import Experiment
-from comity.experiments.tables import LEDGER, METRICS, TABLES, TIMING, Timing, Writer
+from comity.experiments.tables import ABSENCES, LEDGER, METRICS, TABLES, TIMING, Timing, Writer
 
 CONFIG = "config.toml"
 ENVIRONMENT = "env.json"
@@ -29,6 +30,7 @@ SPLIT = "split.json"
 SUMMARY = "summary.json"
 OUTCOMES = "outcomes.csv"
 MEASURES = "measures.json"
+PLAN = "absent-plan.csv"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 
@@ -111,6 +113,11 @@ class RunFolder:
         return self.path / OUTCOMES
 
     @property
+    def plan(self) -> Path:
+        """The table of planned absences, if the run has one."""
+        return self.path / PLAN
+
+    @property
     def measures(self) -> Path:
         """What `comity measure` found."""
         return self.path / MEASURES
@@ -141,9 +148,17 @@ class RunFolder:
         """All rows of ledger.csv."""
         return LEDGER.read(self.path)
 
+    def read_absences(self) -> list[Absence]:
+        """All rows of absences.csv."""
+        return ABSENCES.read(self.path)
+
     def read_timing(self) -> list[Timing]:
         """All rows of timing.csv."""
         return TIMING.read(self.path)
+
+    def read_plan(self) -> str | None:
+        """The table of planned absences, if the run has one."""
+        return self.plan.read_text(encoding="utf-8") if self.plan.exists() else None
 
     def read_outcomes(self) -> dict[str, list[int]]:
         """By party: 1 for each of its test samples that was right after the last round, 0 for the others."""
@@ -178,9 +193,11 @@ class RunFolder:
 
     # Writers.
 
-    def begin(self, settings: str, split: str, environment: Mapping[str, Any]) -> None:
+    def begin(self, settings: str, split: str, environment: Mapping[str, Any], plan: str = "") -> None:
         """Write what a run begins with; the settings last, so that whoever sees them sees the rest."""
         write_atomically(self.split, split)
+        if plan:
+            write_atomically(self.plan, plan)
         write_atomically(self.environment, _lines(environment))
         write_atomically(self.config, settings)
 

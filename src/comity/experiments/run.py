@@ -26,6 +26,7 @@ from comity.experiments.folder import RunFolder
 from comity.experiments.loop import execute
 from comity.experiments.result import Result
 from comity.experiments.trust import changes, check, code_of, mark
+from comity.measure.doubts import doubts
 from comity.text import harmless
 from comity.track import Tracker, Trackers
 
@@ -72,8 +73,8 @@ def run(
         result = resume_in(again, folder, progress or Quiet(), trackers)
     else:
         result = start(job, folder, progress or Quiet(), trackers)
-    for remark in result.summary["remarks"]:
-        warnings.warn(harmless(remark), stacklevel=2)
+    for text in [*result.summary["remarks"], *doubts(result.summary)]:
+        warnings.warn(harmless(text), stacklevel=2)
     result._keep = keep
     return result
 
@@ -104,7 +105,7 @@ def start(job: Job, folder: Path, progress: Progress, track: Trackers | None = N
         new.check_free()  # once more, now that nobody else can begin here
         settings = config.write(job.experiment)
         mark(folder, settings, code_of(job.experiment))
-        new.begin(settings, job.federation.split.to_json(), environment(settings, job.federation.fingerprint()))
+        new.begin(settings, job.federation.split.to_json(), environment(settings, job.federation.fingerprint()), job.absent.text)
         return Result(folder, job, execute(job, new, progress, track or Trackers(), resume=False))
 
 
@@ -159,7 +160,7 @@ def reopen(folder: Path, federation: Federation | None = None, model: models.Pai
     check(folder, settings, code_of(experiment), trust)
     if federation is None and experiment.data == "arrays":
         raise Refusal(f"The data of {folder} were given as arrays: resume it from Python with the same federation.")
-    job = prepare(experiment, federation or load_dataset(experiment.data).split(begun.split), model)
+    job = prepare(experiment, federation or load_dataset(experiment.data).split(begun.split), model, begun.read_plan())
     if before["fingerprint"] != job.federation.fingerprint():
         raise Refusal(f"The data of {folder} have changed since it was started.")
     return job

@@ -1,4 +1,4 @@
-"""A run's tables (`metrics.csv`, `ledger.csv`, `timing.csv`): what their rows mean, how they are written, how they are read.
+"""A run's tables (metrics, ledger, timing, absences): what their rows mean, how they are written, how they are read.
 
 Tables grow by whole rounds, and can be cut back to where a checkpoint was made. There is one way to understand a row and three to
 read a table: all of it, or nothing (`read`); as far as it makes sense (`salvage`); and what is new in one that grows (`Growing`).
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
+from comity.core.attendance import Absence
 from comity.core.ledger import Charge
 from comity.core.net import Note
 from comity.errors import ComityError
@@ -95,10 +96,15 @@ def _timing(cells: Sequence[str]) -> Timing:
     return Timing(int(cells[0]), float(cells[1]), float(cells[2]), float(cells[3]), int(cells[4]))
 
 
+def _absence(cells: Sequence[str]) -> Absence:
+    return Absence(int(cells[0]), cells[1], cells[2], int(cells[3]), cells[4])
+
+
 METRICS = Table("metrics.csv", Note._fields, _note)
 LEDGER = Table("ledger.csv", Charge._fields, _charge)
 TIMING = Table("timing.csv", Timing._fields, _timing)
-TABLES: tuple[Table[Any], ...] = (METRICS, LEDGER, TIMING)
+ABSENCES = Table("absences.csv", Absence._fields, _absence)
+TABLES: tuple[Table[Any], ...] = (METRICS, LEDGER, TIMING, ABSENCES)
 
 
 class Writer:

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from comity.core.attendance import Absence
 from comity.core.ledger import Charge
 from comity.core.net import Note
 from comity.data.split import Share, Split
@@ -20,7 +21,7 @@ from comity.experiments.config import WHERE, Experiment
 from comity.experiments.environment import digest
 from comity.experiments.folder import MARKS, RunFolder
 from comity.experiments.run import reopen
-from comity.experiments.tables import LEDGER, METRICS, TIMING, Table, Timing
+from comity.experiments.tables import ABSENCES, LEDGER, METRICS, TIMING, Table, Timing
 from comity.experiments.trust import Untrusted, check, code_of
 from comity.measure.accuracy import mean
 from comity.measure.conventions import Line, curve, party_curves
@@ -93,7 +94,12 @@ class Run:
         earlier: dict[str, Any] = {"newcomers": {}, "diverged": []}  # runs of earlier versions have neither
         found = earlier | (self._files.read_summary() or {})
         got = found["accuracy"]
-        figures = [got["mean"], *got["per_party"].values(), *found["bytes"].values(), found["seconds"]["total"]]
+        figures = [
+            got["mean"],
+            *(v for v in got["per_party"].values() if v is not None),
+            *found["bytes"].values(),
+            found["seconds"]["total"],
+        ]
         figures += [new[stage] for new in found["newcomers"].values() for stage in ("offered", "joined", "alone", "gain")]
         if not got["per_party"] or "total" not in found["bytes"] or not all(math.isfinite(figure) for figure in figures):
             raise ValueError
@@ -111,6 +117,16 @@ class Run:
         return self._rows(LEDGER)
 
     @cached_property
+    def absences(self) -> list[Absence]:
+        """Rows of absences.csv, which runs of earlier versions do not have."""
+        return self._rows(ABSENCES) if (self.folder / ABSENCES.name).exists() else []
+
+    @property
+    def all_heard(self) -> bool:
+        """Whether everybody was heard at the end."""
+        return not (self.summary or {}).get("accuracy", {}).get("as_of")
+
+    @cached_property
     def timing(self) -> list[Timing]:
         """Rows of timing.csv."""
         return self._rows(TIMING)
@@ -120,7 +136,7 @@ class Run:
 
         def reading() -> list[T]:
             found = table.salvage(self.folder)
-            if found.damaged or (self.ended and (found.open_end or not found.rows)):
+            if found.damaged or (self.ended and (found.open_end or not (found.rows or table is ABSENCES))):
                 self._complain(f"{table.name} is damaged")
             return found.rows
 
@@ -138,6 +154,8 @@ class Run:
         """Which test samples were right after the last round, by party."""
         found: dict[str, list[int]] = self._try(self._files.outcomes, self._checked_outcomes, {}) if self.summary else {}
         shares = {party: statistics.fmean(right) for party, right in found.items()}
+        if found and not self.all_heard:  # those who were not heard have no outcomes
+            return found
         return found if not found or self._check("outcomes.csv", mean(shares), _mean) else {}
 
     def _checked_outcomes(self) -> dict[str, list[int]]:

@@ -12,6 +12,7 @@ import torch
 
 from comity import algorithms, models
 from comity.core.codec import decode, encode
+from comity.core.finite import first_not_finite
 from comity.core.party import Party
 from comity.core.record import record
 from comity.core.samples import Array, PartyData, Samples
@@ -84,6 +85,8 @@ def export(result: Result, party: str, out: Path) -> None:
         raise Refusal("A model of one's own modules is not exported: take result.model(party) in Python.")
     deployed = result.model(party)
     mine = result.state(party)
+    if ruined := first_not_finite(State(deployed.theta, mine)):
+        raise ComityError(f"The model of {party} is not exported: {ruined} is not finite, as its training has diverged.")
     federation = job.federation
     labels = federation.split.parties[party].labels
     names = federation.class_names or tuple(map(str, range(federation.classes)))
@@ -96,6 +99,7 @@ def export(result: Result, party: str, out: Path) -> None:
         "preprocess": asdict(federation.preprocess.for_party(party)),
         "dataset": federation.name, "rounds": result.summary["rounds"],
         "seed": how.seed, "train_samples": len(federation.parties[party].train), "test_accuracy": accuracy,
+        "judged_after_round": result.summary["accuracy"].get("as_of", {}).get(party, result.summary["rounds"]),
     }  # fmt: skip
     text = json.dumps(told, indent=2) + "\n"
     out.mkdir(parents=True, exist_ok=True)
@@ -128,6 +132,8 @@ def load(folder: Path, *, trust: bool = False) -> Exported:
 
 def _card(told: dict[str, Any]) -> str:
     accuracy = "not judged" if told["test_accuracy"] is None else f"{told['test_accuracy']:.1%} on its own test samples"
+    if told["test_accuracy"] is not None and told["judged_after_round"] != told["rounds"]:
+        accuracy += f", but after round {told['judged_after_round']}: the party was not heard at the end"
     return f"""# The model of {told["party"]}
 
 - Method: {told["algorithm"]}, {told["rounds"]} rounds, seed {told["seed"]}, with the network {told["model"]}.

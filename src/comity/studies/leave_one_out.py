@@ -174,6 +174,8 @@ def effects_of(method: str, seed: int, left_out: str, whole: Path, smaller: Path
     with_it = RunFolder(whole).read_outcomes()
     rows = []
     for party, right in RunFolder(smaller).read_outcomes().items():
+        if party not in with_it:
+            continue  # it was not heard at the end
         gain = paired(party, with_it[party], right)
         rows.append(
             Effect(

@@ -296,10 +296,10 @@ def _figure(measure: str, one: Outcome, column: dict[str, list[Outcome]]) -> flo
     if name in CONVENTIONS:
         return _percent(name, conventions.of_run(one.folder)[CONVENTIONS[name]])
     if name == "party":
-        per: dict[str, float] = one.summary["accuracy"]["per_party"]
+        per: dict[str, float | None] = one.summary["accuracy"]["per_party"]
         if argument not in per:
             raise unknown("party called", argument, per)
-        return 100 * per[argument]
+        return _percent(argument, per[argument])
     if name == "rounds_to_lowest":
         return _rounds_to_lowest(one, column, argument)
     if name == "mdl":
