@@ -25,7 +25,7 @@ from comity.experiments.run import reopen, resume_in
 QUICK: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 3}
 
 
-def plan(folder: Path, *lines: str, heads: str = "party,round,work,kind") -> str:
+def plan(folder: Path, *lines: str, heads: str = "party,round,work,how") -> str:
     """A table of planned absences."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "plan.csv"
@@ -54,7 +54,7 @@ def test_a_lost_reply_is_as_if_the_party_had_been_away(text: str, tmp_path: Path
         lines = [f"{party},{t},{work},{kind}" for work in works for party, t in (("east", 1), ("north", 2), ("west", 2))]
         found[kind] = run(text, tmp_path / kind, absent=plan(tmp_path / kind, *lines), **QUICK)
     assert learned(found["dead"]) == learned(found["lost"])
-    kinds = {(a.party, a.round, a.kind) for a in absences(found["lost"])}
+    kinds = {(a.party, a.round, a.how) for a in absences(found["lost"])}
     assert kinds == (set() if text == "centralized" else {("east", 1, "lost"), ("north", 2, "lost"), ("west", 2, "lost")})
 
 
@@ -112,7 +112,7 @@ def test_who_missed_the_start_is_told_what_it_missed(text: str, tmp_path: Path) 
 def test_who_cannot_be_told_is_not_asked(tmp_path: Path) -> None:
     absent = plan(tmp_path, "east,0,,dead", "east,1,agree,lost", "east,2,agree,dead")
     result = run("fedavg+dbe", tmp_path / "run", absent=absent, **QUICK)
-    waited = [(a.round, a.work, a.kind) for a in absences(result) if a.round]
+    waited = [(a.round, a.work, a.how) for a in absences(result) if a.round]
     assert waited == [(1, "agree", "lost"), (1, "local", "waiting"), (2, "agree", "dead"), (2, "local", "waiting")]
     assert result.state("east").extra.z.abs().sum() > 0
 
@@ -255,7 +255,7 @@ def test_absences_at_random_are_the_seeds(tmp_path: Path) -> None:
     given = QUICK | {"absent": "random(dead=0.3,lost=0.2)", "rounds": 6}
     one, other = run("fedavg", tmp_path / "a", **given), run("fedavg", tmp_path / "b", **given)
     assert absences(one) == absences(other)
-    kinds = [a.kind for a in absences(one)]
+    kinds = [a.how for a in absences(one)]
     assert {"dead", "lost"} == set(kinds)
     assert 0.2 < len(kinds) / 24 < 0.8
     assert not one.summary["accuracy"]["as_of"], "everybody evaluates"
@@ -265,14 +265,14 @@ def test_absences_at_random_are_the_seeds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "heads", "sentence"),
     [
-        (["nobody,1,,dead"], "party,round,work,kind", "There is no party .* called 'nobody'"),
-        (["east,x,,dead"], "party,round,work,kind", "line 2: a round is written as 3, 3-5, 3- or \\*, not 'x'"),
-        (["east,1,,ill"], "party,round,work,kind", "line 2: a kind of absence is dead or lost, not 'ill'"),
+        (["nobody,1,,dead"], "party,round,work,how", "There is no party .* called 'nobody'"),
+        (["east,x,,dead"], "party,round,work,how", "line 2: a round is written as 3, 3-5, 3- or \\*, not 'x'"),
+        (["east,1,,ill"], "party,round,work,how", "line 2: how is dead or lost, not 'ill'"),
         (["east"], "party", "needs the columns party and round"),
         (["east,1,2"], "party,round,when", "needs the columns party and round"),
         (["east"], "party,round", "the cells do not match the columns"),
         (["east,1,,,"], "party,round", "the cells do not match the columns"),
-        (["east,1,,-3,"], "party,round,work,use,kind", "a use is a whole number, not '-3'"),
+        (["east,1,,-3,"], "party,round,work,use,how", "a use is a whole number, not '-3'"),
     ],
 )
 def test_a_plan_that_makes_no_sense_is_refused(lines: list[str], heads: str, sentence: str, tmp_path: Path) -> None:
@@ -345,5 +345,5 @@ def test_the_summary_counts_absences(tmp_path: Path) -> None:
     assert written["absent"] == {"east": {"lost": 2}, "west": {"dead": 1}}
     assert written["void"] == []
     assert (result.folder / "absences.csv").read_text() == (
-        "round,party,work,use,kind\n1,east,local,0,lost\n2,east,local,0,lost\n3,west,local,0,dead\n"
+        "party,round,work,how,use\neast,1,local,lost,0\neast,2,local,lost,0\nwest,3,local,dead,0\n"
     )

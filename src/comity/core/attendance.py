@@ -16,7 +16,7 @@ LOST = "lost"
 WAITING = "waiting"
 NOT_FINITE = "nonfinite"
 ABSENT = (DEAD, LOST, WAITING)
-"""The kinds of absence of a party that was not heard at all."""
+"""The ways not to be heard at all."""
 MEANING = {
     DEAD: "it was not there",
     LOST: "it was asked, but no reply came",
@@ -28,13 +28,13 @@ MEANING = {
 class Absence(NamedTuple):
     """A row of `absences.csv`: a party that was not heard."""
 
-    round: int
     party: str
+    round: int
     work: str
+    how: str
+    """A key of MEANING."""
     use: int
     """How often this work was asked for in this round before."""
-    kind: str
-    """A key of MEANING."""
 
 
 class NoReplies(ComityError):
@@ -75,9 +75,9 @@ class Attendance:
     def roll_call(self, call: Call, ids: Iterable[int]) -> RollCall:
         """Begin a call of these parties: who cannot be asked is written down."""
         asked = sorted(ids)
-        away = {i: kind for i in asked if (kind := self._away(call, i))}
-        for i, kind in away.items():
-            self._write(call, i, kind)
+        away = {i: how for i in asked if (how := self._away(call, i))}
+        for i, how in away.items():
+            self._write(call, i, how)
         return RollCall(self, call, len(asked), [i for i in asked if i not in away])
 
     def is_lost(self, call: Call, i: int) -> bool:
@@ -121,8 +121,8 @@ class Attendance:
     def _planned(self, call: Call, i: int) -> str:
         return self.rules.planned(self._info.name(i), call)
 
-    def _write(self, call: Call, i: int, kind: str) -> None:
-        self.absences.append(Absence(call.round, self._info.name(i), call.work, call.use, kind))
+    def _write(self, call: Call, i: int, how: str) -> None:
+        self.absences.append(Absence(self._info.name(i), call.round, call.work, how, call.use))
         self.missed.add(i)
 
 

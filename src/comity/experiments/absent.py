@@ -1,7 +1,7 @@
 """Absences that are planned, to study what they do: a table of who misses what, or a share of the parties at random.
 
 A table has the columns of a run's own `absences.csv`, so that what happened between real sites can be simulated afterwards:
-`party`, `round` (3, 3-5, 3- or *) and, if one likes, `work` (all, unless told), `use` and `kind` (dead, unless told, or lost).
+`party`, `round` (3, 3-5, 3- or *) and, if one likes, `work` (all, unless told), `use` and `how` (dead, unless told, or lost).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from comity.spec import parse
 
 EVERY = "*"
 CONSEQUENCES = (WAITING, NOT_FINITE)
-"""Kinds that a table of a run has, but that come about by themselves when it is simulated."""
+"""Ways that a table of a run has, but that come about by themselves when it is simulated."""
 MOST = 10_000_000  # bytes of a table
 
 
@@ -37,7 +37,7 @@ class Row(NamedTuple):
     last: float
     work: str
     use: int | None
-    kind: str
+    how: str
 
     def meets(self, call: Call) -> bool:
         """Whether it speaks of a call."""
@@ -63,7 +63,7 @@ class PlannedAbsences:
         """What is planned for a party's part in a call: DEAD, LOST, or nothing."""
         for row in self.rows.get(party, ()):
             if row.meets(call):
-                return row.kind
+                return row.how
         if call.round and call.depth >= 0:
             if self._drawn(self.dead, party, call.round):
                 return DEAD
@@ -115,16 +115,14 @@ def _table(text: str, name: str, parties: list[str]) -> PlannedAbsences:
     rows: dict[str, list[Row]] = {}
     try:
         reader = csv.DictReader(io.StringIO(text), strict=True)
-        known = {"party", "round", "work", "use", "kind"}
+        known = {"party", "round", "work", "use", "how"}
         heads = reader.fieldnames or ()
         if not {"party", "round"} <= set(heads) or not set(heads) <= known:
-            raise Refusal(
-                f"{name} needs the columns party and round, and may have work, use and kind; it has {', '.join(heads)}."
-            )
+            raise Refusal(f"{name} needs the columns party and round, and may have work, use and how; it has {', '.join(heads)}.")
         for cells in reader:
             if None in cells or None in cells.values():
                 raise Refusal(f"{name}, line {reader.line_num}: the cells do not match the columns.")
-            if (row := _row(cells, f"{name}, line {reader.line_num}", parties)) and row.kind not in CONSEQUENCES:
+            if (row := _row(cells, f"{name}, line {reader.line_num}", parties)) and row.how not in CONSEQUENCES:
                 rows.setdefault(row.party, []).append(row)
     except csv.Error as why:
         raise ComityError(f"{name} cannot be read: {why}.") from why
@@ -134,14 +132,14 @@ def _table(text: str, name: str, parties: list[str]) -> PlannedAbsences:
 def _row(cells: dict[str, str], where: str, parties: list[str]) -> Row:
     if cells["party"] not in parties:
         raise unknown(f"party ({where}) called", cells["party"], parties)
-    kind = cells.get("kind") or DEAD
-    if kind not in (DEAD, LOST, *CONSEQUENCES):
-        raise Refusal(f"{where}: a kind of absence is {DEAD} or {LOST}, not {kind!r}.")
+    how = cells.get("how") or DEAD
+    if how not in (DEAD, LOST, *CONSEQUENCES):
+        raise Refusal(f"{where}: how is {DEAD} or {LOST}, not {how!r}.")
     first, last = _rounds(cells["round"].strip(), where)
     use = cells.get("use", "").strip()
     if use and not use.isdecimal():
         raise Refusal(f"{where}: a use is a whole number, not {use!r}.")
-    return Row(cells["party"], first, last, cells.get("work", "").strip() or EVERY, int(use) if use else None, kind)
+    return Row(cells["party"], first, last, cells.get("work", "").strip() or EVERY, int(use) if use else None, how)
 
 
 def _rounds(text: str, where: str) -> tuple[int, float]:

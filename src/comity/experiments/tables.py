@@ -97,7 +97,7 @@ def _timing(cells: Sequence[str]) -> Timing:
 
 
 def _absence(cells: Sequence[str]) -> Absence:
-    return Absence(int(cells[0]), cells[1], cells[2], int(cells[3]), cells[4])
+    return Absence(cells[0], int(cells[1]), cells[2], cells[3], int(cells[4]))
 
 
 METRICS = Table("metrics.csv", Note._fields, _note)

@@ -58,11 +58,11 @@ def accuracy(rows: list[Note], final: int, tests: dict[str, int], validations: d
 
 
 def absent(rows: Iterable[Absence]) -> dict[str, dict[str, int]]:
-    """By party and kind: how many calls it missed."""
+    """By party and way: how many calls it missed."""
     found: dict[str, dict[str, int]] = {}
     for row in rows:
         counts = found.setdefault(row.party, {})
-        counts[row.kind] = counts.get(row.kind, 0) + 1
+        counts[row.how] = counts.get(row.how, 0) + 1
     return found
 
 

@@ -11,14 +11,14 @@ from comity.report.gather import Group
 
 
 def absences(group: Group) -> list[Table]:
-    """A table of all absences, if there are any: by method, seed, party, work and kind, with the rounds."""
+    """A table of all absences, if there are any: by method, seed, party, work and how, with the rounds."""
     found: dict[tuple[str, str, str, str, str], set[int]] = defaultdict(set)
     for run in group.runs:
         for row in run.absences:
-            found[run.method, str(run.seed), row.party, row.work, row.kind].add(row.round)
+            found[run.method, str(run.seed), row.party, row.work, row.how].add(row.round)
     rows = [
-        [method, seed, party, work, f"{kind}: {MEANING.get(kind, '')}", spans(rounds)]
-        for (method, seed, party, work, kind), rounds in found.items()
+        [method, seed, party, work, f"{how}: {MEANING.get(how, '')}", spans(rounds)]
+        for (method, seed, party, work, how), rounds in found.items()
     ]
     heads = ["method", "seed", "party", "asked for", "what happened", "rounds"]
     return [Table("absences", "Who was not heard", heads, rows, words=6, folded=len(rows) > 12)] if rows else []
