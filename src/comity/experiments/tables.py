@@ -10,11 +10,12 @@ import contextlib
 import csv
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
+from comity.checksums import Checksum
 from comity.core.ledger import Charge
 from comity.core.net import Note
 from comity.errors import ComityError
@@ -102,31 +103,39 @@ TABLES: tuple[Table[Any], ...] = (METRICS, LEDGER, TIMING)
 
 
 class Writer:
-    """The tables of a run that goes on; `lengths` are their bytes so far, by name, for its checkpoints."""
+    """The files of a run that goes on: tables that grow, and others that are written once.
+
+    `files` are their lengths and checksums so far, by name, for its checkpoints and its summary.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.lengths: dict[str, int] = {}
+        self.files: dict[str, Checksum] = {}
 
     def create(self) -> None:
         """Begin all tables with their headings."""
         for table in TABLES:
-            text = ",".join(table.columns) + "\n"
-            (self._folder / table.name).write_text(text, encoding="utf-8")
-            self.lengths[table.name] = len(text.encode())
+            self._begin(table)
 
-    def cut(self, lengths: dict[str, int]) -> None:
-        """Go back to the rows that a checkpoint knows of."""
-        for table in TABLES:
-            path = self._folder / table.name
-            length = lengths[table.name]
+    def _begin(self, table: Table[Any]) -> None:
+        blob = (",".join(table.columns) + "\n").encode()
+        (self._folder / table.name).write_bytes(blob)
+        self.files[table.name] = Checksum.of(blob)
+
+    def go_on(self, files: Mapping[str, Checksum]) -> None:
+        """Go back to what a checkpoint knows of. All is checked before anything is cut."""
+        grown = {table.name for table in TABLES}
+        for name, known in files.items():
+            self.files[name] = known.check_beginning(self._folder / name)
+        for name in grown & files.keys():
+            path = self._folder / name
             try:
-                if path.stat().st_size < length:
-                    raise ComityError(f"{path} is shorter than its checkpoint says: it was changed from outside.")
-                os.truncate(path, length)
+                os.truncate(path, files[name].length)
             except OSError as why:
                 raise ComityError(f"{path} cannot be continued ({why.strerror}).") from why
-            self.lengths[table.name] = length
+        for table in TABLES:
+            if table.name not in files:  # a run of a version that had no such table
+                self._begin(table)
 
     def add(self, table: Table[Any], rows: Iterable[Sequence[Any]]) -> None:
         """Append rows in one write."""
@@ -135,7 +144,11 @@ class Writer:
         blob = text.getvalue().encode()
         with (self._folder / table.name).open("ab") as file:
             file.write(blob)
-        self.lengths[table.name] += len(blob)
+        self.files[table.name] = self.files[table.name].and_then(blob)
+
+    def note(self, name: str) -> None:
+        """Remember a file that was just written whole."""
+        self.files[name] = Checksum.of((self._folder / name).read_bytes())
 
 
 class Growing(Generic[R]):
