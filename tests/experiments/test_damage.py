@@ -140,8 +140,9 @@ def test_checksums_are_kept_up_without_reading(stopped: Path, monkeypatch: pytes
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     assert manifest_of(stopped)["files"].keys() == set(TABLE_NAMES)
     resumed(stopped)
-    told = json.loads((stopped / "summary.json").read_text(encoding="utf-8"))
-    assert told["files"] == {n: list(Checksum.of((stopped / n).read_bytes())) for n in [*TABLE_NAMES, "outcomes.csv"]}
+    told = json.loads((stopped / ".checksums.json").read_text(encoding="utf-8"))
+    names = [*TABLE_NAMES, "outcomes.csv", "summary.json"]
+    assert told["files"] == {name: list(Checksum.of((stopped / name).read_bytes())) for name in names}
     RunFolder(stopped).check()
 
 
@@ -221,9 +222,7 @@ def test_a_lost_table_of_a_finished_run(finished: Path) -> None:
     assert "ledger.csv is missing" in report(finished, quick=True).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    "place", [("accuracy", "mean"), ("bytes", "up"), ("seconds", "total"), ("steps",), ("files", "metrics.csv")]
-)
+@pytest.mark.parametrize("place", [("accuracy", "mean"), ("bytes", "up"), ("seconds", "total"), ("steps",)])
 def test_a_summary_with_another_figure(place: tuple[str, ...], finished: Path) -> None:
     path = finished / "summary.json"
     told = inner = json.loads(path.read_text(encoding="utf-8"))
@@ -237,11 +236,35 @@ def test_a_summary_with_another_figure(place: tuple[str, ...], finished: Path) -
     assert "summary.json is damaged" in report(finished, quick=True).read_text(encoding="utf-8")
 
 
-def test_a_summary_that_lost_its_checksum(finished: Path) -> None:
-    path = finished / "summary.json"
-    path.write_text(path.read_text(encoding="utf-8").replace('"crc"', '"crd"'), encoding="utf-8")
-    with pytest.raises(ComityError, match=r"summary\.json"):
-        RunFolder(finished).read_summary()
+@pytest.mark.parametrize("how", ["lost", "another", "unmarked"])
+def test_the_checksums_themselves(how: str, finished: Path) -> None:
+    """Without them nobody can know; a run of an earlier version never had any."""
+    path = finished / ".checksums.json"
+    if how == "lost":
+        path.unlink()
+    else:
+        damage(path, lambda text: text.replace('"crc"', '"crd"') if how == "unmarked" else text.replace("[", "[1", 1))
+    for reading in (RunFolder(finished).read_summary, RunFolder(finished).read_ledger, lambda: resumed(finished)):
+        with pytest.raises(ComityError, match=r"checksums\.json cannot be read"):
+            reading()
+    assert ".checksums.json is " in report(finished, quick=True).read_text(encoding="utf-8")
+
+
+def test_a_finished_run_of_an_earlier_version(finished: Path) -> None:
+    (finished / ".checksums.json").unlink()
+    kept = {k: v for k, v in json.loads((finished / "env.json").read_text()).items() if k not in ("crc", "split", "cpu")}
+    (finished / "env.json").write_text(json.dumps(kept), encoding="utf-8")
+    assert RunFolder(finished).damaged() == []
+    assert resumed(finished).summary["rounds"] == 3
+
+
+def test_killed_before_the_summary(finished: Path, made: Path) -> None:
+    """Checksums are there, the summary is not: the run goes on from its last checkpoint, and both are written again."""
+    (finished / "summary.json").unlink()
+    resumed(finished)
+    RunFolder(finished).check()
+    for name in ("metrics.csv", "ledger.csv", "outcomes.csv"):
+        assert (finished / name).read_bytes() == (made / "finished" / name).read_bytes()
 
 
 def test_the_summary_is_read_as_it_was_returned(tmp_path: Path) -> None:

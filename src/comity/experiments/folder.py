@@ -5,8 +5,8 @@ the tables with `tables.Table.salvage`, and those of a run that goes on with `ta
 not to trust.
 
 How a change is noticed: env.json, written first, has marks of the settings and the split; each checkpoint's manifest has
-checksums of the tables up to there; summary.json, written last, has those of all tables at the end. Files of JSON have a
-checksum of themselves.
+checksums of the tables up to there; at the end .checksums.json gets those of all tables and of summary.json, which is written
+after it, as it says that the run has ended. The other files of JSON have a checksum of themselves.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OUTCOMES = "outcomes.csv"
 MEASURES = "measures.json"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
-FILES = "files"  # where summary.json keeps the checksums of the others
+CHECKSUMS = ".checksums.json"
 
 BEGINNING = (CONFIG, ENVIRONMENT)
 """The files that make a folder a run's: a run has begun when it has both. The settings alone are anybody's."""
@@ -155,20 +155,28 @@ class RunFolder:
             marked = {"config": self.config, "split": self.split}
             marks = marked.keys() & self.read_environment().keys()
             checks |= {marked[mark].name: partial(self._check_digest, marked[mark], mark) for mark in sorted(marks)}
-        if self.ended:
-            checks[SUMMARY] = self.read_summary
         try:
             known = self._known()
         except ComityError:
-            return checks | ({} if self.ended else {CHECKPOINTS: self._known})
+            return checks | {CHECKSUMS if self.ended else CHECKPOINTS: self._known}
         return checks | {name: partial(self._check_file, name) for name in known}
 
     def _known(self) -> dict[str, Checksum]:
         """The checksums of tables and outcomes: those at the run's end or, before that, of its last checkpoint."""
         if self.ended:
-            return {name: Checksum(*known) for name, known in self._summary().get(FILES, {}).items()}
+            return self._at_the_end()
         manifest = self.checkpoints().load()
         return manifest.files if manifest else {}
+
+    def _at_the_end(self) -> dict[str, Checksum]:
+        """The checksums of a finished run's files; none if it is of a version that had none, which marked no splits either."""
+        path = self.path / CHECKSUMS
+        if not path.exists() and "split" not in self.read_environment():
+            return {}
+        try:
+            return {name: Checksum(*known) for name, known in _checked(_json(path), "files")["files"].items()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as why:
+            raise ComityError(f"{path} cannot be read: whether the run is what was written cannot be checked.") from why
 
     def _check_file(self, name: str) -> None:
         if known := self._known().get(name):
@@ -242,14 +250,13 @@ class RunFolder:
         """The summary; None while the run is not finished."""
         if not self.ended:
             return None
-        summary = self._summary()
-        summary.pop(FILES, None)
-        return summary
+        self._check_file(SUMMARY)
+        return self.salvage_summary()
 
-    def _summary(self) -> dict[str, Any]:
-        """All that summary.json says, with the other files' checksums if it is of a version that had them."""
+    def salvage_summary(self) -> dict[str, Any]:
+        """The summary of a finished run, if it makes sense, be it what the run wrote or not."""
         try:
-            summary = _checked(_json(self.summary), FILES)
+            summary: dict[str, Any] = _json(self.summary)
             for part in ("accuracy", "bytes", "seconds"):
                 summary[part].keys()
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as why:
@@ -287,10 +294,13 @@ class RunFolder:
         write_atomically(self.outcomes, "\n".join(lines) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any], files: Mapping[str, Checksum]) -> None:
-        """Write the summary, which says that the run has ended, and what its other files were then."""
+        """Write the checksums of all files at the end and, last, the summary, which says that the run has ended."""
+        text = _lines(summary)
         for name in files:
             to_disk(self.path / name)
-        write_atomically(self.summary, _lines(with_crc({**summary, FILES: files})))
+        known = {**files, SUMMARY: Checksum.of(text.encode())}
+        write_atomically(self.path / CHECKSUMS, _lines(with_crc({"files": known})))
+        write_atomically(self.summary, text)
 
     def write_measures(self, measures: Mapping[str, Any]) -> None:
         """Write what `comity measure` found."""

@@ -96,7 +96,7 @@ class Run:
     def _checked_summary(self) -> dict[str, Any]:
         """A summary that has all that the page takes from it."""
         earlier: dict[str, Any] = {"newcomers": {}, "diverged": []}  # runs of earlier versions have neither
-        found = earlier | (self._files.read_summary() or {})
+        found = earlier | self._files.salvage_summary()
         got = found["accuracy"]
         figures = [got["mean"], *got["per_party"].values(), *found["bytes"].values(), found["seconds"]["total"]]
         figures += [new[stage] for new in found["newcomers"].values() for stage in ("offered", "joined", "alone", "gain")]
