@@ -30,6 +30,7 @@ def measure(
 
     run = RunFolder(run_dir)
     run.check_begun()
+    run.check()
     chosen = None if layers is None else [part.strip() for part in layers.split(",")]
     found = study.study(run_dir, chosen, samples, mdl=mdl.FULL if full else mdl.CHEAP, trust=trust, told=_told)
     accuracy = conventions.of_run(run_dir)
@@ -124,8 +125,10 @@ def export(
     from comity.studies.export import export as write
 
     job = reopen(run_dir, trust=trust)
-    if (summary := RunFolder(run_dir).read_summary()) is None:
+    run = RunFolder(run_dir)
+    if (summary := run.read_summary()) is None:
         raise ComityError(f"The run in {run_dir} is not finished: go on with 'comity resume {run_dir}'.")
+    run.check()
     folder = out or run_dir / "exported" / party
     write(Result(run_dir, job, summary), party, folder)
     screen.out.print(f"The model of {party} is in {folder}", soft_wrap=True)

@@ -65,7 +65,9 @@ def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], track: T
     begun.check_begun()
     others = trackers(track, run_dir.resolve().parent)
     with resumable(f"comity resume {run_dir}"):
-        if (done := begun.read_summary()) is None:
+        if (done := begun.read_summary()) is not None:
+            begun.check()
+        else:
             job = reopen(run_dir, trust=trust)
             done = resume_in(job, run_dir, screen.progress(job.experiment.algorithm), others).summary
         _finish(run_dir, done)

@@ -91,7 +91,7 @@ def about(run: Followed) -> list[Text]:
     """One run in a few lines."""
     told = run.settings
     what = f"{told.get('algorithm')} on {told.get('data')}, {told.get('partition')}, {told.get('parties')} parties, "
-    made = [_line(f"{what}seed {told.get('seed')}", "bold"), _state(run)]
+    made = [_line(f"{what}seed {told.get('seed')}", "bold"), _state(run), *_damage(run)]
     if line := run.line:
         now = max(line)
         best = max(line, key=lambda t: (line[t], -t))
@@ -114,6 +114,11 @@ def _state(run: Followed) -> Text:
     elif run.state == "stopped":
         left = f"; go on with: {resume(run)}"
     return Text.assemble((run.state, COLOURS[run.state]), harmless(f": {where}{each}{left}"))
+
+
+def _damage(run: Followed) -> list[Text]:
+    """A warning, if files are not what the run wrote."""
+    return [Text(f"damaged: {', '.join(run.damaged)} (not what the run wrote)", "red")] if run.damaged else []
 
 
 def resume(run: Followed) -> str:
@@ -152,7 +157,7 @@ def _figures(run: Followed) -> list[str]:
         sent = sum(n for kind, n in run.bytes.items() if kind != "eval")
         done = run.done
         each = run.seconds_a_round
-    state = f"{duration(run.left)} left" if run.left is not None else run.state
+    state = f"{duration(run.left)} left" if run.left is not None else "damaged" if run.damaged else run.state
     percent = ["" if value is None else f"{value:.1%}" for value in (mean, worst)]
     return [state, f"{max(0, min(done, run.rounds))}/{run.rounds}", *percent, size(sent), "" if each is None else f"{each:.3g} s"]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from comity.checksums import Checksum
 from comity.core.attendance import NoReplies
 from comity.core.call import Call
 from comity.core.finite import first_not_finite, is_finite
@@ -17,6 +18,7 @@ from comity.engines.engine import Engine
 from comity.errors import ComityError
 from comity.experiments.build import Job, Progress
 from comity.experiments.checkpoint import Checkpoints, Manifest
+from comity.experiments.environment import changed_since
 from comity.experiments.evaluation import (
     Evaluations,
     evaluate,
@@ -25,12 +27,17 @@ from comity.experiments.evaluation import (
     evaluate_unfinished,
     write_outcomes,
 )
-from comity.experiments.folder import RunFolder
+from comity.experiments.folder import OUTCOMES, RunFolder
 from comity.experiments.schedule import Schedule
 from comity.experiments.tables import ABSENCES, LEDGER, METRICS, TIMING
 from comity.measure import summarise
 from comity.measure.memory import peak_memory
 from comity.track import Trackers
+
+UNCHECKED = (
+    "This run was begun with an earlier version of Comity, whose checkpoints have no checksums of the tables: whether a row was "
+    "changed before it went on cannot be checked."
+)
 
 
 def execute(
@@ -44,6 +51,8 @@ def execute(
     rounds = _Rounds(job, folder, checkpoints, engine, job.net(engine, progress))
     summary = None
     try:
+        if resume and (changed := changed_since(folder.read_environment())):
+            rounds.net.remarks[changed] = None
         if manifest:
             rounds.restore(manifest)
         else:
@@ -58,7 +67,7 @@ def execute(
                 progress.round(rounds.done, accuracy, rounds.net.ledger)
             track.round(rounds.done, notes, rounds.net.ledger.total)
         summary = rounds.summary()
-        folder.write_summary(summary)
+        folder.write_summary(summary, rounds.files)
         return summary
     finally:
         engine.close()
@@ -86,6 +95,11 @@ class _Rounds:
         """The server's state."""
 
     @property
+    def files(self) -> Mapping[str, Checksum]:
+        """What was written so far, and its checksums."""
+        return self._tables.files
+
+    @property
     def last(self) -> int:
         """The last round as far as is known: newcomers have one of their own after all others."""
         return self.schedule.rounds + bool(self.job.info.newcomers)
@@ -110,7 +124,9 @@ class _Rounds:
         self._state = on_device(self._checkpoints.server_state(), self.job.device)
         self.done = manifest.round
         self.schedule.load(counters["schedule"])
-        self._tables.cut(manifest.lengths)  # last: a damaged checkpoint must not cost any rows
+        if not manifest.checked:
+            self.net.remarks[UNCHECKED] = None
+        self._tables.go_on(manifest.files)  # last: a damaged checkpoint must not cost any rows
 
     def go_on(self) -> tuple[float | None, list[Note]]:
         """The next round, to its end on disk; the mean accuracy, if it was evaluated, and all that was noted."""
@@ -202,6 +218,7 @@ class _Rounds:
         found = evaluate(self.job, self.net, self._engine, self._state, final=final)
         if final:
             write_outcomes(self.job, self._folder, found)
+            self._tables.note(OUTCOMES)
         if found.complete:  # who is missing would make a round look better or worse than it is
             self.schedule.seen(t, found.chosen_by)
         return found
@@ -216,7 +233,7 @@ class _Rounds:
             counters["versions"] = {i: list(version) for i, version in self.net.versions.items()}
             counters["void"] = self._void
             counters["waiting"] = sorted(self.net.attendance.waiting)
-            self._checkpoints.save(t, self._state, self._engine, dict(self._tables.lengths), counters)
+            self._checkpoints.save(t, self._state, self._engine, self._tables.files, counters)
         return self._checkpoints.seconds - before
 
     def _steps(self) -> dict[str, int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from comity.errors import Refusal, describe, unknown
 from comity.experiments.checkpoint import write_atomically
 from comity.report.blocks import Block, Section, Table, Text
-from comity.report.gather import Group, Method, gather
+from comity.report.gather import Group, Method, complaints, gather
 from comity.report.page import Page
 from comity.report.sections.again import again
 from comity.report.sections.answer import answer, standings
@@ -87,12 +87,7 @@ def sections_of(
             made.append(part())
         except Exception as why:  # one damaged file must not cost the page
             made.append(Section(name, title, [Text(f"This part cannot be shown: {describe(why)}", "missing")]))
-    damaged = [
-        f"{run.folder.relative_to(folder) if run.folder != folder else run.folder.name}: {problem}."
-        for run in group.runs
-        for problem in run.problems
-    ]
-    made[0].blocks[:0] = [Text(text, "missing") for text in damaged]
+    made[0].blocks[:0] = [Text(text, "missing") for text in complaints(group, folder)]
     return made
 
 

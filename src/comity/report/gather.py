@@ -16,10 +16,11 @@ from comity.core.ledger import Charge
 from comity.core.net import Note
 from comity.data.split import Share, Split
 from comity.errors import Refusal
+from comity.experiments import config
 from comity.experiments.build import Job
 from comity.experiments.config import WHERE, Experiment
 from comity.experiments.environment import digest
-from comity.experiments.folder import MARKS, RunFolder
+from comity.experiments.folder import CONFIG, MARKS, RunFolder
 from comity.experiments.run import reopen
 from comity.experiments.tables import ABSENCES, LEDGER, METRICS, TIMING, Table, Timing
 from comity.experiments.trust import Untrusted, check, code_of
@@ -59,6 +60,13 @@ class Run:
             self._complain(f"{path.name} is damaged")
             return otherwise
 
+    def check_files(self) -> None:
+        """Complain of files that are not what the run wrote, even if what they say makes sense."""
+        for name in self._files.damaged():
+            if name != CONFIG and not any(problem.startswith(name) for problem in self.problems):
+                lost = not (self.folder / name).exists()
+                self._complain(f"{name} is missing" if lost else f"{name} is damaged: it is not what the run wrote")
+
     def _complain(self, sentence: str) -> None:
         if sentence not in self.problems:
             self.problems.append(sentence)
@@ -66,7 +74,7 @@ class Run:
     @cached_property
     def experiment(self) -> Experiment | None:
         """The resolved configuration, if it is still the one that the run was started with."""
-        found: Experiment | None = self._try(self._files.config, self._files.read_experiment, None)
+        found: Experiment | None = self._try(self._files.config, lambda: config.read(self._files.config), None)
         started = self.environment.get("config")
         if found and started and started != digest(self._files.config.read_text(encoding="utf-8")):
             self._complain("config.toml and env.json do not agree")
@@ -92,7 +100,7 @@ class Run:
     def _checked_summary(self) -> dict[str, Any]:
         """A summary that has all that the page takes from it."""
         earlier: dict[str, Any] = {"newcomers": {}, "diverged": []}  # runs of earlier versions have neither
-        found = earlier | (self._files.read_summary() or {})
+        found = earlier | self._files.salvage_summary()
         got = found["accuracy"]
         figures = [
             got["mean"],
@@ -118,7 +126,7 @@ class Run:
 
     @cached_property
     def absences(self) -> list[Absence]:
-        """Rows of absences.csv, which runs of earlier versions do not have."""
+        """Rows of absences.csv, which is there only if somebody was not heard."""
         return self._rows(ABSENCES) if (self.folder / ABSENCES.name).exists() else []
 
     @property
@@ -136,7 +144,7 @@ class Run:
 
         def reading() -> list[T]:
             found = table.salvage(self.folder)
-            if found.damaged or (self.ended and (found.open_end or not (found.rows or table is ABSENCES))):
+            if found.damaged or (self.ended and (found.open_end or not found.rows)):
                 self._complain(f"{table.name} is damaged")
             return found.rows
 
@@ -159,7 +167,7 @@ class Run:
         return found if not found or self._check("outcomes.csv", mean(shares), _mean) else {}
 
     def _checked_outcomes(self) -> dict[str, list[int]]:
-        if not (found := self._files.read_outcomes()):
+        if not (found := self._files.salvage_outcomes()):
             raise ValueError
         return found
 
@@ -338,6 +346,17 @@ def gather(folder: Path, trust: bool = False) -> list[Group]:
         made = [Method(runs[0].method, sorted(runs, key=lambda r: r.seed)) for some in methods.values() for runs in _seeds(some)]
         groups.append(Group(name, sorted(made, key=lambda m: not m.alone)))
     return groups
+
+
+def complaints(group: Group, folder: Path) -> list[str]:
+    """What is wrong with the files of a group's runs, a sentence each: what was read by now, and what was changed."""
+    for run in group.runs:
+        run.check_files()
+    return [
+        f"{run.folder.relative_to(folder) if run.folder != folder else run.folder.name}: {problem}."
+        for run in group.runs
+        for problem in run.problems
+    ]
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

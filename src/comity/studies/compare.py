@@ -15,7 +15,7 @@ from comity.experiments.build import Progress, federation_of, prepare
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
-from comity.experiments.run import check_same, reopen, resume_in, start
+from comity.experiments.run import check_same, elsewhere, reopen, resume_in, start
 from comity.measure import Gain, gains
 from comity.plugins import is_code
 from comity.spec import parse, split
@@ -41,10 +41,13 @@ def run_once(
     if not RunFolder(folder).begun:
         return start(job, folder, progress, track).summary
     check_same(folder, job.experiment)
-    if summary := RunFolder(folder).read_summary():
-        return summary
-    given = federation if experiment.data == "arrays" else None  # which no folder can bring back
-    return resume_in(reopen(folder, given, trust=True), folder, progress, track).summary  # its code has just run, in `prepare`
+    if (summary := RunFolder(folder).read_summary()) is not None:
+        RunFolder(folder).check()
+    else:
+        given = federation if experiment.data == "arrays" else None  # which no folder can bring back
+        again = reopen(folder, given, trust=True)  # its code has just run, in `prepare`
+        summary = resume_in(again, folder, progress, track).summary
+    return summary | {"remarks": [*summary.get("remarks", ()), *elsewhere(folder, experiment)]}
 
 
 def compare(
