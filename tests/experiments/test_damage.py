@@ -32,6 +32,7 @@ from comity.studies.compare import run_once
 
 SETTINGS: dict[str, Any] = {
     "data": "digits", "partition": "iid|keep(samples=40)", "parties": 2, "model": "linear", "rounds": 3, "engine": "loop",
+    "absent": "random(lost=0.3)",
 }  # fmt: skip
 METHOD = "scaffold"  # its parties keep states
 TABLE_NAMES = [table.name for table in TABLES]

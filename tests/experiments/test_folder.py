@@ -8,11 +8,12 @@ import pytest
 
 import comity
 from comity.checksums import Checksum
+from comity.core.attendance import Absence
 from comity.core.ledger import Charge
 from comity.core.net import Note
 from comity.errors import ComityError, Refusal
 from comity.experiments.folder import NEVER_OVERWRITTEN, RunFolder
-from comity.experiments.tables import LEDGER, METRICS, TABLES, TIMING, Growing, Timing, Writer
+from comity.experiments.tables import ABSENCES, LEDGER, METRICS, TABLES, TIMING, Growing, Timing, Writer
 
 
 def test_settings_alone_are_no_run(tmp_path: Path) -> None:
@@ -78,6 +79,7 @@ def test_outcomes_that_were_cut_off_are_told_in_a_sentence(text: str, tmp_path: 
 NOTES = [Note(0, "north", "test", "accuracy", 0.25), Note(1, "north", "test", "accuracy", 0.1 + 0.2)]
 CHARGES = [Charge(1, "local", "north", "server", "up", 12)]
 TIMES = [Timing(0, 0.5, 0.25, 0.0, 1024)]
+AWAY = [Absence("p1", 1, "local", "lost", 0), Absence("a, b", 2, "evaluate", "dead", 1)]
 
 
 @pytest.fixture
@@ -87,6 +89,9 @@ def written(tmp_path: Path) -> RunFolder:
     writer.add(METRICS, NOTES)
     writer.add(LEDGER, CHARGES)
     writer.add(TIMING, TIMES)
+    writer.add(ABSENCES, [])
+    assert not (tmp_path / ABSENCES.name).exists(), "it is there only if somebody was not heard"
+    writer.add(ABSENCES, AWAY)
     assert writer.files == {table.name: Checksum.of((tmp_path / table.name).read_bytes()) for table in TABLES}
     return RunFolder(tmp_path)
 
@@ -95,6 +100,7 @@ def test_tables_are_read_as_they_were_written(written: RunFolder) -> None:
     assert written.read_metrics() == NOTES
     assert written.read_ledger() == CHARGES
     assert written.read_timing() == TIMES
+    assert written.read_absences() == AWAY
 
 
 def test_tables_without_rows_are_whole(tmp_path: Path) -> None:
