@@ -1,6 +1,6 @@
 """The language of methods: records, keys, tasks, trainings, algorithms and the net. A method says `from comity.core import *`."""
 
-from comity.core.aggregate import Averaging, average
+from comity.core.aggregate import Averaging, average, check_like
 from comity.core.algorithm import SHARES, Algorithm, AnyAlgorithm, C, M, S, Work, algorithm, mixin, option
 from comity.core.fit import Draw, FitRequest, Fitted, FoldRequest, Loss, Pull, Working, gradient, plain
 from comity.core.kernels import cross_entropy, input_gradient
@@ -65,6 +65,7 @@ __all__ = [
     "algorithm",
     "average",
     "batches",
+    "check_like",
     "cross_entropy",
     "drop",
     "gradient",

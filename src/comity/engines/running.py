@@ -41,10 +41,16 @@ class RunningWork:
     """
 
     def __init__(
-        self, work: Working[tuple[Any, Any]], name: str, kept: KeptMoments, layers: AbstractContextManager[object]
+        self,
+        work: Working[tuple[Any, Any]],
+        name: str,
+        kept: KeptMoments,
+        layers: AbstractContextManager[object],
+        round: int = 0,
     ) -> None:
         self.request: Request | None = None
         self.result: tuple[Any, Any] = None, None
+        self.round = round
         self.kept = kept
         self.steps = 0
         self.remark = ""

@@ -14,7 +14,7 @@ from comity.core.fit import plain
 from comity.core.key import Key
 from comity.core.net import Answer, Call
 from comity.core.party import Party
-from comity.core.record import Params, Sealed, leaves, on_device, payload, record, unseal
+from comity.core.record import Params, Sealed, leaves, on_device, payload, post, received, record
 from comity.core.task import Task
 from comity.core.training import Moments
 from comity.core.wrapper import work_of
@@ -92,7 +92,7 @@ class Site:
         """Do what is asked, up to the first training."""
         party = self.party
         if inbox:
-            party = replace(party, inbox={sender: unseal(parcel) for sender, parcel in inbox.items()})
+            party = replace(party, inbox={j: received(parcel, j, party.id, call.round, call) for j, parcel in inbox.items()})
         key = self._root.fold("party", party.stream, call.round, call.work, call.use)
         work = work_of(self.algorithm, call.depth, call.work)
         return RunningWork(
@@ -100,11 +100,13 @@ class Site:
             call.work,
             KeptMoments(dict(self.state.moments), f"{call.depth}.{call.work}"),
             party.task.network.layer_stream(key.fold("layers")),
+            call.round,
         )
 
     def end(self, running: RunningWork) -> Answer:
         """What came of a work that is done; the party's new state is kept."""
         mine, reply = running.result
+        post(reply, self.party.id, running.round)
         if mine is not self.mine or running.kept.uses:
             self.state = PartyState(mine, running.kept.moments)
         return Answer(reply, running.steps, running.remark)
