@@ -12,10 +12,10 @@ from comity.errors import ComityError
 
 
 def check_like(theta: Params, like: Params, whose: str = "A model") -> None:
-    """Refuse parameters of other names, shapes or kinds than those they are to be added to: torch would broadcast or skip them."""
+    """Refuse parameters of other names, shapes or kinds than those they are added to: torch would broadcast or skip them."""
     if theta.keys() != like.keys():
         name = min(theta.keys() ^ like.keys())
-        raise ComityError(f"{whose} does not fit the others: {name} is in it {'only' if name in theta else 'not'}.")
+        raise ComityError(f"{whose} does not fit the others: {name} is {'only in it' if name in theta else 'missing'}.")
     for name, value in theta.items():
         other = like[name]
         if value.shape != other.shape or value.dtype != other.dtype:

@@ -23,18 +23,25 @@ PLAIN = (Tensor, bool, int, float, str)
 
 def mismatch(value: Any) -> str:
     """Which field of a record is not as declared, in words; nothing if all are."""
-    for name, declared, fits in _checks(type(value)):
+    cls: type = type(value)
+    for name, declared, check in _checks(cls):
         held = getattr(value, name)
-        if not fits(held):
-            return f"{type(value).__name__}.{name} is declared as {declared}, but a {type(held).__name__} that is none is in it"
+        if not check(held):
+            return f"{cls.__name__}.{name} is declared as {declared}, but a {type(held).__name__} that is none is in it"
     return ""
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type, as far as that can be told: `fits(reply, dict[int, Sealed])`."""
+    check = _check_of(hint)
+    return check is None or check(value)
 
 
 @cache
 def _checks(cls: type) -> list[tuple[str, str, Check]]:
     """The fields of a record type that can be checked, and how they are declared."""
     found = ((f.name, str(f.type), _check_of(_declared(cls, f))) for f in fields(cls))
-    return [(name, declared, fits) for name, declared, fits in found if fits]
+    return [(name, declared, check) for name, declared, check in found if check]
 
 
 def _declared(cls: type, f: Field[Any]) -> Any:
@@ -80,13 +87,13 @@ def _is(kinds: type | tuple[type, ...], value: Any) -> bool:
 
 
 def _one_of(checks: list[Check | None]) -> Check | None:
-    known = [fits for fits in checks if fits]
-    return (lambda value: any(fits(value) for fits in known)) if len(known) == len(checks) else None
+    known = [check for check in checks if check]
+    return (lambda value: any(check(value) for check in known)) if len(known) == len(checks) else None
 
 
 def _all_of(kinds: tuple[type, ...], inner: tuple[Any, ...]) -> Check:
-    fits = _check_of(inner[0]) if inner else None
-    return lambda value: isinstance(value, kinds) and (fits is None or all(map(fits, value)))
+    check = _check_of(inner[0]) if inner else None
+    return lambda value: _is(kinds, value) and (check is None or all(map(check, value)))
 
 
 def _tuple_of(inner: tuple[Any, ...]) -> Check:
@@ -96,20 +103,20 @@ def _tuple_of(inner: tuple[Any, ...]) -> Check:
         return _all_of((tuple,), inner[:1])
     checks = [_check_of(part) for part in inner]
 
-    def fits(value: Any) -> bool:
+    def check(value: Any) -> bool:
         if not isinstance(value, tuple) or len(value) != len(checks):
             return False
         return all(one is None or one(item) for one, item in zip(checks, value, strict=True))
 
-    return fits
+    return check
 
 
 def _dict_of(inner: tuple[Any, ...]) -> Check:
     names, items = (_check_of(part) for part in inner) if len(inner) == 2 else (None, None)
 
-    def fits(value: Any) -> bool:
+    def check(value: Any) -> bool:
         if not isinstance(value, dict):
             return False
         return (names is None or all(map(names, value))) and (items is None or all(map(items, value.values())))
 
-    return fits
+    return check

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from torch import Tensor
 
 from comity.core.codec import decode, encode
+from comity.core.declared import fits
 from comity.core.net import Call
 from comity.core.record import TWICE, Cipher, Sealed, check_address, parcels_in, payload, tree_map, unseal
 from comity.errors import ComityError, Damaged
@@ -71,6 +72,8 @@ class Lock:
 
         For the same call they open again, if its answer was lost; for another one never.
         """
+        if not fits(inboxes, dict[int, dict[int, Sealed]]):
+            raise Damaged("What came for parties is not their sealed parcels by sender.")
         if call.round < self._round and inboxes:
             raise ComityError(f"Sealed parcels of round {call.round} came after those of round {self._round}.")
         if call.round > self._round:
