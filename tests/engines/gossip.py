@@ -80,5 +80,8 @@ class Gossip(Algorithm[Empty, Params, Empty]):
     def model(self, mine: Params, m: Empty, party: Party) -> Params:
         return mine
 
+    def join_traffic(self, info: Info) -> Traffic:
+        return Traffic()
+
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         return Traffic(down=4 * len(cohort), peer=len(cohort) * info.task.bytes())
