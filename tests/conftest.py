@@ -1,6 +1,7 @@
 """One torch thread in every test process: two are slower on a busy machine, and equal bits need one.
 
-Comparisons end without their page, which takes seconds, unless a test asks for it.
+Comparisons end without their page, which takes seconds, unless a test asks for it. The secret that marks the user's own runs is
+the session's own.
 
 Two markers are given here, by the beginning of a test's name: `quick` to what says most (`make quick`), and `slow` to what takes
 seconds, which `make quick` leaves out. `pytest --durations=50` finds slow tests; a test may carry a marker of its own as well.
@@ -9,12 +10,15 @@ seconds, which `make quick` leaves out. `pytest --durations=50` finds slow tests
 from __future__ import annotations
 
 import os
+import tempfile
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
 os.environ["COMITY_REPORT"] = "0"
+USER = tempfile.TemporaryDirectory(prefix="comity-user-")
+os.environ["XDG_STATE_HOME"] = USER.name
 
 QUICK = (
     "cli/test_contracts.py",

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 import torch
 
 from comity.core import Empty, Model, Moments, Wrapped, record, seal
+from comity.core.call import Call
 from comity.core.codec import decode, encode
 from comity.core.evaluation import Evaluation, Score
-from comity.core.net import Call
 from comity.core.record import leaves, payload, post, read_only, unseal
 from comity.engines.sealing import Lock, SharedSecret
-from comity.engines.site import PartyState
+from comity.engines.versions import PartyState
 from comity.errors import ComityError
 from comity.parts.bank import Bank, Upload
 from comity.parts.overlap import Help

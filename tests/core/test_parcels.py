@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from comity.core import Model, Sealed, record, seal
+from comity.core.call import Call
 from comity.core.codec import decode, encode
-from comity.core.net import Call
 from comity.core.record import Cipher, Postmark, post, received, unseal
 from comity.engines.channel import Channel
 from comity.engines.sealing import KEY, LOCKED_KEY, Lock, SharedSecret
@@ -105,24 +105,24 @@ def test_a_parcel_for_nobody_opens_for_nobody():
 
 
 def test_in_one_process_too_a_parcel_is_for_its_recipients():
-    assert received(sent(), ME, YOU, CALL.round, CALL).theta is THETA
+    assert received(sent(), ME, YOU, CALL).theta is THETA
     with pytest.raises(ComityError, match="not for"):
-        received(sent(), ME, 3, CALL.round, CALL)
+        received(sent(), ME, 3, CALL)
 
 
 @pytest.mark.parametrize(("sender", "round"), [(THEY, CALL.round), (ME, CALL.round + 1)])
 def test_in_one_process_too_a_parcel_is_of_its_sender_and_round(sender, round):
     with pytest.raises(ComityError, match="another"):
-        received(sent(), sender, YOU, round, CALL)
+        received(sent(), sender, YOU, CALL._replace(round=round))
 
 
 def test_in_one_process_too_a_parcel_lives_for_one_call():
     parcel = sent()
     for _ in range(2):
-        assert received(parcel, ME, YOU, CALL.round, CALL).theta is THETA
-    assert received(parcel, ME, THEY, CALL.round, CALL._replace(use=1)).theta is THETA  # of each recipient
+        assert received(parcel, ME, YOU, CALL).theta is THETA
+    assert received(parcel, ME, THEY, CALL._replace(use=1)).theta is THETA  # of each recipient
     with pytest.raises(ComityError, match="second time"):
-        received(parcel, ME, YOU, CALL.round, CALL._replace(use=1))
+        received(parcel, ME, YOU, CALL._replace(use=1))
 
 
 def test_a_parcel_leaves_its_site_once():

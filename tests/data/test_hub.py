@@ -60,6 +60,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
 
     package = ModuleType("datasets")
     package.load_dataset = load_dataset  # type: ignore[attr-defined]
+    package.__version__ = "4.0.0"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", package)
     monkeypatch.setenv("COMITY_CACHE", str(tmp_path / "cache"))
     return held
@@ -176,6 +177,12 @@ def test_what_cannot_be_had(held: Any, words: tuple[str, ...], hub: dict[str, An
     assert all(word in text for word in words), text
     assert re.fullmatch(r"[^\n]+\.", text)
     assert not re.search(r"[.!?] +[A-Z]", text)
+
+
+def test_a_package_that_runs_scripts(hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["datasets"], "__version__", "3.6.0")
+    with pytest.raises(Refusal, match=r"datasets 3\.6\.0 runs scripts .* 'datasets>=4'"):
+        load("hub:ylecun/mnist")
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

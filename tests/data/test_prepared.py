@@ -180,6 +180,45 @@ def test_the_fingerprint_knows_every_byte() -> None:
     assert replace(one, mean=(0.1, 0.2, 0.31)).fingerprint() != one.fingerprint()
 
 
+# --- what dataset.json says is what was written
+
+OTHERS = {
+    "name": "others", "description": "another", "licence": "CC0", "home": "iid", "class_names": ["b", "a", "c", "d"],
+    "notes": [], "mean": [0.1, 0.2, 0.4], "std": [0.6], "classes": 5, "missing": "impute", "version": 3,
+    "groups": {"who": ["bob", "ann", "cyd"], "where": ["Zürich", "b 2"]}, "fingerprint": "0", "test": "0",
+}  # fmt: skip
+
+
+def described(folder: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+    return told
+
+
+@pytest.mark.parametrize("field", OTHERS)
+def test_a_changed_field_is_noticed(field: str, tmp_path: Path) -> None:
+    """Class names that have changed places, say, would be on every page."""
+    folder = written(tmp_path)
+    told = described(folder)
+    assert told.keys() - {"crc"} == OTHERS.keys()
+    assert told[field] != OTHERS[field]
+    (folder / "dataset.json").write_text(json.dumps(told | {field: OTHERS[field]}), encoding="utf-8")
+    with pytest.raises(Refusal, match="damaged"):
+        load(str(folder))
+
+
+def test_a_folder_of_an_earlier_version_is_read_with_a_note(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    told = {k: v for k, v in described(folder).items() if k != "crc"} | {"version": 3}
+    (folder / "dataset.json").write_text(json.dumps(told), encoding="utf-8")
+    data = load(str(folder))
+    assert data.fingerprint() == pictures().fingerprint()
+    assert data.notes[:-1] == pictures().notes
+    assert "pictures: imported by an earlier version" in data.notes[-1]
+    (folder / "dataset.json").write_text(json.dumps(told | {"version": 4}), encoding="utf-8")
+    with pytest.raises(Refusal, match="damaged"):
+        load(str(folder))
+
+
 # --- whole or not at all
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import comity
 from comity.algorithms.dbe import OFFSET
 from comity.core import Sealed, payload, seal
-from comity.core.net import Call
+from comity.core.call import Call
 from comity.core.record import unseal
 from comity.core.wrapper import chain
 from comity.engines.loop import LoopEngine
@@ -192,14 +192,16 @@ class Wire:
         work, evaluate = LoopEngine.work, LoopEngine.evaluate
 
         def worked(engine: LoopEngine, call: Call, letters: Mapping[int, Any], parcels: Mapping[Any, Sealed]) -> Iterator[Any]:
-            self.letters += [(call, letter) for letter in letters.values()] + [(call, parcel) for parcel in parcels.values()]
+            self.letters += [(call, letter.content) for letter in letters.values()] + [
+                (call, parcel) for parcel in parcels.values()
+            ]
             for i, answer in work(engine, call, letters, parcels):
                 self.replies.append((call, answer.reply, engine.sites[i].mine))
                 yield i, answer
 
         def evaluated(engine: LoopEngine, letters: Mapping[int, Any], final: bool) -> Iterator[Any]:
             call = Call("evaluate", -1, -1, 0)
-            self.letters += [(call, letter) for letter in letters.values()]
+            self.letters += [(call, letter.content) for letter in letters.values()]
             for i, evaluation in evaluate(engine, letters, final):
                 self.replies.append((call, evaluation, engine.sites[i].mine))
                 yield i, evaluation

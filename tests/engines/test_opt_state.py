@@ -12,7 +12,7 @@ from plain import Optimizer, Trainer, assert_close, assert_equal, first, stream
 
 import comity
 from comity.core.record import leaves
-from comity.engines.site import PartyState
+from comity.engines.versions import PartyState
 from comity.experiments import checkpoint
 from comity.experiments.build import Quiet
 from comity.experiments.checkpoint import Checkpoints

@@ -22,8 +22,8 @@ from torch import Tensor
 
 import comity
 from comity.core import Model, seal
+from comity.core.call import Call
 from comity.core.codec import decode, encode
-from comity.core.net import Call
 from comity.core.record import Cipher, Sealed, leaves, post, unseal
 from comity.engines import sealing
 from comity.engines.channel import Channel

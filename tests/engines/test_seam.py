@@ -16,7 +16,8 @@ from matrix import GOSSIP, compositions, ragged, run, tables, weights
 from torch import nn
 
 from comity.core import Params
-from comity.core.net import Call, Note
+from comity.core.call import Call
+from comity.core.net import Note
 from comity.engines.loop import LoopEngine, OneByOne
 from comity.engines.site_store import SiteStore
 from comity.engines.stacked.scheduler import gains_by_stacking

@@ -11,7 +11,8 @@ from matrix import GOSSIP, ragged, run, tables, weights
 from comity.core.key import Key
 from comity.core.record import leaves
 from comity.engines.process import deal
-from comity.engines.site_store import STATE_BYTES_VARIABLE, SiteStore, SpillFile
+from comity.engines.site_store import STATE_BYTES_VARIABLE, SiteStore
+from comity.engines.versions import SpillFile
 from comity.errors import Refusal
 from comity.experiments import config
 from comity.experiments.build import Quiet, prepare
@@ -54,11 +55,14 @@ def test_the_first_state_is_not_kept() -> None:
     assert all(a is b for a, b in zip(leaves(sites[2].mine), leaves(before), strict=True))
 
 
-def test_a_spill_file_keeps_the_last_of_each() -> None:
+def test_a_place_in_a_spill_file_is_used_again() -> None:
     file = SpillFile()
-    for i, blob in ((1, b"one"), (2, b"two, longer"), (1, b"o"), (2, b"two again, and longer"), (3, b""), (1, b"one, grown")):
-        file.put(i, blob)
-    assert [file.get(i) for i in (1, 2, 3)] == [b"one, grown", b"two again, and longer", b""]
+    places = [file.put(blob) for blob in (b"one", b"two, longer", b"", b"six")]
+    assert [file.get(place) for place in places] == [b"one", b"two, longer", b"", b"six"]
+    file.free(places[0])
+    assert file.put(b"new") == places[0]
+    assert file.put(b"end") not in places
+    assert [file.get(place) for place in places] == [b"new", b"two, longer", b"", b"six"]
 
 
 def test_a_room_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

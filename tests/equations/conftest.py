@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from comity.core.net import Answer
+from comity.core.call import Answer
 from comity.engines.loop import LoopEngine
 
 torch.set_num_threads(1)

@@ -37,8 +37,8 @@ from toys import (
 import comity
 from comity.algorithms.adcol import Adcol, AdcolState, Game, Judges
 from comity.core import Batch, Key, Params, Samples, Task, Training, batches, descent, payload
+from comity.core.call import Answer
 from comity.core.key import BatchKey
-from comity.core.net import Answer
 from comity.models import build
 from comity.parts.divergence import kl_from_uniform
 from comity.parts.views import augmented, ntxent, second_view, simsiam

@@ -23,8 +23,8 @@ import comity
 from comity.algorithms.fed_sps import FedSps, FedSpsState
 from comity.algorithms.solo import Solo
 from comity.core import Empty, Key, Model, Params, PartyData, Samples, Sealed, Task, Training
+from comity.core.call import Answer
 from comity.core.key import BatchKey
-from comity.core.net import Answer
 from comity.core.record import unseal
 from comity.engines.loop import LoopEngine
 from comity.experiments import checkpoint

@@ -43,7 +43,7 @@ from comity.algorithms import find, options
 from comity.algorithms.feduad import Both, FedUad, FedUadState, Prior
 from comity.algorithms.fedufo import FedUfo
 from comity.core import Batch, FitRequest, Key, Params, Party, Samples, Task, Training, batches
-from comity.core.net import Answer
+from comity.core.call import Answer
 from comity.experiments import checkpoint
 from comity.experiments.build import Quiet
 from comity.parts.choice import with_the_worst

@@ -27,9 +27,9 @@ from comity.algorithms.fedavg import FedAvg
 from comity.algorithms.relay import Relay, V
 from comity.algorithms.relay_p2p import RelayP2p, RelayPeerState
 from comity.core import Batch, Empty, Info, Key, Params, Samples, Sealed, Task, Training
+from comity.core.call import Answer
 from comity.core.fit import FitRequest
 from comity.core.key import BatchKey
-from comity.core.net import Answer
 from comity.core.record import read_only, unseal
 from comity.core.task import batchnorm_private
 from comity.engines.loop import LoopEngine

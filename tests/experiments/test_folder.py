@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 import comity
+from comity.checksums import Checksum
 from comity.core.ledger import Charge
 from comity.core.net import Note
 from comity.errors import ComityError, Refusal
 from comity.experiments.folder import NEVER_OVERWRITTEN, RunFolder
-from comity.experiments.tables import LEDGER, METRICS, TIMING, Growing, Timing, Writer
+from comity.experiments.tables import LEDGER, METRICS, TABLES, TIMING, Growing, Timing, Writer
 
 
 def test_settings_alone_are_no_run(tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def written(tmp_path: Path) -> RunFolder:
     writer.add(METRICS, NOTES)
     writer.add(LEDGER, CHARGES)
     writer.add(TIMING, TIMES)
-    assert writer.lengths == {name: (tmp_path / name).stat().st_size for name in writer.lengths}
+    assert writer.files == {table.name: Checksum.of((tmp_path / table.name).read_bytes()) for table in TABLES}
     return RunFolder(tmp_path)
 
 

@@ -18,7 +18,7 @@ def rows(split: str, table: dict[int, dict[str, float]]) -> list[Note]:
 def test_accuracy_block_by_hand():
     test = {0: {"a": 0.1, "b": 0.2}, 1: {"a": 0.9, "b": 0.4}, 2: {"a": 0.6, "b": 0.5}}
     validation = {0: {"a": 0.0, "b": 0.0}, 1: {"a": 0.5, "b": 0.5}, 2: {"a": 0.8, "b": 0.9}}
-    got = accuracy(rows("test", test) + rows("validation", validation), {"a": 30, "b": 10}, {"a": 3, "b": 1})
+    got = accuracy(rows("test", test) + rows("validation", validation), max(test), {"a": 30, "b": 10}, {"a": 3, "b": 1})
     assert got["mean"] == pytest.approx(0.55)
     assert got["weighted"] == pytest.approx((0.6 * 30 + 0.5 * 10) / 40)
     assert got["std"] == pytest.approx(0.05)
@@ -28,12 +28,12 @@ def test_accuracy_block_by_hand():
 
 
 def test_without_validation_no_round_is_chosen_by_it():
-    got = accuracy(rows("test", {0: {"a": 0.1}}), {"a": 3}, {"a": 0})
+    got = accuracy(rows("test", {0: {"a": 0.1}}), 0, {"a": 3}, {"a": 0})
     assert got["best_round"] is None
 
 
 def test_of_equal_rounds_the_first_is_best():
-    got = accuracy(rows("test", {0: {"a": 0.5}, 1: {"a": 0.5}}), {"a": 2}, {"a": 0})
+    got = accuracy(rows("test", {0: {"a": 0.5}, 1: {"a": 0.5}}), 1, {"a": 2}, {"a": 0})
     assert got["best_on_test"]["round"] == 0
 
 

@@ -128,3 +128,12 @@ def compared(folder: Path, methods: Sequence[str], seeds: Sequence[int] = (0,), 
     """A small comparison with SOLO."""
     base = experiment(SMALL | settings)
     return compare(base, methods, seeds, folder, lambda _: Quiet(), lambda _: None)
+
+
+def without_checksums(folder: Path) -> None:
+    """Runs as earlier versions wrote them, so that a test can change their files without being found out."""
+    for path in folder.rglob(".checksums.json"):
+        path.unlink()
+    for path in folder.rglob("env.json"):
+        kept = {k: v for k, v in loaded(path).items() if k not in ("crc", "config", "split")}
+        path.write_text(json.dumps(kept), encoding="utf-8")

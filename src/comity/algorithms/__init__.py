@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 from comity.core.algorithm import Algorithm, AnyAlgorithm
 from comity.core.wrapper import Wrapper
 from comity.errors import Refusal, unknown
-from comity.plugins import module_from
+from comity.plugins import is_code, module_from
 from comity.spec import Spec, coerce, parse, split
 
 
@@ -26,7 +26,7 @@ def names() -> list[str]:
 
 def find(name: str) -> type[AnyAlgorithm]:
     """The class that a file is about: one of ours, a user's `./mine.py`, or an installed entry point."""
-    if name.endswith(".py"):
+    if is_code(name):
         module = module_from(name)
     elif name.replace("-", "_") in {m.name for m in pkgutil.iter_modules(__path__)} and "_" not in name:
         module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")

@@ -9,6 +9,8 @@ Deviations: none. Rounds are matched in epochs (T·E), not in gradient steps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from comity.core import *
@@ -47,6 +49,10 @@ class Centralized(Algorithm[Pool, Empty, Model]):
     def start(self, s: Pool, net: Net) -> Pool:
         replies = net.call(self.hand_over, {i: Empty() for i in net.info.parties})
         return Pool(s.theta, Data(torch.cat([r.x for r in replies.values()]), torch.cat([r.y for r in replies.values()])))
+
+    def onboard(self, s: Pool, net: Net, ids: Sequence[int]) -> Pool:
+        late = net.call(self.hand_over, {i: Empty() for i in ids}).values()
+        return Pool(s.theta, Data(torch.cat([s.data.x, *(r.x for r in late)]), torch.cat([s.data.y, *(r.y for r in late)])))
 
     async def hand_over(self, mine: Empty, m: Empty, party: Party, key: Key) -> tuple[Empty, Data]:
         return mine, Data(party.data.train.x, party.data.train.y.int())

@@ -162,6 +162,11 @@ class Dbe(Wrapper[Mean]):
         net.call(self.agree, dict.fromkeys(net.info.parties, Mean(z_bar)))
         return replace(s, extra=Mean(z_bar))
 
+    def onboard(self, s: Wrapped[Mean | None], net: Net, ids: Sequence[int]) -> Wrapped[Mean | None]:
+        assert s.extra
+        net.call(self.agree, dict.fromkeys(ids, s.extra))
+        return super().onboard(s, net, ids)
+
     def join(self, s: Wrapped[Mean | None], net: Net, ids: Sequence[int]) -> Wrapped[Mean | None]:
         assert s.extra
         net.call(self.agree, dict.fromkeys(ids, s.extra))

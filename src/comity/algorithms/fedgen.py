@@ -147,6 +147,10 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         net.call(self.agree, dict.fromkeys(net.info.parties, Labels(labels)))
         return replace(s, labels=labels)
 
+    def onboard(self, s: Source, net: Net, ids: Sequence[int]) -> Source:
+        net.call(self.agree, dict.fromkeys(ids, Labels(s.labels)))
+        return s
+
     def join(self, s: Source, net: Net, ids: Sequence[int]) -> Source:
         net.call(self.agree, dict.fromkeys(ids, Labels(s.labels)))
         return super().join(s, net, ids)

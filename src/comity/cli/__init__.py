@@ -15,6 +15,7 @@ import click
 
 from comity.cli.version import version_line
 from comity.errors import ComityError, describe
+from comity.text import harmless
 
 __all__ = ["main"]
 
@@ -75,5 +76,5 @@ def _heard() -> Iterator[None]:
 
 
 def _complain(sentence: str, code: int) -> None:
-    print(f"comity: {' '.join(sentence.split())}", file=sys.stderr)
+    print(harmless(f"comity: {' '.join(sentence.split())}"), file=sys.stderr)
     sys.exit(code)

@@ -51,7 +51,7 @@ def prepare(
         soft_wrap=True,
     )
     for note in made.notes:
-        screen.out.print(note, soft_wrap=True, markup=False)
+        screen.out.print(note, soft_wrap=True)
 
 
 @data_app.command("import")
@@ -75,5 +75,5 @@ def import_(
         f"{len(made)} samples of {len(names)} parties ({', '.join(names)}), {made.classes} classes, in {out}", soft_wrap=True
     )
     for note in made.notes:
-        screen.out.print(note, soft_wrap=True, markup=False)
+        screen.out.print(note, soft_wrap=True)
     screen.out.print(f"Use them with --data {out}", soft_wrap=True)

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from comity.cli.options import Out, app
+from comity.cli.options import Out, Trust, app, caution
+from comity.text import harmless
 
 Some = Annotated[str | None, typer.Option(help="only these, as in a,b")]
 
@@ -20,6 +21,7 @@ def measure(
     samples: Annotated[int, typer.Option(help="how many samples of all parties together")] = 2000,
     full: Annotated[bool, typer.Option("--full", help="description length as its authors measure it: slow")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    trust: Trust = False,
 ) -> None:
     """A finished run's representations (description length, distances, drift), and its accuracy in every paper's convention."""
     from comity.cli import screen
@@ -28,8 +30,9 @@ def measure(
 
     run = RunFolder(run_dir)
     run.check_begun()
+    run.check()
     chosen = None if layers is None else [part.strip() for part in layers.split(",")]
-    found = study.study(run_dir, chosen, samples, mdl=mdl.FULL if full else mdl.CHEAP, told=_told)
+    found = study.study(run_dir, chosen, samples, mdl=mdl.FULL if full else mdl.CHEAP, trust=trust, told=_told)
     accuracy = conventions.of_run(run_dir)
     run.write_measures(found | {"accuracy": accuracy})
     if as_json:
@@ -63,6 +66,7 @@ def report(
     figures: Annotated[str | None, typer.Option(help="pdf, svg or png: also every chart as a file, for papers")] = None,
     table: Annotated[str | None, typer.Option(help="markdown or latex: print the ranking as that")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="the page's file; DIR/report.html unless told")] = None,
+    trust: Trust = False,
 ) -> None:
     """Write DIR/report.html, one page that shows a run, or a folder of runs."""
     from comity.cli import screen
@@ -71,9 +75,11 @@ def report(
 
     names = None if methods is None else [part.strip() for part in methods.split(",")]
     if table is not None:
-        print(ranking(folder, table, target))
+        print("\n".join(harmless(line) for line in ranking(folder, table, target).split("\n")))
         return
-    path = write(folder, methods=names, target=target, quick=quick, samples=samples, figures=figures, out=out)
+    path = write(
+        folder, methods=names, target=target, quick=quick, samples=samples, figures=figures, out=out, trust=trust, told=caution
+    )
     screen.out.print(f"The report is in {path}", soft_wrap=True)
     if figures is not None:
         screen.out.print(f"The figures are in {folder / 'figures'}", soft_wrap=True)
@@ -108,6 +114,7 @@ def export(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")],
     party: Annotated[str, typer.Option("--party", help="whose model")],
     out: Out = None,
+    trust: Trust = False,
 ) -> None:
     """A party's model to take along: weights, preprocessing, a script that predicts, a card."""
     from comity.cli import screen
@@ -117,9 +124,11 @@ def export(
     from comity.experiments.run import reopen
     from comity.studies.export import export as write
 
-    job = reopen(run_dir)
-    if (summary := RunFolder(run_dir).read_summary()) is None:
+    job = reopen(run_dir, trust=trust)
+    run = RunFolder(run_dir)
+    if (summary := run.read_summary()) is None:
         raise ComityError(f"The run in {run_dir} is not finished: go on with 'comity resume {run_dir}'.")
+    run.check()
     folder = out or run_dir / "exported" / party
     write(Result(run_dir, job, summary), party, folder)
     screen.out.print(f"The model of {party} is in {folder}", soft_wrap=True)

@@ -70,8 +70,8 @@ def show(algo: Algo) -> None:
 
     for part in algo.split("+"):
         card = algorithms.card(part)
-        screen.out.print(card.text, markup=False)
-        screen.out.print(f"\nBytes: {card.bytes}" if card.bytes else "", markup=False)
+        for line in [*card.text.split("\n"), "", *([f"Bytes: {card.bytes}"] if card.bytes else [])]:
+            screen.out.print(line)
         rows = [[o.name, "none" if o.default in ("", None) else show_value(o.default), _meaning(o)] for o in card.options]
         if rows:
             screen.table(["option", "default", "meaning"], rows, words=3, wide=[2])

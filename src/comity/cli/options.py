@@ -54,6 +54,7 @@ Track = Annotated[
 ]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="several seeds, as in 0,1,2")]
 Report = Annotated[bool, typer.Option("--report/--no-report", envvar="COMITY_REPORT", help="end with a page: report.html")]
+Trust = Annotated[bool, typer.Option("--trust", help="run the Python files that somebody else's folder names")]
 NOT_OPTIONS = {"algorithm", "set", "party"}
 
 
@@ -118,10 +119,11 @@ def _parties(texts: list[str]) -> dict[str, dict[str, Any]]:
     return tables
 
 
-def chosen_experiment(algo: str, settings: Settings) -> Experiment:
+def chosen_experiment(algo: str, settings: Settings, trust: bool) -> Experiment:
     """What was asked for: a file's settings, or a method's name, with the typed options on top."""
     if algo.endswith(".toml"):
         base = read(algo)
+        _check_code(Path(algo), base, trust)
         if "set" in settings:
             settings["set"] = base.set | settings["set"]
         if "party" in settings:
@@ -129,6 +131,16 @@ def chosen_experiment(algo: str, settings: Settings) -> Experiment:
             settings["party"] = before | {name: before.get(name, {}) | own for name, own in settings["party"].items()}
         return base.but(**settings)
     return experiment({"algorithm": algo, **settings})
+
+
+def _check_code(file: Path, saved: Experiment, trust: bool) -> None:
+    """A user's own file of settings names what it likes; one that lies in a run's folder is whoever's made that."""
+    from comity.experiments.folder import RunFolder
+    from comity.experiments.trust import check, code_of
+
+    home = RunFolder(file.parent)
+    if home.begun:
+        check(home.path, file.read_text(encoding="utf-8"), code_of(saved), trust)
 
 
 def chosen_seeds(text: str | None, default: int) -> list[int]:
@@ -169,7 +181,7 @@ def write_report(folder: Path) -> None:
     from comity.report import report
 
     try:
-        path = report(folder)
+        path = report(folder, told=caution)
     except KeyboardInterrupt:
         raise Stopped(f"Stopped; the runs are finished, and only the page is not. Go on with: comity report {folder}") from None
     except Exception as why:
@@ -195,4 +207,4 @@ def caution(text: str) -> None:
     """On stdout: stderr is for the one sentence of a run that fails."""
     from comity.cli import screen
 
-    screen.out.print(f"Caution: {text}", markup=False, soft_wrap=True)
+    screen.out.print(f"Caution: {text}", soft_wrap=True)

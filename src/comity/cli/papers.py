@@ -82,7 +82,7 @@ def reproduce(
     screen.table(reproduce.HEADS, reproduce.lines(cells), words=2)
     told = [str(verdict) for verdict in reproduce.verdicts(table, cells)]
     for text in told:
-        screen.out.print(text, markup=False, soft_wrap=True)
+        screen.out.print(text, soft_wrap=True)
     spent = reproduce.spent(done)
     cost = f"{screen.duration(spent.seconds)} of computing, at most {screen.size(spent.memory)} of memory"
     screen.out.print(f"{cost}. The table and the runs are in {folder}", soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -17,6 +16,7 @@ from comity.cli.options import (
     Seeds,
     Settings,
     Track,
+    Trust,
     app,
     caution,
     chosen_experiment,
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 @app.command()
 @with_experiment
-def run(algo: Algo, settings: Settings, out: Out = None, track: Track = None) -> None:
+def run(algo: Algo, settings: Settings, out: Out = None, track: Track = None, trust: Trust = False) -> None:
     """Run one method, or an experiment's file."""
     from comity.cli import screen
     from comity.experiments.build import federation_of, prepare
     from comity.experiments.run import start
     from comity.studies.compare import folder_name
 
-    chosen = chosen_experiment(algo, settings)
+    chosen = chosen_experiment(algo, settings, trust)
     job = prepare(chosen, federation_of(chosen))
     for text in job.cautions():
         caution(text)
@@ -55,7 +55,7 @@ def run(algo: Algo, settings: Settings, out: Out = None, track: Track = None) ->
 
 
 @app.command()
-def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], track: Track = None) -> None:
+def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], track: Track = None, trust: Trust = False) -> None:
     """Continue a run that was stopped or killed; the result is what it would have been."""
     from comity.cli import screen
     from comity.experiments.folder import RunFolder
@@ -65,8 +65,10 @@ def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], track: T
     begun.check_begun()
     others = trackers(track, run_dir.resolve().parent)
     with resumable(f"comity resume {run_dir}"):
-        if (done := begun.read_summary()) is None:
-            job = reopen(run_dir)
+        if (done := begun.read_summary()) is not None:
+            begun.check()
+        else:
+            job = reopen(run_dir, trust=trust)
             done = resume_in(job, run_dir, screen.progress(job.experiment.algorithm), others).summary
         _finish(run_dir, done)
 
@@ -74,11 +76,12 @@ def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], track: T
 def _finish(folder: Path, summary: dict[str, Any]) -> None:
     """The end of a run on the screen."""
     from comity.cli import screen
+    from comity.measure.doubts import doubts
 
     got = summary["accuracy"]
     sent = summary["bytes"]
     screen.out.print(
-        f"{summary['algorithm']}: accuracy {got['mean']:.1%} (mean of {summary['parties']} parties), "
+        f"{summary['algorithm']}: accuracy {got['mean']:.1%} (mean of {_heard(summary)} parties), "
         f"worst {got['per_party'][got['worst_party']]:.1%} ({got['worst_party']}), "
         f"best {got['per_party'][got['best_party']]:.1%} ({got['best_party']})",
         soft_wrap=True,
@@ -97,10 +100,12 @@ def _finish(folder: Path, summary: dict[str, Any]) -> None:
     )
     screen.show_curves({summary["algorithm"]: [folder]})
     screen.out.print(f"The run is in {folder}", soft_wrap=True)
-    for remark in summary.get("remarks", ()):
-        caution(remark)
-    if summary["diverged"]:
-        print(f"comity: The loss of {', '.join(summary['diverged'])} is not finite; try a smaller --lr.", file=sys.stderr)
+    for text in [*summary.get("remarks", ()), *doubts(summary)]:
+        caution(text)
+
+
+def _heard(summary: dict[str, Any]) -> int:
+    return sum(figure is not None for figure in summary["accuracy"]["per_party"].values())
 
 
 @app.command()
@@ -162,9 +167,12 @@ def _show_comparison(rows: Sequence[Standing], settled: Experiment, seeds: int) 
     screen.out.print(
         "worst: the worst party. gained, hurt: parties whose 95% interval against SOLO, paired over their test samples, "
         "excludes zero."
-        + (" newcomers: their accuracy after joining, and what it gave them against training alone." if late else ""),
+        + (" newcomers: their accuracy after joining, and what it gave them against training alone." if late else "")
+        + (" *: see the notes." if any(row.doubts for row in rows) else ""),
         style="dim",
     )
+    for text in (text for row in rows for text in row.doubts):
+        caution(text)
 
 
 def _cells(row: Standing, several: bool) -> list[str]:
@@ -172,7 +180,7 @@ def _cells(row: Standing, several: bool) -> list[str]:
     from comity.cli import screen
 
     return [
-        row.algorithm,
+        row.algorithm + (" *" if row.doubts else ""),
         f"{row.mean:.1%}" + (f" ± {100 * row.spread:.1f}" if several else ""),
         f"{fmean(row.worst):.1%}",
         f"{row.gained}/{row.judged}" if row.judged else "",
@@ -192,6 +200,7 @@ def tune(
     seeds: Seeds = None,
     out: Out = None,
     track: Track = None,
+    trust: Trust = False,
 ) -> None:
     """Try a grid of values with equal budgets; choose on validation data."""
     from comity.cli import screen
@@ -199,27 +208,33 @@ def tune(
     from comity.studies.tune import parse_grid
     from comity.studies.tune import tune as tune_runs
 
-    base = chosen_experiment(algo, settings)
+    base = chosen_experiment(algo, settings, trust)
     folder = out or free_folder(f"tune-{folder_name(base.algorithm)}")
     points = parse_grid(grid)
     others = trackers(track, folder)
     with resumable(f"the same command and --out {folder}"):
         trials = tune_runs(base, points, chosen_seeds(seeds, base.seed), folder, lambda e: screen.progress(e.algorithm), others)
-    rows = [[*(str(v) for v in t.settings.values()), f"{t.validation:.1%}", f"{t.test:.1%}"] for t in trials]
+    rows = [
+        [*(str(v) for v in t.settings.values()), f"{t.validation:.1%}", f"{t.test:.1%}" + (" *" if t.doubts else "")]
+        for t in trials
+    ]
     screen.table([*points, "validation", "test"], rows, f"{base.algorithm}, {base.rounds} rounds each, best by validation first")
     best = ", ".join(f"{n}={v}" for n, v in trials[0].settings.items())
+    for t in trials:
+        for text in t.doubts:
+            caution(f"{', '.join(f'{n}={v}' for n, v in t.settings.items())}, {text}")
     screen.out.print(f"Chosen on validation data: {best}. The runs are in {folder}", soft_wrap=True)
 
 
 @app.command()
 @with_experiment
-def plan(algo: Algo, settings: Settings) -> None:
+def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
     """Bytes, memory and time before a run."""
     from comity.cli import screen
     from comity.experiments.build import federation_of, prepare
     from comity.studies.plan import plan as make
 
-    chosen = chosen_experiment(algo, settings)
+    chosen = chosen_experiment(algo, settings, trust)
     job = prepare(chosen, federation_of(chosen))
     made = make(job)
     bytes_of = ("up", "down", "peer")

@@ -1,4 +1,7 @@
-"""What a person sees: progress while a run goes on, tables when it is over."""
+"""What a person sees: progress while a run goes on, tables when it is over.
+
+All that is printed passes through `out` and `err`, whose strings are text and nothing else, or through `harmless`.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,34 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.style import Style
 from rich.table import Table
+from rich.text import Text
 
 from comity.cli import text_plot
 from comity.core.ledger import Ledger
 from comity.experiments.build import Job
 from comity.experiments.folder import RunFolder
 from comity.measure import conventions
+from comity.text import harmless
 from comity.units import duration as duration  # noqa: PLC0414  (the other commands say screen.duration, screen.size)
 from comity.units import size as size  # noqa: PLC0414
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+
+class Screen(Console):
+    """A console to which every string is one line of text: `[red]` in a name is no colour, and an escape code is not obeyed."""
+
+    def render_str(self, text: str, *, style: str | Style = "", **ways: Any) -> Text:
+        """A string as it is to be seen."""
+        return super().render_str(harmless(text), style=style, **ways | {"markup": False, "emoji": False, "highlight": False})
+
+
+out = Screen()
+err = Screen(stderr=True)
 
 
 def traffic(ledger: Ledger) -> int:
@@ -32,14 +48,14 @@ class Bar:
     """A live line on a terminal: round, parties done, accuracy, bytes so far, time left."""
 
     def __init__(self, title: str, width: int = 14) -> None:
-        self._title = title.ljust(width)
+        self._title = harmless(title).ljust(width)
 
     def begin(self, job: Job, first_round: int) -> None:
         """Show the bar."""
         self._cohort = len(job.cohort(1))
         self._done = 0
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TextColumn("round {task.completed}/{task.total}"),
             TextColumn("parties {task.fields[parties]}"),
@@ -102,7 +118,7 @@ class Lines:
         self._shown = now
         left = (now - self._begin) / max(t - self._first, 1) * (self._rounds - t)
         what = f"round {t}/{self._rounds}  accuracy {self._accuracy}  {size(traffic(ledger))}"
-        print(f"{self._title}  {what}  {duration(left)} left", file=sys.stderr, flush=True)
+        print(harmless(f"{self._title}  {what}  {duration(left)} left"), file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """Nothing to take away."""
@@ -136,7 +152,7 @@ def table(
 def in_full(made: Table) -> None:
     """Print a table as wide as it is."""
     needed = out.measure(made, options=out.options.update(max_width=1000)).maximum
-    (out if needed <= out.width else Console(highlight=False, width=needed)).print(made)
+    (out if needed <= out.width else Screen(width=needed)).print(made)
 
 
 def show_curves(folders: Mapping[str, Sequence[Path]]) -> None:

@@ -33,6 +33,9 @@ class Followed:
         self.summary: dict[str, Any] | None = None
         self.bytes: Counter[str] = Counter()
         self.memory = 0
+        self.damaged: list[str] = []
+        """The files of a run at rest that are not what it wrote."""
+        self._resting = False
         self._files = RunFolder(folder)
         self._summary_written = 0
         self._means: dict[int, float] = {}
@@ -50,6 +53,7 @@ class Followed:
         running = self._files.held()  # before the summary: a run that ends between the two is finished, not stopped
         self._look_for_summary()
         self.state = "finished" if self.summary else "running" if running else "stopped"
+        self._look_for_damage(resting=not running)
         if tables or not self.summary:
             self._metrics.look()
             self._ledger.look()
@@ -64,6 +68,12 @@ class Followed:
         except (OSError, ComityError):
             self._summary_written = 0
             self.summary = None
+
+    def _look_for_damage(self, resting: bool) -> None:
+        """Once, when a run has come to rest: all of its files are read for that."""
+        if resting and not self._resting:
+            self.damaged = self._files.damaged()
+        self._resting = resting
 
     def _noted(self, note: Note) -> None:
         if is_accuracy(note):

@@ -18,6 +18,7 @@ from comity.cli.screen import in_full, out
 from comity.cli.tail import Followed, Runs
 from comity.errors import Refusal
 from comity.experiments.folder import RunFolder
+from comity.text import harmless
 from comity.units import duration, size
 
 EVERY = 1.0  # seconds from look to look
@@ -51,7 +52,7 @@ def live(root: Path) -> None:
 def _follow(known: Runs, shown: Live) -> None:
     while True:
         runs = known.look()
-        waiting = [Text(f"Waiting for a run in {known.root} ...")]
+        waiting = [_line(f"Waiting for a run in {known.root} ...")]
         shown.update(Group(*(view(runs, known.root, shown.console, shown.console.height) if runs else waiting)), refresh=True)
         if [run.folder for run in runs] == [known.root] and runs[0].state == "finished":
             return
@@ -69,33 +70,38 @@ def view(runs: Sequence[Followed], root: Path, console: Console, tall: int | Non
     drawn = sorted(runs, key=lambda run: (run.state != "running", -_changed(run)))[: len(text_plot.COLOURS)]
     for run in drawn:
         run.look()
-    names = {run.folder: str(run.folder.relative_to(root)) for run in runs}
+    names = {run.folder: harmless(str(run.folder.relative_to(root))) for run in runs}
     if tall is not None:  # the end of a long name tells more than its beginning
         room = max(16, console.width - OTHERS)
         names = {folder: name if len(name) <= room else f"…{name[1 - room :]}" for folder, name in names.items()}
     lines = {names[run.folder]: run.line for run in runs if run in drawn}
     picture = text_plot.on(console, lines, max(run.rounds for run in drawn))
     busy = [part for run in runs if run.state == "running" for part in about(run)]
-    stopped = [Text(f"stopped; go on with: {resume(run)}") for run in runs if run.state == "stopped"]
+    stopped = [_line(f"stopped; go on with: {resume(run)}") for run in runs if run.state == "stopped"]
     below = [*busy, *(stopped if tall is None else stopped[:3]), *picture]
     return [overview(runs, names, None if tall is None else tall - len(below) - 3), *below]
+
+
+def _line(words: str, style: str = "") -> Text:
+    """A line of text, which may hold names."""
+    return Text(harmless(words), style)
 
 
 def about(run: Followed) -> list[Text]:
     """One run in a few lines."""
     told = run.settings
     what = f"{told.get('algorithm')} on {told.get('data')}, {told.get('partition')}, {told.get('parties')} parties, "
-    made = [Text(f"{what}seed {told.get('seed')}", "bold"), _state(run)]
+    made = [_line(f"{what}seed {told.get('seed')}", "bold"), _state(run), *_damage(run)]
     if line := run.line:
         now = max(line)
         best = max(line, key=lambda t: (line[t], -t))
         accuracies = run.party_accuracies
         low = min(accuracies, key=lambda party: accuracies[party])
         high = max(accuracies, key=lambda party: accuracies[party])
-        made.append(Text(f"accuracy {line[now]:.1%} after round {now}; the highest was {line[best]:.1%} after round {best}"))
-        made.append(Text(f"worst party {low} {accuracies[low]:.1%}, best party {high} {accuracies[high]:.1%}"))
+        made.append(_line(f"accuracy {line[now]:.1%} after round {now}; the highest was {line[best]:.1%} after round {best}"))
+        made.append(_line(f"worst party {low} {accuracies[low]:.1%}, best party {high} {accuracies[high]:.1%}"))
     sent = ", ".join(f"{kind} {size(run.bytes[kind])}" for kind in ("up", "down", "peer"))
-    made.append(Text(f"{sent}; peak memory {size(run.memory)}" if run.memory else sent))
+    made.append(_line(f"{sent}; peak memory {size(run.memory)}" if run.memory else sent))
     return made
 
 
@@ -107,7 +113,12 @@ def _state(run: Followed) -> Text:
         where = f"{run.rounds} rounds in {duration(run.summary['seconds']['total'])}"
     elif run.state == "stopped":
         left = f"; go on with: {resume(run)}"
-    return Text.assemble((run.state, COLOURS[run.state]), f": {where}{each}{left}")
+    return Text.assemble((run.state, COLOURS[run.state]), harmless(f": {where}{each}{left}"))
+
+
+def _damage(run: Followed) -> list[Text]:
+    """A warning, if files are not what the run wrote."""
+    return [Text(f"damaged: {', '.join(run.damaged)} (not what the run wrote)", "red")] if run.damaged else []
 
 
 def resume(run: Followed) -> str:
@@ -146,7 +157,7 @@ def _figures(run: Followed) -> list[str]:
         sent = sum(n for kind, n in run.bytes.items() if kind != "eval")
         done = run.done
         each = run.seconds_a_round
-    state = f"{duration(run.left)} left" if run.left is not None else run.state
+    state = f"{duration(run.left)} left" if run.left is not None else "damaged" if run.damaged else run.state
     percent = ["" if value is None else f"{value:.1%}" for value in (mean, worst)]
     return [state, f"{max(0, min(done, run.rounds))}/{run.rounds}", *percent, size(sent), "" if each is None else f"{each:.3g} s"]
 

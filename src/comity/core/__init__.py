@@ -2,10 +2,11 @@
 
 from comity.core.aggregate import Averaging, average, check_like
 from comity.core.algorithm import SHARES, Algorithm, AnyAlgorithm, C, M, S, Work, algorithm, mixin, option
+from comity.core.call import Edge
 from comity.core.fit import Draw, FitRequest, Fitted, FoldRequest, Loss, Pull, Working, gradient, plain
 from comity.core.kernels import cross_entropy, input_gradient
 from comity.core.key import Key
-from comity.core.net import Edge, Net
+from comity.core.net import Net
 from comity.core.party import Info, Party, Traffic, with_task
 from comity.core.record import (
     Empty,

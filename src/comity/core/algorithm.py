@@ -120,6 +120,10 @@ class Algorithm(ABC, Generic[S, C, M]):
         """Exchanges before round 1."""
         return s
 
+    def onboard(self, s: S, net: Net, ids: Sequence[int]) -> S:
+        """Parties that missed an exchange of `start` and are to take part now: what they need of it. Nothing, unless told."""
+        return s
+
     @abstractmethod
     def round(self, s: S, net: Net, t: int) -> S:
         """One round: ordinary code over `net`."""

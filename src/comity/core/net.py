@@ -1,7 +1,8 @@
 """The net: what a round may use. Every letter, reply and parcel is charged to a ledger.
 
 A net knows the parties' numbers and names and can ask them to work; where they live, and what they keep, is the engine's
-matter. It has no way to a party's state.
+matter. It has no way to a party's state, but it knows which one counts: that after the last call whose reply was accepted. Each
+letter names it, so that a party forgets what came of a reply that was lost. A round is settled as a whole or undone as a whole.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from comity.core.algorithm import Algorithm
+from comity.core.attendance import Attendance, NoReplies, RollCall, Rules
+from comity.core.call import Answer, Call, Edge, Letter
 from comity.core.descent import fold, train
 from comity.core.fit import Draw, FitRequest, Fitted, FoldRequest, Loss, Working
 from comity.core.key import Key
@@ -28,8 +31,6 @@ L = TypeVar("L")
 O = TypeVar("O")  # noqa: E741 - what a loss gets beside its batch
 R = TypeVar("R")
 S = TypeVar("S")
-Edge = tuple[int, int]
-"""(sender, recipient), by their numbers."""
 
 
 class Note(NamedTuple):
@@ -42,35 +43,10 @@ class Note(NamedTuple):
     value: float
 
 
-class NoReplies(ComityError):
-    """Nobody answered a call: the round is over, and the server's state stays as it was."""
-
-
-class Call(NamedTuple):
-    """What is asked of parties: the work's name and owner, and what its keys are folded from."""
-
-    work: str
-    depth: int
-    """How many wrappers are around the work's owner."""
-    round: int
-    use: int
-    """How often this work was asked for in this round before."""
-
-
-class Answer(NamedTuple):
-    """What comes back of a call from one party."""
-
-    reply: Any
-    steps: int
-    """Gradient steps that it took."""
-    remark: str = ""
-    """What a user should know of how it was computed."""
-
-
 class Works(Protocol):
-    """What a net needs of an engine: that parties work, and that their answers come back in any order."""
+    """What a net needs of an engine: that parties work, and that their answers come back in any order, or not at all."""
 
-    def work(self, call: Call, letters: Mapping[int, Any], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]: ...
+    def work(self, call: Call, letters: Mapping[int, Letter], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]: ...
 
 
 def cohort(root: Key, participation: float, info: Info, t: int) -> list[int]:
@@ -109,8 +85,12 @@ class Net:
         participation: float,
         works: Works,
         answered: Callable[[int], None] = lambda count: None,
+        rules: Rules | None = None,
     ) -> None:
         self.info = info
+        self.attendance = Attendance(info, rules or Rules())
+        self.versions: dict[int, Call] = {}
+        """By party: the last call that changed what it keeps and whose reply was accepted."""
         self.ledger = Ledger()
         self.notes: list[Note] = []
         self.remarks: dict[str, None] = {}
@@ -126,8 +106,10 @@ class Net:
         self._uses: Counter[tuple[int, str]] = Counter()
         self._unheard = ""
         """The work whose replies a loop is going through."""
-        self._heard = 0
-        """How many of them it has had."""
+        self._asked: set[int] = set()
+        """Who was called since the exchanges began that are not settled yet."""
+        self._before: tuple[dict[int, Call], int] = {}, 0
+        """The versions, and how many notes there were, when they began."""
         self._layers = info.task.network.layer_stream(self.key("layers"))
 
     def begin(self, t: int) -> None:
@@ -135,6 +117,24 @@ class Net:
         self.round = t
         self._uses.clear()
         self._layers = self.info.task.network.layer_stream(self.key("layers"))
+
+    def open(self, quorum: int = 1) -> None:
+        """Exchanges begin that count as a whole or not at all; each needs `quorum` replies, or all if fewer are asked."""
+        self.attendance.begin(quorum)
+        self._asked = set()
+        self._before = dict(self.versions), len(self.notes)
+
+    def settle(self) -> dict[int, Call | None]:
+        """They count: which state each party that was called keeps now."""
+        self.check_all_heard()
+        return {i: self.versions.get(i) for i in self._asked}
+
+    def undo(self) -> dict[int, Call | None]:
+        """They do not count: which state each party goes back to. What crossed, and the work that was done, stays charged."""
+        self.versions, notes = self._before
+        del self.notes[notes:]
+        self._unheard = ""
+        return {i: self.versions.get(i) for i in self._asked}
 
     def sample(self, t: int) -> list[int]:
         """The parties that take part in round t."""
@@ -175,20 +175,24 @@ class Net:
         Parties are asked when the first reply is wanted. A loop over them may not be left before all are heard.
         """
         call = self._call(work)
-        parcels = parcels or {}
-        for (src, dst), parcel in sorted(parcels.items()):
-            self._charge(call.work, self.info.name(src), self.info.name(dst), "peer", parcel.size)
-            if dst not in letters:
-                raise ComityError(f"A parcel for {self.info.name(dst)} came without a letter to it in {call.work}.")
-        ordered = {i: letters[i] for i in sorted(letters)}
-        self.charge_letters(call.work, ordered, "down")
+        roll = self.attendance.roll_call(call, letters)
+        delivered = self._delivered(roll, letters, parcels or {})
+        sent = {i: letters[i] for i in roll.there}
+        self.charge_letters(call.work, sent, "down")
         self._unheard = call.work
-        self._heard = 0
-        answers = in_order(ordered, self._works.work(call, ordered, parcels))
-        yield from map(partial(self._accepted, call), answers)  # a loop here would hold on to each reply until the next
+        self._asked |= sent.keys()
+        asked = {i: Letter(letter, self.versions.get(i)) for i, letter in sent.items()}
+        answers = in_order(asked, self._works.work(call, asked, delivered))
+        # Mapped, as a loop here would hold on to each reply until the next.
+        yield from filter(None, map(partial(self._accepted, roll), answers))
         self._unheard = ""
-        if ordered and not self._heard:
-            raise NoReplies(f"No party answered {call.work} in round {self.round}.")
+        roll.close()
+
+    def looking(self) -> Call:
+        """A call that asks for nothing but how good models are: it leaves parties as they are."""
+        self.check_all_heard()
+        self._uses[-1, "evaluate"] += 1
+        return Call("evaluate", -1, self.round, self._uses[-1, "evaluate"] - 1)
 
     def fit(
         self,
@@ -258,14 +262,33 @@ class Net:
         self._uses[depth, name] += 1
         return Call(name, depth, self.round, self._uses[depth, name] - 1)
 
-    def _accepted(self, call: Call, answered: tuple[int, Answer]) -> tuple[int, Any]:
-        """Count and charge an answer; the party's number and its reply."""
-        i, answer = answered
-        self._heard += 1
+    def _delivered(self, roll: RollCall, letters: Mapping[int, Any], parcels: Mapping[Edge, Sealed]) -> dict[Edge, Sealed]:
+        """The parcels that get to their recipients, each charged."""
+        found: dict[Edge, Sealed] = {}
+        there = set(roll.there)
+        for (src, dst), parcel in sorted(parcels.items()):
+            if dst not in letters:
+                raise ComityError(f"A parcel for {self.info.name(dst)} came without a letter to it in {roll.call.work}.")
+            if dst in there:
+                self._charge(roll.call.work, self.info.name(src), self.info.name(dst), "peer", parcel.size)
+                found[src, dst] = parcel
+        return found
+
+    def _accepted(self, roll: RollCall, came: tuple[int, Answer]) -> tuple[int, Any] | None:
+        """Count and charge an answer; the party's number and its reply, or nothing if it does not count."""
+        i, answer = came
+        if not roll.arrives(i):
+            return None
         self.steps += answer.steps
         if answer.remark:
             self.remarks[answer.remark] = None
-        self.charge_reply(call.work, i, answer.reply, "up")
+        self.charge_reply(roll.call.work, i, answer.reply, "up")
+        for sender in answer.unusable:
+            self.attendance.not_usable(roll.call, sender, f"a parcel for {self.info.name(i)}")
+        if not roll.counts(i, answer.reply, answer.ruined):
+            return None
+        if answer.keeps:
+            self.versions[i] = roll.call
         return i, answer.reply
 
     def _charge(self, work: str, src: str, dst: str, kind: str, size: int) -> None:

@@ -6,7 +6,7 @@ codec can rebuild it on the other side of a wire or from a checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from comity.core.call import Call
 from comity.errors import ComityError
 
 C = TypeVar("C", bound=type)
@@ -67,7 +68,7 @@ class Sealed:
 
     def __init__(self, content: Any, size: int, to: tuple[int, ...], postmark: Postmark | None = None) -> None:
         self.__content = content
-        self.__opened: dict[int, Hashable] = {}
+        self.__opened: dict[int, Call] = {}
         self.size = size
         self.to = to
         self.postmark = postmark
@@ -113,10 +114,10 @@ def parcels_in(tree: Any) -> list[Sealed]:
     return [parcel for item in inside if not isinstance(item, Tensor) for parcel in parcels_in(item)]
 
 
-def received(parcel: Sealed, sender: int, recipient: int, round: int, call: Hashable) -> Any:
+def received(parcel: Sealed, sender: int, recipient: int, call: Call) -> Any:
     """What a parcel holds, for a recipient's site: in its round, from its sender, and for one call only."""
-    check_address(parcel, sender, recipient, round)
-    opened: dict[int, Hashable] = parcel._Sealed__opened  # type: ignore[attr-defined]
+    check_address(parcel, sender, recipient, call.round)
+    opened: dict[int, Call] = parcel._Sealed__opened  # type: ignore[attr-defined]
     if opened.setdefault(recipient, call) != call:
         raise ComityError(TWICE)
     return unseal(parcel)

@@ -70,6 +70,9 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Any]):
     def start(self, s: Wrapped[W | None], net: Net) -> Wrapped[W | None]:
         return replace(s, host=self.host.start(s.host, net))
 
+    def onboard(self, s: Wrapped[W | None], net: Net, ids: Sequence[int]) -> Wrapped[W | None]:
+        return replace(s, host=self.host.onboard(s.host, net, ids))
+
     def round(self, s: Wrapped[W | None], net: Net, t: int) -> Wrapped[W | None]:
         return replace(s, host=self.host.round(s.host, net, t))
 

@@ -41,6 +41,7 @@ PARTIES = {
 }  # columns that say whose a sample is
 NUMBERS = ("int", "uint", "float", "bool", "double")
 OTHERS = "put its files into a folder and name it with COMITY_DATA, or bring them with 'comity data import'"
+SAFE = 4  # the first version of `datasets` that runs no scripts: a dataset's name may come out of a stranger's folder
 Rows = Any  # a split: of the package's own types, which are not there without it
 
 
@@ -82,14 +83,18 @@ def from_hub(name: str) -> Dataset:
 def _load(name: str) -> Mapping[str, Rows]:
     """All splits; without the package, the network or the dataset, one sentence that names the other ways."""
     try:
-        load = import_module("datasets").load_dataset
+        package = import_module("datasets")
     except ImportError as why:
         raise Refusal(
             f"{name} is on the Hugging Face hub, which takes the package datasets: pip install 'comity[data]', or {OTHERS}."
         ) from why
+    if int(package.__version__.partition(".")[0]) < SAFE:
+        raise Refusal(
+            f"datasets {package.__version__} runs scripts that come with a dataset: pip install 'datasets>={SAFE}', or {OTHERS}."
+        )
     path, _, configuration = name.partition(":")
     try:
-        found = load(path, configuration or None)
+        found = package.load_dataset(path, configuration or None)
     except ConnectionError as why:
         raise Refusal(
             f"The Hugging Face hub cannot be reached for {name}: try again where there is a network, or {OTHERS}."

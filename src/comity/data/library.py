@@ -13,7 +13,7 @@ from comity.data import prepared
 from comity.data.dataset import Dataset
 from comity.data.files import Missing, Way, cache_folder, locate, obtain
 from comity.errors import Refusal, unknown
-from comity.plugins import call_from_file
+from comity.plugins import call_from_file, is_code
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def load(name: str, trust_pickle: bool = False) -> Dataset:
         >>> fed.names
         ['p0', 'p1', 'p2']
     """
-    if name.endswith(".py"):
+    if is_code(name):
         return _from_file(name)
     if name.startswith("hub:"):
         from comity.data.hub import from_hub

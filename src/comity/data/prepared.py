@@ -1,7 +1,8 @@
 """A dataset as a folder of plain arrays: what `comity data import` writes, and the cache of prepared datasets.
 
-`dataset.json` describes it; `x.npy`, `y.npy` and the like hold it. Arrays are memory-mapped, so that all processes that read
-one folder share its pages. A folder appears whole or not at all: it is written beside its place and then moved there.
+`dataset.json` describes it, with a checksum of all it says; `x.npy`, `y.npy` and the like hold it, and are checked against the
+fingerprint there. Arrays are memory-mapped, so that all processes that read one folder share its pages. A folder appears whole or
+not at all: it is written beside its place and then moved there.
 """
 
 from __future__ import annotations
@@ -11,18 +12,21 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from comity.checksums import CRC, with_crc, without_crc
 from comity.core.samples import combine
 from comity.data.dataset import Dataset
 from comity.data.groups import Groups
 from comity.errors import Refusal
 
-VERSION = 3
+VERSION = 4
+UNCHECKED = 3  # the last version whose descriptions had no checksum
 TOLD = ("name", "classes", "description", "licence", "mean", "std", "home", "missing", "class_names", "notes")
 
 
@@ -40,7 +44,7 @@ def save(dataset: Dataset, folder: Path) -> None:
         told = {name: getattr(dataset, name) for name in TOLD}
         told |= {"version": VERSION, "groups": {by: g.names for by, g in dataset.groups.items()}}
         told |= {"fingerprint": dataset.fingerprint(), "test": _digest(dataset)}
-        (beside / "dataset.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
+        (beside / "dataset.json").write_text(json.dumps(with_crc(told), indent=1), encoding="utf-8")
         beside.chmod(0o755)
         with contextlib.suppress(OSError):  # it is there already: somebody else was quicker
             os.rename(beside, folder)
@@ -54,9 +58,9 @@ def _digest(dataset: Dataset) -> str:
 
 
 def read(folder: Path) -> Dataset:
-    """The dataset of a folder, checked against the fingerprint it was written with."""
+    """The dataset of a folder, checked against the checksum and the fingerprint it was written with."""
     try:
-        told: dict[str, Any] = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+        told = _description(json.loads((folder / "dataset.json").read_text(encoding="utf-8")))
         arrays = {p.stem: np.load(p, mmap_mode="c", allow_pickle=False) for p in folder.glob("*.npy")}
         named = enumerate(told["groups"].items())
         groups = {by: Groups(tuple(names), np.array(arrays[f"group-{k}"])) for k, (by, names) in named}
@@ -65,9 +69,19 @@ def read(folder: Path) -> Dataset:
         x = torch.from_numpy(arrays["x"])
         y = torch.from_numpy(np.array(arrays["y"]))
         made = Dataset(x=x, y=y, official_test=held, groups=groups, **known)
-        same = (told["version"], told["fingerprint"], told["test"]) == (VERSION, made.fingerprint(), _digest(made))
-    except (OSError, ValueError, TypeError, KeyError, EOFError, AttributeError, Refusal) as why:
+        same = (told["fingerprint"], told["test"]) == (made.fingerprint(), _digest(made))
+    except (OSError, ValueError, TypeError, KeyError, EOFError, AttributeError, RecursionError, Refusal) as why:
         raise Refusal(f"{folder} holds no dataset that Comity wrote, or a damaged one; import it again.") from why
     if not same:
         raise Refusal(f"{folder} is not what was written there: it is damaged, or from another version; import it again.")
     return made
+
+
+def _description(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What a dataset.json says; a ValueError if it is not what was written, and a note if that cannot be known."""
+    if told["version"] == UNCHECKED and CRC not in told:
+        note = f"{told['name']}: imported by an earlier version; whether its description was changed since cannot be checked."
+        return {**told, "notes": [*told["notes"], note]}
+    if told["version"] != VERSION or CRC not in told:
+        raise ValueError("another version, or no checksum")
+    return without_crc(told)

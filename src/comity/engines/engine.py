@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from comity.core.call import Answer, Call, Edge, Letter
 from comity.core.evaluation import Evaluation
-from comity.core.net import Answer, Call, Edge
 from comity.core.record import Sealed
 from comity.engines.saved import Saved
 from comity.engines.site import Site
@@ -22,11 +22,11 @@ class Engine(ABC):
     """Parties and what they keep. Answers come in any order, each as soon as it is there."""
 
     @abstractmethod
-    def work(self, call: Call, letters: Mapping[int, Any], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
+    def work(self, call: Call, letters: Mapping[int, Letter], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
         """Have each party that gets a letter do the work that is called for."""
 
     @abstractmethod
-    def evaluate(self, letters: Mapping[int, Any], final: bool) -> Iterator[tuple[int, Evaluation]]:
+    def evaluate(self, letters: Mapping[int, Letter], final: bool) -> Iterator[tuple[int, Evaluation]]:
         """Have each party evaluate what it would deploy, given what the server would send it."""
 
     @abstractmethod
@@ -34,12 +34,16 @@ class Engine(ABC):
         """Have each party evaluate what its own data alone would have given it, had it trained in round t."""
 
     @abstractmethod
-    def save(self, folder: Path, t: int) -> list[Saved]:
-        """Write the party states that changed since the last save."""
+    def settle(self, versions: Mapping[int, Call | None]) -> None:
+        """Have parties keep the states after the calls that are named (None: the first) and forget all others."""
 
     @abstractmethod
-    def load(self, folder: Path, states: Iterable[Saved]) -> None:
-        """Put saved states back."""
+    def save(self, folder: Path, t: int) -> list[Saved]:
+        """Write the party states that changed since the last save; all are settled."""
+
+    @abstractmethod
+    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, Call]) -> None:
+        """Put saved states back: each is that after the call which is named for its party."""
 
     def close(self) -> None:
         """Let go of processes and connections."""
@@ -54,8 +58,8 @@ class Sites(Protocol):
 class Scheduler(Protocol):
     """In which order, and how many at a time, the parties of one process work."""
 
-    def work(self, sites: Sites, call: Call, letters: Mapping[int, Any], inboxes: Inboxes) -> Iterator[tuple[int, Answer]]: ...
-    def evaluate(self, sites: Sites, letters: Mapping[int, Any], final: bool) -> Iterator[tuple[int, Evaluation]]: ...
+    def work(self, sites: Sites, call: Call, letters: Mapping[int, Letter], inboxes: Inboxes) -> Iterator[tuple[int, Answer]]: ...
+    def evaluate(self, sites: Sites, letters: Mapping[int, Letter], final: bool) -> Iterator[tuple[int, Evaluation]]: ...
 
 
 def inboxes(parcels: Mapping[Edge, Sealed]) -> dict[int, dict[int, Sealed]]:

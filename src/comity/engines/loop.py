@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from comity.core.call import Answer, Call, Edge, Letter
 from comity.core.evaluation import Evaluation
-from comity.core.net import Answer, Call, Edge
 from comity.core.record import Sealed
 from comity.engines.engine import Engine, Inboxes, Scheduler, Sites, inboxes
 from comity.engines.saved import Saved
@@ -19,11 +19,11 @@ T = TypeVar("T")
 class OneByOne:
     """The plainest order: a party's work from beginning to end, then the next one's."""
 
-    def work(self, sites: Sites, call: Call, letters: Mapping[int, Any], inboxes: Inboxes) -> Iterator[tuple[int, Answer]]:
+    def work(self, sites: Sites, call: Call, letters: Mapping[int, Letter], inboxes: Inboxes) -> Iterator[tuple[int, Answer]]:
         for i, letter in letters.items():
             yield i, sites[i].work(call, letter, inboxes.get(i, {}))
 
-    def evaluate(self, sites: Sites, letters: Mapping[int, Any], final: bool) -> Iterator[tuple[int, Evaluation]]:
+    def evaluate(self, sites: Sites, letters: Mapping[int, Letter], final: bool) -> Iterator[tuple[int, Evaluation]]:
         for i, letter in letters.items():
             yield i, sites[i].evaluate(letter, final)
 
@@ -35,10 +35,10 @@ class LoopEngine(Engine):
         self.sites = sites
         self._scheduler = scheduler
 
-    def work(self, call: Call, letters: Mapping[int, Any], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
+    def work(self, call: Call, letters: Mapping[int, Letter], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
         return map(self._released, self._scheduler.work(self.sites, call, letters, inboxes(parcels)))
 
-    def evaluate(self, letters: Mapping[int, Any], final: bool) -> Iterator[tuple[int, Evaluation]]:
+    def evaluate(self, letters: Mapping[int, Letter], final: bool) -> Iterator[tuple[int, Evaluation]]:
         return map(self._released, self._scheduler.evaluate(self.sites, letters, final))
 
     def evaluate_solo(self, ids: Iterable[int], t: int) -> Iterator[tuple[int, Evaluation]]:
@@ -49,8 +49,11 @@ class LoopEngine(Engine):
         self.sites.release([answered[0]])
         return answered
 
+    def settle(self, versions: Mapping[int, Call | None]) -> None:
+        self.sites.settle(versions)
+
     def save(self, folder: Path, t: int) -> list[Saved]:
         return self.sites.save(folder, t)
 
-    def load(self, folder: Path, states: Iterable[Saved]) -> None:
-        self.sites.load(folder, states)
+    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, Call]) -> None:
+        self.sites.load(folder, states, versions)

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from comity.core.algorithm import AnyAlgorithm
+from comity.core.call import Answer, Call, Edge, Letter
 from comity.core.evaluation import Evaluation
 from comity.core.key import Key
-from comity.core.net import Answer, Call, Edge
 from comity.core.party import Party
 from comity.core.record import Sealed, payload
 from comity.engines.allocator import give_back, keep_freed_memory
@@ -75,7 +75,7 @@ class ProcessEngine(Engine):
             self._processes.append(process)
         handover.close()
 
-    def work(self, call: Call, letters: Mapping[int, Any], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
+    def work(self, call: Call, letters: Mapping[int, Letter], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
         boxes = inboxes(parcels)
         asks: dict[int, dict[str, Any]] = {}
         for w, hand in enumerate(self._deal(letters)):
@@ -84,7 +84,7 @@ class ProcessEngine(Engine):
         for i, answer in self._answers(asks):
             yield i, Answer(*answer)
 
-    def evaluate(self, letters: Mapping[int, Any], final: bool) -> Iterator[tuple[int, Evaluation]]:
+    def evaluate(self, letters: Mapping[int, Letter], final: bool) -> Iterator[tuple[int, Evaluation]]:
         hands = enumerate(self._deal(letters))
         asks = {w: {"do": "evaluate", "letters": {i: letters[i] for i in hand}, "final": final} for w, hand in hands}
         yield from self._answers(asks)
@@ -94,16 +94,30 @@ class ProcessEngine(Engine):
         asks = {w: {"do": "evaluate solo", "letters": dict.fromkeys(hand), "round": t} for w, hand in hands}
         yield from self._answers(asks)
 
+    def settle(self, versions: Mapping[int, Call | None]) -> None:
+        for w in range(len(self._lines)):
+            own = {i: version for i, version in versions.items() if self._homes.get(i) == w}
+            if own:
+                self._send(w, {"do": "settle", "versions": own})
+
     def save(self, folder: Path, t: int) -> list[Saved]:
         for w in range(len(self._lines)):
             self._send(w, {"do": "save", "folder": str(folder), "round": t})
         return [Saved(*item) for w in range(len(self._lines)) for item in self._receive(w)["saved"]]
 
-    def load(self, folder: Path, states: Iterable[Saved]) -> None:
+    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, Call]) -> None:
         kept = {saved.party: saved for saved in states}
         for w, hand in enumerate(self._deal(kept)):
             self._homes |= dict.fromkeys(hand, w)
-            self._send(w, {"do": "load", "folder": str(folder), "states": [tuple(kept[i]) for i in hand]})
+            self._send(
+                w,
+                {
+                    "do": "load",
+                    "folder": str(folder),
+                    "states": [tuple(kept[i]) for i in hand],
+                    "versions": {i: versions[i] for i in hand},
+                },
+            )
             self._receive(w)
 
     def close(self) -> None:
@@ -189,18 +203,25 @@ def _answer(line: Channel, ask: dict[str, Any], sites: SiteStore, lock: Lock, sc
     match ask["do"]:
         case "work":
             call = Call(*ask["call"])
-            answers = scheduler.work(sites, call, ask["letters"], lock.open(ask["inboxes"], call))
+            answers = scheduler.work(sites, call, _letters(ask), lock.open(ask["inboxes"], call))
             _send_answers(line, sites, len(ask["letters"]), ((i, lock.close(tuple(answer))) for i, answer in answers))
         case "evaluate":
-            _send_answers(line, sites, len(ask["letters"]), scheduler.evaluate(sites, ask["letters"], ask["final"]))
+            _send_answers(line, sites, len(ask["letters"]), scheduler.evaluate(sites, _letters(ask), ask["final"]))
         case "evaluate solo":
             alone = ((i, sites[i].evaluate_solo(ask["round"])) for i in ask["letters"])
             _send_answers(line, sites, len(ask["letters"]), alone)
+        case "settle":
+            sites.settle({i: version and Call(*version) for i, version in ask["versions"].items()})
         case "save":
             line.send({"saved": [tuple(saved) for saved in sites.save(Path(ask["folder"]), ask["round"])]})
         case "load":
-            sites.load(Path(ask["folder"]), [Saved(*s) for s in ask["states"]])
+            versions = {i: Call(*version) for i, version in ask["versions"].items()}
+            sites.load(Path(ask["folder"]), [Saved(*s) for s in ask["states"]], versions)
             line.send({"loaded": True})
+
+
+def _letters(ask: dict[str, Any]) -> dict[int, Letter]:
+    return {i: Letter(content, after and Call(*after)) for i, (content, after) in ask["letters"].items()}
 
 
 def _send_answers(line: Channel, sites: SiteStore, count: int, answers: Iterator[tuple[int, Any]]) -> None:

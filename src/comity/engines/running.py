@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from comity.core.call import Call
 from comity.core.descent import fold, train
 from comity.core.fit import FitRequest, Fitted, FoldRequest, Request, Working
 from comity.core.record import Params
@@ -43,24 +44,26 @@ class RunningWork:
     def __init__(
         self,
         work: Working[tuple[Any, Any]],
-        name: str,
+        call: Call,
         kept: KeptMoments,
         layers: AbstractContextManager[object],
-        round: int = 0,
+        unusable: tuple[int, ...] = (),
     ) -> None:
+        self.call = call
+        self.unusable = unusable
+        """Whose parcels were left closed."""
         self.request: Request | None = None
         self.result: tuple[Any, Any] = None, None
-        self.round = round
         self.kept = kept
         self.steps = 0
         self.remark = ""
         self._work = work
-        self._name = name
+        self._name = call.work
         self._layers = layers
         self._place = ""
         self._modes = _modes()
         if not iscoroutine(work):
-            raise ComityError(f"{name} must be an `async def`, even if it awaits nothing.")
+            raise ComityError(f"{call.work} must be an `async def`, even if it awaits nothing.")
         self._resume(work.send, None)
 
     def answer(self, done: Fitted) -> None:

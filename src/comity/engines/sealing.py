@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from torch import Tensor
 
+from comity.core.call import Call
 from comity.core.codec import decode, encode
 from comity.core.declared import fits
-from comity.core.net import Call
 from comity.core.record import TWICE, Cipher, Sealed, check_address, parcels_in, payload, tree_map, unseal
 from comity.errors import ComityError, Damaged
 

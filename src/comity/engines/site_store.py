@@ -7,15 +7,16 @@ aside for states is spilled to a file that has no name, so that it is gone with 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from comity.core.algorithm import AnyAlgorithm
+from comity.core.call import Call
 from comity.core.key import Key
 from comity.core.party import Party
 from comity.engines.saved import Saved
 from comity.engines.site import Site
+from comity.engines.versions import SpillFile, Version
 from comity.errors import Refusal
 
 STATE_BYTES = 128 << 20
@@ -28,31 +29,6 @@ def state_bytes() -> int:
     if wish and not wish.isdecimal():
         raise Refusal(f"{STATE_BYTES_VARIABLE} must be a number of bytes, not {wish!r}.")
     return int(wish) if wish else STATE_BYTES
-
-
-class SpillFile:
-    """States in a file without a name, each in a place of its own; one that has grown gets a new place at the end."""
-
-    def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="comity-")  # noqa: SIM115 - open as long as the process lives
-        self._places: dict[int, tuple[int, int, int]] = {}
-        self._end = 0
-
-    def put(self, i: int, blob: bytes) -> None:
-        """Write a party's state over its last one."""
-        begin, room, _ = self._places.get(i, (0, -1, 0))
-        if len(blob) > room:
-            begin, room = self._end, len(blob)
-            self._end += room
-        self._places[i] = begin, room, len(blob)
-        self._file.seek(begin)
-        self._file.write(blob)
-
-    def get(self, i: int) -> bytes:
-        """A party's last state."""
-        begin, _, size = self._places[i]
-        self._file.seek(begin)
-        return self._file.read(size)
 
 
 class SiteStore:
@@ -71,43 +47,44 @@ class SiteStore:
     def __getitem__(self, i: int) -> Site:
         if i not in self._sites:
             self._sites[i] = Site(self._algorithm, self._parties[i], self._root)
-        site = self._sites[i]
-        if site.spilled:
-            assert self._spill
-            site.restore(self._spill.get(i))
-        return site
+        return self._sites[i]
 
     def release(self, ids: Iterable[int]) -> list[int]:
-        """After a work of these parties: who of them keeps something. What does not fit is spilled."""
+        """After a work of these parties: who of them keeps something. What does not fit into memory is spilled."""
         keeping = []
         for i in ids:
             site = self._sites[i]
-            size = site.weight
-            self._used += size - self._sizes.pop(i, 0)
-            if not size:
+            if not site.keeps:
+                self._used -= self._sizes.pop(i, 0)
                 del self._sites[i]
                 continue
             keeping.append(i)
-            if self._used <= self._room:
-                self._sizes[i] = size
-                continue
-            self._used -= size
-            self._spill = self._spill or SpillFile()
-            if (blob := site.spill()) is not None:
-                self._spill.put(i, blob)
+            self._weigh(i)
+            if self._used > self._room:
+                self._spill = self._spill or SpillFile()
+                site.versions.spill(self._spill)
+                self._weigh(i)
         return keeping
+
+    def settle(self, versions: Mapping[int, Version]) -> None:
+        """Parties keep the states that are named and forget all others."""
+        there = [i for i in versions if i in self._sites]
+        for i in there:
+            self._sites[i].versions.settle(versions[i])
+        self.release(there)
 
     def save(self, folder: Path, t: int) -> list[Saved]:
         """Write the states that changed since the last time."""
-        made = []
-        for i, site in self._sites.items():
-            spilled = self._spill.get(i) if site.spilled and self._spill else None
-            if saved := site.save(folder, t, spilled):
-                made.append(saved)
-        return made
+        return [saved for site in self._sites.values() if (saved := site.save(folder, t))]
 
-    def load(self, folder: Path, states: Iterable[Saved]) -> None:
+    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, Call]) -> None:
         """Put saved states back."""
         for saved in states:
-            self[saved.party].load(folder, saved)
+            self[saved.party].load(folder, saved, versions[saved.party])
             self.release([saved.party])
+
+    def _weigh(self, i: int) -> None:
+        """Count what a party's states take in memory now."""
+        size = self._sites[i].versions.weight
+        self._used += size - self._sizes.get(i, 0)
+        self._sizes[i] = size

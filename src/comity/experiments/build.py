@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -10,6 +10,7 @@ import torch
 
 from comity import models
 from comity.core.algorithm import AnyAlgorithm
+from comity.core.attendance import Rules
 from comity.core.key import Key
 from comity.core.ledger import Ledger
 from comity.core.net import Net, cohort
@@ -25,6 +26,7 @@ from comity.engines.process import ProcessEngine
 from comity.engines.site_store import SiteStore
 from comity.engines.stacked.scheduler import SideBySide, gains_by_stacking
 from comity.errors import Refusal
+from comity.experiments.absent import PlannedAbsences, planned
 from comity.experiments.common import CommonGround, Introductions
 from comity.experiments.config import Experiment
 from comity.experiments.environment import cores
@@ -74,6 +76,8 @@ class Job:
     algorithm: AnyAlgorithm
     parties: list[Party]
     info: Info
+    absent: PlannedAbsences = field(default_factory=PlannedAbsences)
+    """Who is to miss what."""
 
     @cached_property
     def root(self) -> Key:
@@ -93,6 +97,7 @@ class Job:
         """What a user should know before this run, a sentence each."""
         said = [*self.federation.notes]
         said += [f"{self.experiment.algorithm}: {text}" for a in chain(self.algorithm) for text in a.cautions(self.info)]
+        said += [f"{self.experiment.algorithm}: {text}" for text in self.absent.without_effect(self.algorithm)]
         if any(a.feature_skew_only for a in chain(self.algorithm)) and (skew := label_skew(self.federation)) > SKEWED:
             said.append(
                 f"{self.experiment.algorithm} is meant for parties whose inputs differ, but here their labels do "
@@ -117,7 +122,8 @@ class Job:
 
     def net(self, engine: Engine, progress: Progress) -> Net:
         """What rounds use to reach the parties on an engine."""
-        return Net(self.algorithm, self.info, self.root, self.experiment.participation, engine, progress.answered)
+        rules = Rules(self.experiment.min_replies, self.experiment.on_nonfinite == "stop", self.absent)
+        return Net(self.algorithm, self.info, self.root, self.experiment.participation, engine, progress.answered, rules)
 
 
 SKEWED = 0.25
@@ -142,15 +148,19 @@ def federation_of(experiment: Experiment) -> Federation:
     )
 
 
-def prepare(experiment: Experiment, federation: Federation, model: models.Pair | None = None) -> Job:
-    """Check that everything fits together, before anything starts: both halves of a run, for a simulation that has all data."""
+def prepare(experiment: Experiment, federation: Federation, model: models.Pair | None = None, absent: str | None = None) -> Job:
+    """Check that everything fits together, before anything starts: both halves of a run, for a simulation that has all data.
+
+    `absent` is the table of planned absences as a run that was begun before has kept it.
+    """
     common = CommonGround(experiment, Introductions.of(federation), model)
     algorithm, info = agree(common)
     device = _device(experiment.device)
     there = federation.without(experiment.without or ())
     data = [_moved(there.parties[name], device) for name in common.seats.names]
     parties = [make_party(common, number, own) for number, own in enumerate(data)]
-    job = Job(experiment, there, algorithm, parties, info)
+    plan = planned(experiment.absent, experiment.seed, common.introductions.names, absent)
+    job = Job(experiment, there, algorithm, parties, info, plan)
     return replace(job, experiment=_settled(job, device))
 
 

@@ -1,8 +1,9 @@
 """Checkpoints of a run: one file a party's state, and a manifest that is replaced in one instant.
 
-Whatever moment a process is killed at, the folder holds one whole checkpoint: new states are written beside the old ones, the
-manifest is swapped atomically, and only then are files that nobody names any more removed. Tables only grow; rows behind the
-manifest's lengths are cut at resume, and determinism writes them again.
+Whatever moment a process is killed at, or the power fails, the folder holds one whole checkpoint: new states are written beside
+the old ones, all that the manifest is to name is brought to the disk, the manifest is swapped atomically, and only then are
+states that nobody names any more removed. Tables only grow; rows behind the manifest's lengths are cut at resume, and determinism
+writes them again. What is before them must still be what it was: the manifest has its checksums.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ from __future__ import annotations
 import json
 import os
 import time
-import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from comity.checksums import CRC, Checksum, with_crc, without_crc
 from comity.core.codec import encode
 from comity.core.record import Empty, leaves
 from comity.engines.engine import Engine
-from comity.engines.saved import Saved, read_state, write_state
+from comity.engines.saved import OURS, Saved, read_state, write_state
 from comity.errors import ComityError, Refusal
 
 MANIFEST = "manifest.json"
 EVERY_SECONDS = 5.0
+SLOW_SECONDS = 0.1  # a checkpoint that takes longer than this, 2 % of the time between two, is made less often
 
 
 def interval() -> float:
@@ -34,18 +37,26 @@ def interval() -> float:
         raise Refusal(f"COMITY_CHECKPOINT_SECONDS must be a number, not {text!r}.") from None
 
 
+def to_disk(path: Path) -> None:
+    """Wait until a file's content, or the names in a folder, would outlast a power cut."""
+    if os.name != "posix":  # elsewhere only whoever writes to a file can ask for that
+        return
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file in one instant."""
+    """Replace a file in one instant; a power cut afterwards does not bring the old one back."""
     fresh = path.with_name(path.name + ".new")
     with fresh.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(path)
-
-
-def _crc(text: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(text).encode())
+    to_disk(path.parent)
 
 
 @dataclass
@@ -55,8 +66,36 @@ class Manifest:
     round: int
     server: Saved
     parties: dict[int, Saved]
-    lengths: dict[str, int]
+    files: dict[str, Checksum]
+    """The tables, and whatever else lies beside the checkpoints, as far as they were written."""
     counters: dict[str, Any]
+
+    @property
+    def checked(self) -> bool:
+        """Whether it has checksums of all files; those of earlier versions had none."""
+        return all(known.crc is not None for known in self.files.values())
+
+    def told(self) -> dict[str, Any]:
+        """All of it as plain values, for JSON."""
+        return {
+            "round": self.round,
+            "server": self.server,
+            "parties": list(self.parties.values()),
+            "files": self.files,
+            "counters": self.counters,
+        }
+
+    @staticmethod
+    def read(told: Mapping[str, Any]) -> Manifest:
+        """What `told` made; any of the usual errors where that makes no sense."""
+        lengths = {name: (length, None) for name, length in told.get("lengths", {}).items()}  # of an earlier version
+        files = {name: Checksum(*known) for name, known in told.get("files", lengths).items()}
+        server, *parties = (Saved(*saved) for saved in (told["server"], *told["parties"]))
+        if not all(saved.bytes >= 0 and OURS.fullmatch(saved.file) for saved in (server, *parties)):
+            raise ValueError("a state has another name")
+        if not all(known.length >= 0 for known in files.values()):
+            raise ValueError("a length is negative")
+        return Manifest(told["round"], server, {saved.party: saved for saved in parties}, files, told["counters"])
 
 
 @dataclass
@@ -68,35 +107,43 @@ class Checkpoints:
     manifest: Manifest | None = None
     seconds: float = 0.0
     """Time spent on writing."""
+    took: float = 0.0
+    """Time spent on the last one."""
 
     def due(self) -> bool:
-        """Whether the last checkpoint is old enough for another."""
-        return time.monotonic() - self.last >= interval()
+        """Whether the last checkpoint is old enough for another; where the disk is slow, it takes longer."""
+        return time.monotonic() - self.last >= interval() * max(1.0, self.took / SLOW_SECONDS)
 
-    def save(self, t: int, server: Any, engine: Engine, lengths: dict[str, int], counters: dict[str, Any]) -> None:
-        """Write the state after round t."""
+    def save(self, t: int, server: Any, engine: Engine, files: Mapping[str, Checksum], counters: dict[str, Any]) -> None:
+        """Write the state after round t; `files` are those beside this folder that are written up to here."""
         begin = time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
-        parties = dict(self.manifest.parties) if self.manifest else {}
-        parties |= {saved.party: saved for saved in engine.save(self.folder, t)}
+        changed = {saved.party: saved for saved in engine.save(self.folder, t)}
         blob = encode(server if leaves(server) else Empty())
         saved = write_state(self.folder, f"server-{t}.safetensors", -1, blob)
-        made = Manifest(t, saved, parties, lengths, counters)
-        text = {
-            "round": t,
-            "server": list(made.server),
-            "parties": [list(saved) for saved in parties.values()],
-            "lengths": lengths,
-            "counters": counters,
-        }
-        write_atomically(self.folder / MANIFEST, json.dumps(text | {"crc": _crc(text)}))
+        before = self.manifest.parties if self.manifest else {}
+        made = Manifest(t, saved, before | changed, dict(files), counters)
+        for path in [self.folder / state.file for state in (saved, *changed.values())]:
+            to_disk(path)  # all are written by now, so that the first may take the others along
+        for path in [self.folder.parent / name for name in files]:
+            to_disk(path)
+        to_disk(self.folder.parent)
+        write_atomically(self.folder / MANIFEST, json.dumps(with_crc(made.told())))
         self.manifest = made
-        named = {MANIFEST, made.server.file, *(saved.file for saved in parties.values())}
-        for path in self.folder.iterdir():
-            if path.name not in named:
-                path.unlink(missing_ok=True)
+        self._remove_old()
         self.last = time.monotonic()
-        self.seconds += self.last - begin
+        self.took = self.last - begin
+        self.seconds += self.took
+
+    def _remove_old(self) -> None:
+        """Remove states that the manifest does not name. What is no state of ours is somebody else's, and stays."""
+        assert self.manifest is not None
+        named = {saved.file for saved in (self.manifest.server, *self.manifest.parties.values())}
+        with os.scandir(self.folder) as found:
+            old = [one for one in found if OURS.fullmatch(one.name) and one.name not in named]
+        for one in old:
+            if one.is_file(follow_symlinks=False):
+                os.unlink(one)
 
     def load(self) -> Manifest | None:
         """The newest whole checkpoint, if there is one."""
@@ -104,12 +151,11 @@ class Checkpoints:
         if not path.exists():
             return None
         try:
-            text = json.loads(path.read_text(encoding="utf-8"))
-            if text.pop("crc") != _crc(text):
-                raise ValueError
-            parties = {saved.party: saved for saved in (Saved(*s) for s in text["parties"])}
-            self.manifest = Manifest(text["round"], Saved(*text["server"]), parties, text["lengths"], text["counters"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
+            told = json.loads(path.read_text(encoding="utf-8"))
+            if CRC not in told:
+                raise ValueError("there is no checksum")
+            self.manifest = Manifest.read(without_crc(told))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
             raise ComityError(f"The checkpoint is damaged: {path} cannot be read.") from why
         return self.manifest
 

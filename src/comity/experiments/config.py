@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from comity.core.training import Training
 from comity.errors import Refusal, unknown
+from comity.plugins import is_code
 from comity.spec import call, parse, split
 
 
@@ -21,7 +22,7 @@ def _found(names: Any) -> Any:
     if not isinstance(names, str) or ".py" not in names:
         return names
     specs = [parse(part) for part in split(names, "+")]
-    return "+".join(str(replace(s, name=str(Path(s.name).resolve()) if s.name.endswith(".py") else s.name)) for s in specs)
+    return "+".join(str(replace(s, name=str(Path(s.name).resolve()) if is_code(s.name) else s.name)) for s in specs)
 
 
 Named = Annotated[str, BeforeValidator(_found)]
@@ -32,6 +33,11 @@ def _placed(data: Any) -> Any:
     if isinstance(data, str) and (Path(data) / "dataset.json").is_file():
         return str(Path(data).resolve())
     return _found(data)
+
+
+def _located(plan: Any) -> Any:
+    """A plan of absences; a table by its absolute path."""
+    return str(Path(plan).resolve()) if isinstance(plan, str) and plan.endswith(".csv") else plan
 
 
 def _listed(names: Any) -> Any:
@@ -96,6 +102,15 @@ class Experiment(BaseModel):
     join_epochs: int = Field(10, ge=1, description="epochs of a newcomer's warm-up")
     without: Annotated[tuple[str, ...] | None, BeforeValidator(_listed), AfterValidator(_sorted)] = Field(
         None, description="parties to leave out, as in p1,p2; the others keep their data and their random streams"
+    )
+    absent: Annotated[str | None, BeforeValidator(_located)] = Field(
+        None, description="who misses what, to study it: a table as absences.csv, or random(dead=0.1,lost=0.1)"
+    )
+    min_replies: int = Field(
+        1, ge=1, description="replies that make an exchange count (all, if fewer are asked), else the round is void"
+    )
+    on_nonfinite: Literal["drop", "stop"] = Field(
+        "drop", description="a reply with values that are not finite: leave it out, or stop"
     )
     seed: int = Field(0, ge=0, description="the one seed")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where tensors live")

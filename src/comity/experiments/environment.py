@@ -1,10 +1,11 @@
-"""What a run was made with: the code, the versions, the machine, and exact marks of its settings and its data."""
+"""What a run was made with: the code, the versions, the machine, and exact marks of its settings, its split and its data."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from functools import cache
 from hashlib import blake2b
 from importlib.metadata import version
@@ -34,8 +35,14 @@ def digest(text: str) -> str:
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def environment(settings: str, fingerprint: str) -> dict[str, Any]:
-    """All that `env.json` holds: of a run with these settings, on data with this fingerprint."""
+def environment(settings: str, split: str, fingerprint: str, plan: str = "") -> dict[str, Any]:
+    """All that `env.json` holds: of a run with these settings, this split and this plan, on data with this fingerprint."""
+    marks = {"config": digest(settings), "split": digest(split)} | ({"plan": digest(plan)} if plan else {})
+    return {**here(), "fingerprint": fingerprint, **marks}
+
+
+def here() -> dict[str, Any]:
+    """The code, the versions and the machine, here and now."""
     import torch  # lazily: `comity --version` asks this module for the code only
 
     return {
@@ -46,7 +53,36 @@ def environment(settings: str, fingerprint: str) -> dict[str, Any]:
         "numpy": version("numpy"),
         "machine": platform.machine(),
         "system": platform.system(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
         "cores": cores(),
-        "fingerprint": fingerprint,
-        "config": digest(settings),
     }
+
+
+MATTERS = {
+    "code": "",  # says itself what it is: a commit or a version
+    "python": "Python ",
+    "torch": "torch ",
+    "numpy": "numpy ",
+    "system": "",
+    "machine": "",
+    "cpu": "kernels for ",
+}
+"""Upon what it depends which bits come out, and how it is called; with more or fewer processors, the same do."""
+
+
+def changed_since(before: Mapping[str, Any]) -> str:
+    """What is another here than where a run was begun, and what that means, in a sentence; nothing if all is as it was."""
+    now = here()
+    others = [name for name in MATTERS if name in before and _plain(name, before[name]) != _plain(name, now[name])]
+    if not others:
+        return ""
+    then, today = (" and ".join(f"{MATTERS[name]}{told[name]}" for name in others) for told in (before, now))
+    return (
+        f"This run was begun with {then} and went on with {today}: from there on it may differ, by rounding or by more, from one "
+        "that was made in one go."
+    )
+
+
+def _plain(name: str, value: Any) -> str:
+    """A version as far as it matters: Python's last number stands for mended faults."""
+    return str(value).rpartition(".")[0] if name == "python" else str(value)

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from comity.core.call import Letter
 from comity.core.evaluation import Evaluation
-from comity.core.net import Net, NoReplies, in_order
+from comity.core.net import Net, in_order
 from comity.core.record import Empty
 from comity.engines.engine import Engine
 from comity.experiments.build import Job
@@ -20,10 +21,16 @@ class Evaluations:
     """What all parties found."""
 
     by_party: Mapping[int, Evaluation]
+    asked: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether everybody was heard who was asked."""
+        return len(self.by_party) == self.asked
 
     @property
     def accuracy(self) -> float | None:
-        """The mean test accuracy; None if nobody was asked."""
+        """The mean test accuracy of those who were heard; None if nobody was."""
         found = {i: one.test.correct / one.test.count for i, one in self.by_party.items()}
         return mean(found) if found else None
 
@@ -43,9 +50,10 @@ class Evaluations:
 
 def evaluate(job: Job, net: Net, engine: Engine, s: Any, *, final: bool) -> Evaluations:
     """Each party evaluates what it would deploy; after the last round (`final`) it also says which test samples were right."""
-    found = Evaluations(_asked(net, engine, _letters(job, s, job.info.parties), final))
+    letters = _letters(job, s, job.info.parties)
+    found = Evaluations(_asked(net, engine, letters, final), len(letters))
     _note(net, found.by_party)
-    if job.algorithm.one_model and not any(task.private for task in job.info.tasks):
+    if found.complete and job.algorithm.one_model and not any(task.private for task in job.info.tasks):
         net.note("accuracy", found.pooled, None, "pooled")
     if final:
         for i, evaluation in found.by_party.items():
@@ -74,14 +82,17 @@ def evaluate_newcomers_alone(job: Job, net: Net, engine: Engine) -> None:
 
 
 def _asked(net: Net, engine: Engine, letters: Mapping[int, Any], final: bool) -> dict[int, Evaluation]:
-    """Parties' evaluations in party order; what crosses for them is charged as `eval`."""
-    net.charge_letters("evaluate", letters, "eval")
+    """Evaluations of the parties that are heard, in party order; what crosses for them is charged as `eval`."""
+    roll = net.attendance.roll_call(net.looking(), letters)
+    sent = {i: letters[i] for i in roll.there}
+    net.charge_letters("evaluate", sent, "eval")
+    asked = {i: Letter(letter, net.versions.get(i)) for i, letter in sent.items()}
     found = {}
-    for i, evaluation in in_order(letters, engine.evaluate(letters, final)):
-        net.charge_reply("evaluate", i, evaluation, "eval")
-        found[i] = evaluation
-    if letters and not found:
-        raise NoReplies(f"No party answered evaluate in round {net.round}.")
+    for i, evaluation in in_order(sent, engine.evaluate(asked, final)):
+        if roll.arrives(i):
+            net.charge_reply("evaluate", i, evaluation, "eval")
+            found[i] = evaluation
+    roll.write_silent()
     return found
 
 

@@ -1,7 +1,12 @@
 """A run's folder: what makes a folder one, the names of its files, and the one way to write and to read each of them.
 
-The readers here are strict: what is missing or damaged is an error. Whoever can do with less reads the tables with
-`tables.Table.salvage`, and those of a run that goes on with `tables.Growing`.
+The readers here are strict: what is missing, damaged, or no longer what the run wrote is an error. Whoever can do with less reads
+the tables with `tables.Table.salvage`, and those of a run that goes on with `tables.Growing`; `RunFolder.damaged` tells him what
+not to trust.
+
+How a change is noticed: env.json, written first, has marks of the settings and the split; each checkpoint's manifest has
+checksums of the tables up to there; at the end .checksums.json gets those of all tables and of summary.json, which is written
+after it, as it says that the run has ended. The other files of JSON have a checksum of themselves.
 """
 
 from __future__ import annotations
@@ -10,27 +15,35 @@ import contextlib
 import csv
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from comity.checksums import CRC, Checksum, with_crc, without_crc
+from comity.core.attendance import Absence
 from comity.core.ledger import Charge
 from comity.core.net import Note
+from comity.data.split import Split
 from comity.errors import ComityError, Refusal
 from comity.experiments import config
-from comity.experiments.checkpoint import Checkpoints, write_atomically
+from comity.experiments.checkpoint import Checkpoints, to_disk, write_atomically
 from comity.experiments.config import Experiment
-from comity.experiments.tables import LEDGER, METRICS, TABLES, TIMING, Timing, Writer
+from comity.experiments.environment import digest
+from comity.experiments.tables import ABSENCES, LEDGER, METRICS, TABLES, TIMING, Table, Timing, Writer
 
+R = TypeVar("R")
 CONFIG = "config.toml"
 ENVIRONMENT = "env.json"
 SPLIT = "split.json"
 SUMMARY = "summary.json"
 OUTCOMES = "outcomes.csv"
 MEASURES = "measures.json"
+PLAN = "absent-plan.csv"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
+CHECKSUMS = ".checksums.json"
 
 BEGINNING = (CONFIG, ENVIRONMENT)
 """The files that make a folder a run's: a run has begun when it has both. The settings alone are anybody's."""
@@ -111,6 +124,11 @@ class RunFolder:
         return self.path / OUTCOMES
 
     @property
+    def plan(self) -> Path:
+        """The table of planned absences, if the run has one."""
+        return self.path / PLAN
+
+    @property
     def measures(self) -> Path:
         """What `comity measure` found."""
         return self.path / MEASURES
@@ -120,33 +138,127 @@ class RunFolder:
         """What rounds took; its rows are the last that a round writes."""
         return self.path / TIMING.name
 
+    # Whether its files are what was written.
+
+    def check(self) -> None:
+        """Refuse a run of which a file is lost or is not what was written, whether it is going to be read or not."""
+        for check in self._checks().values():
+            check()
+
+    def damaged(self) -> list[str]:
+        """The names of the files that `check` would refuse."""
+        found = []
+        for name, check in self._checks().items():
+            try:
+                check()
+            except ComityError:
+                found.append(name)
+        return found
+
+    def _checks(self) -> dict[str, Callable[[], object]]:
+        """How each file is checked; those that nothing is known of are left out."""
+        checks: dict[str, Callable[[], object]] = {ENVIRONMENT: self.read_environment}
+        with contextlib.suppress(ComityError):
+            marked = {"config": self.config, "split": self.split, "plan": self.plan}
+            marks = marked.keys() & self.read_environment().keys()
+            checks |= {marked[mark].name: partial(self._check_digest, marked[mark], mark) for mark in sorted(marks)}
+        try:
+            known = self._known()
+        except ComityError:
+            return checks | {CHECKSUMS if self.ended else CHECKPOINTS: self._known}
+        return checks | {name: partial(self._check_file, name) for name in known}
+
+    def _known(self) -> dict[str, Checksum]:
+        """The checksums of tables and outcomes: those at the run's end or, before that, of its last checkpoint."""
+        if self.ended:
+            return self._at_the_end()
+        manifest = self.checkpoints().load()
+        return manifest.files if manifest else {}
+
+    def _at_the_end(self) -> dict[str, Checksum]:
+        """The checksums of a finished run's files; none if it is of a version that had none, which marked no splits either."""
+        path = self.path / CHECKSUMS
+        if not path.exists() and "split" not in self.read_environment():
+            return {}
+        try:
+            return {name: Checksum(*known) for name, known in _checked(_json(path), "files")["files"].items()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as why:
+            raise ComityError(f"{path} cannot be read: whether the run is what was written cannot be checked.") from why
+
+    def _check_file(self, name: str) -> None:
+        if known := self._known().get(name):
+            known.check(self.path / name) if self.ended else known.check_beginning(self.path / name)
+
+    def _check_digest(self, path: Path, mark: str) -> None:
+        """Refuse a file that is not the one of which the run's beginning has a mark."""
+        told = self.read_environment()
+        try:
+            changed = mark in told and told[mark] != digest(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as why:
+            raise Refusal(f"{path} cannot be read.") from why
+        if changed:
+            raise Refusal(f"{path} has changed since the run was started: start a new run with it instead.")
+
     # Readers.
 
     def read_experiment(self) -> Experiment:
-        """The settings."""
-        return config.read(self.config)
+        """The settings, which must be those that the run was started with."""
+        made = config.read(self.config)
+        self._check_digest(self.config, "config")
+        return made
+
+    def read_split(self) -> Split:
+        """Which sample went to which party."""
+        made = Split.read(self.split)
+        self._check_digest(self.split, "split")
+        return made
 
     def read_environment(self) -> dict[str, Any]:
-        """Versions, machine, and the marks of settings and data."""
+        """Versions, machine, and the marks of settings, split and data."""
         try:
-            return dict(_json(self.environment))
-        except (OSError, ValueError, TypeError) as why:
+            return _checked(_json(self.environment), "split")
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as why:
             raise ComityError(f"{self.environment} cannot be read.") from why
 
     def read_metrics(self) -> list[Note]:
         """All rows of metrics.csv."""
-        return METRICS.read(self.path)
+        return self._rows(METRICS)
 
     def read_ledger(self) -> list[Charge]:
         """All rows of ledger.csv."""
-        return LEDGER.read(self.path)
+        return self._rows(LEDGER)
+
+    def read_absences(self) -> list[Absence]:
+        """All rows of absences.csv; none if everybody was heard, or if the run is of a version that had no such table."""
+        return self._rows(ABSENCES) if self._written(ABSENCES) else []
 
     def read_timing(self) -> list[Timing]:
         """All rows of timing.csv."""
-        return TIMING.read(self.path)
+        return self._rows(TIMING)
+
+    def _written(self, table: Table[Any]) -> bool:
+        """Whether a table that is not always there should be."""
+        return (self.path / table.name).exists() or table.name in self._known()
+
+    def _rows(self, table: Table[R]) -> list[R]:
+        self._check_file(table.name)
+        return table.read(self.path)
+
+    def read_plan(self) -> str | None:
+        """The table of planned absences, if the run has one."""
+        if "plan" not in self.read_environment():
+            return None
+        self._check_digest(self.plan, "plan")
+        return self.plan.read_text(encoding="utf-8")
 
     def read_outcomes(self) -> dict[str, list[int]]:
         """By party: 1 for each of its test samples that was right after the last round, 0 for the others."""
+        if self.outcomes.exists():
+            self._check_file(OUTCOMES)
+        return self.salvage_outcomes()
+
+    def salvage_outcomes(self) -> dict[str, list[int]]:
+        """The same, if it makes sense, be it what the run wrote or not."""
         found: dict[str, list[int]] = {}
         try:
             with self.outcomes.open(encoding="utf-8", newline="") as file:
@@ -158,19 +270,27 @@ class RunFolder:
 
     def read_summary(self) -> dict[str, Any] | None:
         """The summary; None while the run is not finished."""
+        if not self.ended:
+            return None
+        self._check_file(SUMMARY)
+        return self.salvage_summary()
+
+    def salvage_summary(self) -> dict[str, Any]:
+        """The summary of a finished run, if it makes sense, be it what the run wrote or not."""
         try:
             summary: dict[str, Any] = _json(self.summary)
             for part in ("accuracy", "bytes", "seconds"):
                 summary[part].keys()
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as why:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as why:
             raise ComityError(f"{self.summary} cannot be read: it is damaged.") from why
         return summary
 
     def read_measures(self) -> dict[str, Any]:
         """What `comity measure` found."""
-        return dict(_json(self.measures))
+        try:
+            return without_crc(_json(self.measures))
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as why:
+            raise ComityError(f"{self.measures} cannot be read: it is damaged.") from why
 
     def checkpoints(self) -> Checkpoints:
         """The states of server and parties."""
@@ -178,10 +298,12 @@ class RunFolder:
 
     # Writers.
 
-    def begin(self, settings: str, split: str, environment: Mapping[str, Any]) -> None:
+    def begin(self, settings: str, split: str, environment: Mapping[str, Any], plan: str = "") -> None:
         """Write what a run begins with; the settings last, so that whoever sees them sees the rest."""
         write_atomically(self.split, split)
-        write_atomically(self.environment, _lines(environment))
+        if plan:
+            write_atomically(self.plan, plan)
+        write_atomically(self.environment, _lines(with_crc(environment)))
         write_atomically(self.config, settings)
 
     def tables(self) -> Writer:
@@ -195,13 +317,18 @@ class RunFolder:
             lines += [f"{party},{k},{int(ok)}" for k, ok in enumerate(each)]
         write_atomically(self.outcomes, "\n".join(lines) + "\n")
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary, which says that the run has ended."""
-        write_atomically(self.summary, _lines(summary))
+    def write_summary(self, summary: Mapping[str, Any], files: Mapping[str, Checksum]) -> None:
+        """Write the checksums of all files at the end and, last, the summary, which says that the run has ended."""
+        text = _lines(summary)
+        for name in files:
+            to_disk(self.path / name)
+        known = {**files, SUMMARY: Checksum.of(text.encode())}
+        write_atomically(self.path / CHECKSUMS, _lines(with_crc({"files": known})))
+        write_atomically(self.summary, text)
 
     def write_measures(self, measures: Mapping[str, Any]) -> None:
         """Write what `comity measure` found."""
-        write_atomically(self.measures, _lines(measures))
+        write_atomically(self.measures, _lines(with_crc(measures)))
 
     # Who is at work in it.
 
@@ -240,6 +367,13 @@ class RunFolder:
 
 def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _checked(told: Mapping[str, Any], newest: str) -> dict[str, Any]:
+    """What a file says, if its checksum is right; one that has what earlier versions had not must have a checksum, too."""
+    if newest in told and CRC not in told:
+        raise ValueError("the checksum is lost")
+    return without_crc(told)
 
 
 def _lines(plain: Mapping[str, Any]) -> str:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from comity.core.net import Net, NoReplies, Note
+from comity.checksums import Checksum
+from comity.core.attendance import NoReplies
+from comity.core.call import Call
+from comity.core.finite import first_not_finite, is_finite
+from comity.core.net import Net, Note
 from comity.core.record import on_device
 from comity.core.wrapper import chain
 from comity.engines.engine import Engine
+from comity.errors import ComityError
 from comity.experiments.build import Job, Progress
 from comity.experiments.checkpoint import Checkpoints, Manifest
+from comity.experiments.environment import changed_since
 from comity.experiments.evaluation import (
     Evaluations,
     evaluate,
@@ -20,16 +27,23 @@ from comity.experiments.evaluation import (
     evaluate_unfinished,
     write_outcomes,
 )
-from comity.experiments.folder import RunFolder
+from comity.experiments.folder import OUTCOMES, RunFolder
 from comity.experiments.schedule import Schedule
-from comity.experiments.tables import LEDGER, METRICS, TIMING
+from comity.experiments.tables import ABSENCES, LEDGER, METRICS, TIMING
 from comity.measure import summarise
 from comity.measure.memory import peak_memory
 from comity.track import Trackers
 
+UNCHECKED = (
+    "This run was begun with an earlier version of Comity, whose checkpoints have no checksums of the tables: whether a row was "
+    "changed before it went on cannot be checked."
+)
 
-def execute(job: Job, folder: RunFolder, progress: Progress, track: Trackers, *, resume: bool) -> dict[str, Any]:
-    """All rounds that are still to come, and the summary at the end."""
+
+def execute(
+    job: Job, folder: RunFolder, progress: Progress, track: Trackers, *, resume: bool, remarks: Iterable[str] = ()
+) -> dict[str, Any]:
+    """All rounds that are still to come, and the summary at the end, with what there is to remark on how they come about."""
     begin = time.perf_counter()
     checkpoints = folder.checkpoints()
     manifest = checkpoints.load() if resume else None
@@ -37,10 +51,13 @@ def execute(job: Job, folder: RunFolder, progress: Progress, track: Trackers, *,
     rounds = _Rounds(job, folder, checkpoints, engine, job.net(engine, progress))
     summary = None
     try:
+        if resume and (changed := changed_since(folder.read_environment())):
+            rounds.net.remarks[changed] = None
         if manifest:
             rounds.restore(manifest)
         else:
             rounds.create()
+        rounds.net.remarks.update(dict.fromkeys(remarks))
         rounds.seconds["setup"] += time.perf_counter() - begin
         track.begin(job, folder.path)
         progress.begin(job, max(rounds.done, 0))
@@ -50,7 +67,7 @@ def execute(job: Job, folder: RunFolder, progress: Progress, track: Trackers, *,
                 progress.round(rounds.done, accuracy, rounds.net.ledger)
             track.round(rounds.done, notes, rounds.net.ledger.total)
         summary = rounds.summary()
-        folder.write_summary(summary)
+        folder.write_summary(summary, rounds.files)
         return summary
     finally:
         engine.close()
@@ -72,8 +89,15 @@ class _Rounds:
         self._checkpoints = checkpoints
         self._tables = folder.tables()
         self._engine = engine
+        self._void: dict[int, str] = {}
+        """Rounds in which exchanges did not count, and why."""
         self._state: Any = None
         """The server's state."""
+
+    @property
+    def files(self) -> Mapping[str, Checksum]:
+        """What was written so far, and its checksums."""
+        return self._tables.files
 
     @property
     def last(self) -> int:
@@ -88,7 +112,10 @@ class _Rounds:
     def restore(self, manifest: Manifest) -> None:
         """Begin where a checkpoint was made."""
         counters = manifest.counters
-        self._engine.load(self._checkpoints.folder, manifest.parties.values())
+        self.net.versions = _versions(manifest)
+        self.net.attendance.waiting = set(counters.get("waiting", ()))
+        self._void = {int(t): why for t, why in counters.get("void", {}).items()}
+        self._engine.load(self._checkpoints.folder, manifest.parties.values(), self.net.versions)
         self.net.ledger.total.update(counters["bytes"])
         self.net.steps = counters["steps"]
         self.net.server_steps = counters["server_steps"]
@@ -97,7 +124,9 @@ class _Rounds:
         self._state = on_device(self._checkpoints.server_state(), self.job.device)
         self.done = manifest.round
         self.schedule.load(counters["schedule"])
-        self._tables.cut(manifest.lengths)  # last: a damaged checkpoint must not cost any rows
+        if not manifest.checked:
+            self.net.remarks[UNCHECKED] = None
+        self._tables.go_on(manifest.files)  # last: a damaged checkpoint must not cost any rows
 
     def go_on(self) -> tuple[float | None, list[Note]]:
         """The next round, to its end on disk; the mean accuracy, if it was evaluated, and all that was noted."""
@@ -113,6 +142,7 @@ class _Rounds:
         notes = self.net.take_notes()
         self._tables.add(METRICS, notes)
         self._tables.add(LEDGER, self.net.ledger.take())
+        self._tables.add(ABSENCES, self.net.attendance.take())
         saving = self._save(t)
         took = (trained - begin, evaluated - trained, saving)
         self._tables.add(TIMING, [(t, *(f"{seconds:.4f}" for seconds in took), peak_memory())])  # last: the round is whole
@@ -121,20 +151,63 @@ class _Rounds:
 
     def _exchange(self, t: int) -> None:
         """What a round is about: the algorithm's own code runs, at the server and, through the net, at the parties."""
-        algorithm = self.job.algorithm
-        self.net.begin(t)
+        algorithm, net, info = self.job.algorithm, self.net, self.job.info
+        net.begin(t)
         if t == 0:
-            self.net.charge_introduction(self.job.info.parties)
-            self._state = algorithm.start(self._state, self.net)
+            net.charge_introduction(info.parties)
+            self._start()
         elif t <= self.schedule.rounds:
-            self._state = _round(self.job, self.net, self._state, t)
+            self._onboard(self.job.cohort(t))
+            self._whole(lambda s: algorithm.round(s, net, t), quorum=self.job.experiment.min_replies)
         else:
-            self._state = _join(self.job, self.net, self._engine, self._state)
-        self.net.check_all_heard()
+            net.charge_introduction(info.late)
+            evaluate_newcomers(self.job, net, self._engine, self._state, "offered")
+            evaluate_newcomers_alone(self.job, net, self._engine)
+            self._whole(lambda s: algorithm.join(s, net, info.late))
+            evaluate_newcomers(self.job, net, self._engine, self._state, "joined")
         if t == self.schedule.rounds and any(a.finishes for a in chain(algorithm)):
-            evaluate_unfinished(self.job, self.net, self._engine, self._state)
-            self._state = algorithm.finish(self._state, self.net)
-            self.net.check_all_heard()
+            evaluate_unfinished(self.job, net, self._engine, self._state)
+            self._whole(lambda s: algorithm.finish(s, net))
+
+    def _start(self) -> None:
+        """The exchanges before round 1; without them there is no run. Who missed one waits until it was told what it missed."""
+        if void := self._whole(lambda s: self.job.algorithm.start(s, self.net), quorum=self.job.experiment.min_replies):
+            raise ComityError(f"The run cannot begin: {void[0].lower()}{void[1:]}")
+        self.net.attendance.waiting = set(self.net.attendance.missed)
+
+    def _onboard(self, cohort: Iterable[int]) -> None:
+        """Tell those of a round who missed the start what they missed; who cannot be reached waits on."""
+        attendance = self.net.attendance
+        late = sorted(attendance.waiting.intersection(cohort))
+        if late:
+            attendance.waiting -= set(late)
+            void = self._whole(lambda s: self.job.algorithm.onboard(s, self.net, late))
+            attendance.waiting |= set(late) if void else attendance.missed.intersection(late)
+
+    def _whole(self, exchanges: Callable[[Any], Any], quorum: int = 1) -> str:
+        """Exchanges that count as a whole or not at all, at the server and at the parties; if not, the reason."""
+        self.net.open(quorum)
+        try:
+            state = exchanges(self._state)
+            kept = self.net.settle()
+            if not is_finite(state):
+                self._check_may_go_on(state)
+                raise NoReplies(f"What the server made of the replies in round {self.net.round} is not finite.")
+        except NoReplies as why:
+            self._engine.settle(self.net.undo())
+            self.net.note("silence", 1.0)
+            self._void[self.net.round] = str(why)
+            return str(why)
+        self._state = state
+        self._engine.settle(kept)
+        return ""
+
+    def _check_may_go_on(self, state: Any) -> None:
+        if self.job.experiment.on_nonfinite == "stop":
+            raise ComityError(
+                f"What the server made of the replies in round {self.net.round} is not finite ({first_not_finite(state)}): "
+                "try a smaller lr."
+            )
 
     def _evaluate(self, t: int) -> Evaluations | None:
         """Let parties evaluate, if this round is one after which they do."""
@@ -145,7 +218,9 @@ class _Rounds:
         found = evaluate(self.job, self.net, self._engine, self._state, final=final)
         if final:
             write_outcomes(self.job, self._folder, found)
-        self.schedule.seen(t, found.chosen_by)
+            self._tables.note(OUTCOMES)
+        if found.complete:  # who is missing would make a round look better or worse than it is
+            self.schedule.seen(t, found.chosen_by)
         return found
 
     def _save(self, t: int) -> float:
@@ -155,7 +230,10 @@ class _Rounds:
             counters = {"bytes": dict(self.net.ledger.total), "seconds": dict(self.seconds), **self._steps()}
             counters["schedule"] = self.schedule.dump()
             counters["remarks"] = list(self.net.remarks)
-            self._checkpoints.save(t, self._state, self._engine, dict(self._tables.lengths), counters)
+            counters["versions"] = {i: list(version) for i, version in self.net.versions.items()}
+            counters["void"] = self._void
+            counters["waiting"] = sorted(self.net.attendance.waiting)
+            self._checkpoints.save(t, self._state, self._engine, self._tables.files, counters)
         return self._checkpoints.seconds - before
 
     def _steps(self) -> dict[str, int]:
@@ -165,23 +243,13 @@ class _Rounds:
         """The finished run in a few figures."""
         spent = sum(self.seconds[part] for part in ("setup", "train", "evaluate")) + self._checkpoints.seconds
         made = {"rounds": self.schedule.rounds, **self._steps(), "remarks": list(self.net.remarks)}
-        return summarise(self.job, self._folder.read_metrics(), self.net.ledger.total, made, {**self.seconds, "total": spent})
+        made["void"] = [{"round": t, "why": why} for t, why in self._void.items()]
+        rows = self._folder.read_metrics()
+        absences = self._folder.read_absences()
+        return summarise(self.job, rows, absences, self.net.ledger.total, made, {**self.seconds, "total": spent})
 
 
-def _round(job: Job, net: Net, s: Any, t: int) -> Any:
-    """One round; where nobody answers, the state stays as it was."""
-    try:
-        return job.algorithm.round(s, net, t)
-    except NoReplies:
-        net.note("silence", 1.0)
-        return s
-
-
-def _join(job: Job, net: Net, engine: Engine, s: Any) -> Any:
-    """Newcomers after the last round: what each is offered, what it would have alone, and what it has after its warm-up."""
-    net.charge_introduction(job.info.late)
-    evaluate_newcomers(job, net, engine, s, "offered")
-    evaluate_newcomers_alone(job, net, engine)
-    s = job.algorithm.join(s, net, job.info.late)
-    evaluate_newcomers(job, net, engine, s, "joined")
-    return s
+def _versions(manifest: Manifest) -> dict[int, Call]:
+    """After which call each party's state was saved; earlier versions of Comity did not write that down."""
+    named = {int(i): Call(*version) for i, version in manifest.counters.get("versions", {}).items()}
+    return {i: named.get(i, Call("", 0, manifest.round, 0)) for i in manifest.parties}

@@ -21,10 +21,13 @@ from comity.experiments import config
 from comity.experiments.build import Job, Progress, Quiet, federation_of, prepare
 from comity.experiments.checkpoint import interval
 from comity.experiments.config import WHERE, Experiment
-from comity.experiments.environment import digest, environment
+from comity.experiments.environment import environment
 from comity.experiments.folder import RunFolder
 from comity.experiments.loop import execute
 from comity.experiments.result import Result
+from comity.experiments.trust import changes, check, code_of, mark
+from comity.measure.doubts import doubts
+from comity.text import harmless
 from comity.track import Tracker, Trackers
 
 
@@ -61,16 +64,19 @@ def run(
     trackers = Trackers(track)
     job = prepare(experiment, federation or federation_of(experiment), pair)
     for caution in job.cautions():
-        warnings.warn(caution, stacklevel=2)
+        warnings.warn(harmless(caution), stacklevel=2)
     keep = tempfile.TemporaryDirectory(prefix="comity-") if out is None else None
     folder = Path(keep.name if keep else out or "")
     if resume and RunFolder(folder).begun:
         check_same(folder, job.experiment)
-        result = resume_in(reopen(folder, federation, pair), folder, progress or Quiet(), trackers)
+        for text in elsewhere(folder, experiment):
+            warnings.warn(harmless(text), stacklevel=2)
+        again = reopen(folder, federation, pair, trust=True)  # the caller has named its code
+        result = resume_in(again, folder, progress or Quiet(), trackers)
     else:
         result = start(job, folder, progress or Quiet(), trackers)
-    for remark in result.summary["remarks"]:
-        warnings.warn(remark, stacklevel=2)
+    for text in [*result.summary.get("remarks", ()), *doubts(result.summary)]:
+        warnings.warn(harmless(text), stacklevel=2)
     result._keep = keep
     return result
 
@@ -100,15 +106,33 @@ def start(job: Job, folder: Path, progress: Progress, track: Trackers | None = N
     with _at_work(new):
         new.check_free()  # once more, now that nobody else can begin here
         settings = config.write(job.experiment)
-        new.begin(settings, job.federation.split.to_json(), environment(settings, job.federation.fingerprint()))
+        split = job.federation.split.to_json()
+        plan = job.absent.text
+        mark(folder, settings, code_of(job.experiment))
+        new.begin(settings, split, environment(settings, split, job.federation.fingerprint(), plan), plan)
         return Result(folder, job, execute(job, new, progress, track or Trackers(), resume=False))
 
 
 def resume_in(job: Job, folder: Path, progress: Progress, track: Trackers | None = None) -> Result:
-    """Go on with the run in a folder, from its last checkpoint."""
+    """Go on with the run in a folder, from its last checkpoint; a finished one stays as it is, if it is still what it was."""
     begun = RunFolder(folder)
     with _at_work(begun):
-        return Result(folder, job, execute(job, begun, progress, track or Trackers(), resume=True))
+        if begun.ended:
+            return Result(folder, job, _told_again(job, begun, progress, track or Trackers()))
+        remarks = changes(folder, code_of(job.experiment))
+        return Result(folder, job, execute(job, begun, progress, track or Trackers(), resume=True, remarks=remarks))
+
+
+def _told_again(job: Job, done: RunFolder, progress: Progress, track: Trackers) -> dict[str, Any]:
+    """The summary of a finished run, of which trackers may not have heard."""
+    done.check()
+    summary = done.read_summary()
+    assert summary is not None
+    track.begin(job, done.path)
+    progress.begin(job, summary["rounds"])
+    progress.end()
+    track.end(summary)
+    return summary
 
 
 @contextlib.contextmanager
@@ -126,25 +150,44 @@ def _at_work(folder: RunFolder) -> Iterator[None]:
 
 
 def check_same(folder: Path, experiment: Experiment) -> None:
-    """Refuse to go on with other settings than a folder's run has, all settled by `prepare`; where it is computed may differ."""
+    """Refuse to go on with other settings or other code than a folder's run has; where it is computed may differ.
+
+    The settings are those that `prepare` settled.
+    """
     before = RunFolder(folder).read_experiment()
     if before.model_dump(exclude=WHERE) != experiment.model_dump(exclude=WHERE):
         raise Refusal(f"{folder} holds a run with other settings: choose another --out.")
+    if texts := changes(folder, code_of(experiment)):
+        raise Refusal(f"{texts[0]} Choose another --out.")
 
 
-def reopen(folder: Path, federation: Federation | None = None, model: models.Pair | None = None) -> Job:
-    """The job of a run's folder; data given as arrays, and models given as modules, must be given again."""
+def elsewhere(folder: Path, asked: Experiment) -> list[str]:
+    """What to say if a folder's run is computed elsewhere than is asked for: where it began, it goes on."""
+    before = RunFolder(folder).read_experiment()
+    others = {name: (getattr(before, name), getattr(asked, name)) for name in ("engine", "device")}
+    return [
+        f"The run in {folder} is one on {name} {begun}, and stays one: {wish} was asked for."
+        for name, (begun, wish) in others.items()
+        if wish not in ("auto", begun)
+    ]
+
+
+def reopen(folder: Path, federation: Federation | None = None, model: models.Pair | None = None, *, trust: bool = False) -> Job:
+    """The job of a run's folder; data given as arrays, and models given as modules, must be given again.
+
+    Files that its settings name are run only if the folder is the user's own, or `trust` says that they may be.
+    """
     begun = RunFolder(folder)
     begun.check_begun()
     experiment = begun.read_experiment()
-    if federation is None and experiment.data == "arrays":
-        raise Refusal(f"The data of {folder} were given as arrays: resume it from Python with the same federation.")
-    job = prepare(experiment, federation or load_dataset(experiment.data).split(begun.split), model)
     before = begun.read_environment()
     if not {"fingerprint", "config"} <= before.keys():
         raise ComityError(f"{begun.environment} cannot be read.")
-    if before["config"] != digest(begun.config.read_text(encoding="utf-8")):
-        raise Refusal(f"{begun.config} has changed since the run was started: start a new run with it instead.")
+    check(folder, begun.config.read_text(encoding="utf-8"), code_of(experiment), trust)
+    split = begun.read_split()
+    if federation is None and experiment.data == "arrays":
+        raise Refusal(f"The data of {folder} were given as arrays: resume it from Python with the same federation.")
+    job = prepare(experiment, federation or load_dataset(experiment.data).split(split), model, begun.read_plan())
     if before["fingerprint"] != job.federation.fingerprint():
         raise Refusal(f"The data of {folder} have changed since it was started.")
     return job

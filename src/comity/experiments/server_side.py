@@ -23,6 +23,8 @@ def agree(common: CommonGround) -> tuple[AnyAlgorithm, Info]:
     info = _info(common)
     if any(wish is not None for wish in info.peers) and not any(a.hears_peers for a in chain(algorithm)):
         raise Refusal(f"In {experiment.algorithm} a party cannot choose its peers: it learns from everybody or nobody.")
+    if experiment.min_replies > len(info.names):
+        raise Refusal(f"min_replies must be at most {len(info.names)}, the number of parties, not {experiment.min_replies}.")
     info = replace(info, cohort=_cohort(experiment, info))
     algorithm.check(info)
     if info.newcomers:

@@ -1,4 +1,4 @@
-"""A run's tables (`metrics.csv`, `ledger.csv`, `timing.csv`): what their rows mean, how they are written, how they are read.
+"""A run's tables (metrics, ledger, timing, absences): what their rows mean, how they are written, how they are read.
 
 Tables grow by whole rounds, and can be cut back to where a checkpoint was made. There is one way to understand a row and three to
 read a table: all of it, or nothing (`read`); as far as it makes sense (`salvage`); and what is new in one that grows (`Growing`).
@@ -10,11 +10,13 @@ import contextlib
 import csv
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
+from comity.checksums import Checksum
+from comity.core.attendance import Absence
 from comity.core.ledger import Charge
 from comity.core.net import Note
 from comity.errors import ComityError
@@ -52,6 +54,8 @@ class Table(Generic[R]):
     name: str
     columns: tuple[str, ...]
     meaning: Callable[[Sequence[str]], R]
+    seldom: bool = False
+    """Whether there is a file only if there are rows."""
 
     def row(self, cells: Sequence[str]) -> R:
         """What a line says; a ValueError if that makes no sense."""
@@ -95,47 +99,71 @@ def _timing(cells: Sequence[str]) -> Timing:
     return Timing(int(cells[0]), float(cells[1]), float(cells[2]), float(cells[3]), int(cells[4]))
 
 
+def _absence(cells: Sequence[str]) -> Absence:
+    return Absence(cells[0], int(cells[1]), cells[2], cells[3], int(cells[4]))
+
+
 METRICS = Table("metrics.csv", Note._fields, _note)
 LEDGER = Table("ledger.csv", Charge._fields, _charge)
 TIMING = Table("timing.csv", Timing._fields, _timing)
-TABLES: tuple[Table[Any], ...] = (METRICS, LEDGER, TIMING)
+ABSENCES = Table("absences.csv", Absence._fields, _absence, seldom=True)
+TABLES: tuple[Table[Any], ...] = (METRICS, LEDGER, TIMING, ABSENCES)
 
 
 class Writer:
-    """The tables of a run that goes on; `lengths` are their bytes so far, by name, for its checkpoints."""
+    """The files of a run that goes on: tables that grow, and others that are written once.
+
+    `files` are their lengths and checksums so far, by name, for its checkpoints and its summary.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.lengths: dict[str, int] = {}
+        self.files: dict[str, Checksum] = {}
 
     def create(self) -> None:
-        """Begin all tables with their headings."""
+        """Begin all tables with their headings, but for those that there seldom are."""
         for table in TABLES:
-            text = ",".join(table.columns) + "\n"
-            (self._folder / table.name).write_text(text, encoding="utf-8")
-            self.lengths[table.name] = len(text.encode())
+            if not table.seldom:
+                self._begin(table)
 
-    def cut(self, lengths: dict[str, int]) -> None:
-        """Go back to the rows that a checkpoint knows of."""
-        for table in TABLES:
-            path = self._folder / table.name
-            length = lengths[table.name]
+    def _begin(self, table: Table[Any]) -> None:
+        blob = (",".join(table.columns) + "\n").encode()
+        (self._folder / table.name).write_bytes(blob)
+        self.files[table.name] = Checksum.of(blob)
+
+    def go_on(self, files: Mapping[str, Checksum]) -> None:
+        """Go back to what a checkpoint knows of. All is checked before anything is cut."""
+        grown = {table.name for table in TABLES}
+        for name, known in files.items():
+            self.files[name] = known.check_beginning(self._folder / name)
+        for name in grown & files.keys():
+            path = self._folder / name
             try:
-                if path.stat().st_size < length:
-                    raise ComityError(f"{path} is shorter than its checkpoint says: it was changed from outside.")
-                os.truncate(path, length)
+                os.truncate(path, files[name].length)
             except OSError as why:
                 raise ComityError(f"{path} cannot be continued ({why.strerror}).") from why
-            self.lengths[table.name] = length
+        for table in TABLES:
+            if table.name not in files:  # it had no rows yet, or the run is of a version that had no such table
+                (self._folder / table.name).unlink(missing_ok=True)
+                if not table.seldom:
+                    self._begin(table)
 
     def add(self, table: Table[Any], rows: Iterable[Sequence[Any]]) -> None:
         """Append rows in one write."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(rows)
+        if table.name not in self.files:
+            if not text.getvalue():
+                return
+            self._begin(table)
         blob = text.getvalue().encode()
         with (self._folder / table.name).open("ab") as file:
             file.write(blob)
-        self.lengths[table.name] += len(blob)
+        self.files[table.name] = self.files[table.name].and_then(blob)
+
+    def note(self, name: str) -> None:
+        """Remember a file that was just written whole."""
+        self.files[name] = Checksum.of((self._folder / name).read_bytes())
 
 
 class Growing(Generic[R]):

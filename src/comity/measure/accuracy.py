@@ -26,6 +26,16 @@ def by_round(rows: Iterable[Note], split: str = "test") -> dict[int, dict[str, f
     return dict(found)
 
 
+def carried(accuracies: Mapping[int, Mapping[K, float]]) -> dict[int, dict[K, float]]:
+    """The same by round, ascending, with everybody's last figure where there is no new one: who is not heard is not forgotten."""
+    known: dict[K, float] = {}
+    found = {}
+    for t in sorted(accuracies):
+        known = known | dict(accuracies[t])
+        found[t] = known
+    return found
+
+
 def mean(accuracies: Mapping[K, float], samples: Mapping[K, int] | None = None) -> float:
     """The mean over parties: all alike, or each as much as it has samples."""
     if samples is None:

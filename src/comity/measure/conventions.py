@@ -16,7 +16,7 @@ from comity.core.ledger import SERVER
 from comity.core.net import Note
 from comity.errors import ComityError
 from comity.experiments.folder import RunFolder
-from comity.measure.accuracy import by_round, mean
+from comity.measure.accuracy import by_round, carried, mean
 from comity.measure.fairness import fairness
 
 WHOM = ("mean", "weighted", "global")
@@ -49,7 +49,7 @@ def curve(rows: Sequence[Note], whom: str = "mean", sizes: Mapping[str, int] | N
     if whom not in WHOM or (whom == "weighted" and sizes is None):
         raise ComityError(f"Accuracy is taken as {', '.join(WHOM)}, the second with the parties' test sizes; not as {whom!r}.")
     weights = sizes if whom == "weighted" else None
-    return {t: mean(accuracies, weights) for t, accuracies in sorted(by_round(rows).items())}
+    return {t: mean(accuracies, weights) for t, accuracies in carried(by_round(rows)).items()}
 
 
 def mean_curve(lines: Sequence[Line]) -> Line:
@@ -78,4 +78,6 @@ def conventions(rows: Sequence[Note], sizes: Mapping[str, int]) -> dict[str, flo
 def of_run(folder: Path) -> dict[str, float | None]:
     """The conventions of a finished run."""
     run = RunFolder(folder)
+    if missing := ((run.read_summary() or {}).get("accuracy", {}).get("as_of") or {}):
+        raise ComityError(f"{', '.join(missing)} was not heard at the end of {folder}: papers' figures are of all parties.")
     return conventions(run.read_metrics(), {party: len(right) for party, right in run.read_outcomes().items()})

@@ -47,10 +47,10 @@ def paired_interval(better: int, worse: int, count: int) -> tuple[float, float]:
 
 
 def gains(run: Path, solo: Path) -> list[Gain]:
-    """Every party's gain of one run over a SOLO run on the same split."""
+    """The gain of every party that was heard at the end of one run and of a SOLO run on the same split."""
     ours = RunFolder(run).read_outcomes()
     theirs = RunFolder(solo).read_outcomes()
-    return [paired(party, right, theirs[party]) for party, right in ours.items()]
+    return [paired(party, right, theirs[party]) for party, right in ours.items() if party in theirs]
 
 
 def paired(party: str, now: Sequence[int], before: Sequence[int]) -> Gain:

@@ -243,11 +243,12 @@ def representations(
     width: int | None = None,
     federation: Federation | None = None,
     model: models.Pair | None = None,
+    trust: bool = False,
 ) -> list[Representation]:
     """Representations of a run's parties at some layers (all unless told; "cut" is the method's own).
 
     `samples` are drawn from all parties' together (all unless told), `width` caps a layer's values by a random projection. Data
-    given as arrays, and models given as modules, must be given again.
+    given as arrays, and models given as modules, must be given again. `trust` lets the files run that a stranger's run names.
     """
-    job = reopen(Path(folder), federation, model)
+    job = reopen(Path(folder), federation, model, trust=trust)
     return extract(job, Path(folder), chosen_layers(job, layers), split=split, samples=samples, seed=seed, width=width)

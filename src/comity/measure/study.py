@@ -36,6 +36,7 @@ def study(
     width: int | None = 512,
     federation: Federation | None = None,
     model: models.Pair | None = None,
+    trust: bool = False,
     told: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
     """Every layer's description length, Fréchet distance to the union, separability and class drift, as plain numbers.
@@ -43,9 +44,10 @@ def study(
     Each before and after local training where there is a before, pooled over parties; `moved` is how far local training moves
     class centroids. For DBE, `fc1` is z^g and `fc1+offset` is z. Layers wider than `width` are projected at random onto as many
     values (None: never). Estimates depend on how many samples there are, so compare runs on the same ones: equal `samples`,
-    `seed` and split. `told` hears what is being measured; `mdl=None` leaves out the slowest part.
+    `seed` and split. `told` hears what is being measured; `mdl=None` leaves out the slowest part. `trust` lets the files
+    run that a stranger's run names.
     """
-    job = reopen(Path(folder), federation, model)
+    job = reopen(Path(folder), federation, model, trust=trust)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a run: equal bits
     try:
@@ -86,9 +88,11 @@ def _by_layer(
     return measured
 
 
-def description_length(folder: str | Path, layer: str, samples: int = 2000, seed: int = 0, settings: Settings = CHEAP) -> float:
+def description_length(
+    folder: str | Path, layer: str, samples: int = 2000, seed: int = 0, settings: Settings = CHEAP, *, trust: bool = False
+) -> float:
     """The description length in bits of one layer after local training, and nothing else: what DBE's tables have."""
-    job = reopen(Path(folder))
+    job = reopen(Path(folder), trust=trust)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -12,7 +12,7 @@ from comity.errors import Refusal, unknown
 from comity.models.modules import Modules
 from comity.models.stack import Stack
 from comity.models.zoo import ZOO
-from comity.plugins import call_from_file
+from comity.plugins import call_from_file, is_code
 from comity.spec import call, parse, show
 
 Pair = tuple[nn.Module, nn.Module]
@@ -22,7 +22,7 @@ def build(model: str | Pair, shape: tuple[int, ...], classes: int) -> Network:
     """The network `model` for samples of that shape: a name with options, a user's file, or a pair of modules."""
     if not isinstance(model, str):
         return _of_modules("The model", model, shape, classes)
-    if model.endswith(".py"):
+    if is_code(model):
         made = call_from_file(model, "build", shape, classes)
         return made if isinstance(made, Stack) else _of_modules(f"What build of {model} returns", made, shape, classes)
     spec = parse(model)

@@ -12,7 +12,7 @@ from pathlib import Path
 from comity.errors import Refusal, describe, unknown
 from comity.experiments.checkpoint import write_atomically
 from comity.report.blocks import Block, Section, Table, Text
-from comity.report.gather import Group, Method, gather
+from comity.report.gather import Group, Method, complaints, gather
 from comity.report.page import Page
 from comity.report.sections.again import again
 from comity.report.sections.answer import answer, standings
@@ -36,25 +36,31 @@ def report(
     samples: bool = True,
     figures: str | None = None,
     out: str | Path | None = None,
+    trust: bool = False,
+    told: Callable[[str], None] = lambda text: None,
 ) -> Path:
     """Write a folder's page and return its path.
 
     `methods` are those whose representations are drawn (the best three and SOLO unless told); `target` is the accuracy to
     which rounds and bytes are counted (SOLO's unless told); `quick` shows only what the files say, without opening data or
     models; `samples=False` keeps parties' samples off the page; `figures` (pdf, svg or png) also writes every chart to
-    DIR/figures.
+    DIR/figures. A stranger's run that names Python files is not opened unless `trust` says that these may run; the page shows
+    what it can without, and `told` hears what is left out.
     """
     folder = Path(folder)
     if figures is not None:
         check_kind(figures)
     if target is not None and not 0 < target <= 1:
         raise Refusal(f"A target is an accuracy between 0 and 1, not {target:g}.")
-    groups = gather(folder)
+    groups = gather(folder, trust)
     for name in methods or ():
         known = {m.name for group in groups for m in group.methods if m.finished}
         if name not in known:
             raise unknown("finished method called", name, known)
     made = [(group, sections_of(group, folder, methods, target, quick, samples)) for group in groups]
+    if not quick and (left_out := [run.closed for group in groups for run in group.runs if run.closed]):
+        more = f" So it is with {len(left_out) - 1} more." if len(left_out) > 1 else ""
+        told(f"What takes the data, the models or the closed form of bytes is left out of the page. {left_out[0]}{more}")
     path = Path(out) if out else folder / "report.html"
     write_atomically(path, Page().html(folder.resolve().name, folder, made, front(folder)))
     if figures is not None:
@@ -81,12 +87,7 @@ def sections_of(
             made.append(part())
         except Exception as why:  # one damaged file must not cost the page
             made.append(Section(name, title, [Text(f"This part cannot be shown: {describe(why)}", "missing")]))
-    damaged = [
-        f"{run.folder.relative_to(folder) if run.folder != folder else run.folder.name}: {problem}."
-        for run in group.runs
-        for problem in run.problems
-    ]
-    made[0].blocks[:0] = [Text(text, "missing") for text in damaged]
+    made[0].blocks[:0] = [Text(text, "missing") for text in complaints(group, folder)]
     return made
 
 

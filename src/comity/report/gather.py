@@ -11,16 +11,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from comity.core.attendance import Absence
 from comity.core.ledger import Charge
 from comity.core.net import Note
 from comity.data.split import Share, Split
 from comity.errors import Refusal
+from comity.experiments import config
 from comity.experiments.build import Job
 from comity.experiments.config import WHERE, Experiment
 from comity.experiments.environment import digest
-from comity.experiments.folder import MARKS, RunFolder
+from comity.experiments.folder import CONFIG, MARKS, RunFolder
 from comity.experiments.run import reopen
-from comity.experiments.tables import LEDGER, METRICS, TIMING, Table, Timing
+from comity.experiments.tables import ABSENCES, LEDGER, METRICS, TIMING, Table, Timing
+from comity.experiments.trust import Untrusted, check, code_of
 from comity.measure.accuracy import mean
 from comity.measure.conventions import Line, curve, party_curves
 from comity.spec import parse
@@ -38,6 +41,8 @@ class Run:
 
     folder: Path
     method: str
+    trust: bool = False
+    """Whether files that its settings name may run, whoever made it."""
     problems: list[str] = field(default_factory=list)
 
     @cached_property
@@ -55,6 +60,13 @@ class Run:
             self._complain(f"{path.name} is damaged")
             return otherwise
 
+    def check_files(self) -> None:
+        """Complain of files that are not what the run wrote, even if what they say makes sense."""
+        for name in self._files.damaged():
+            if name != CONFIG and not any(problem.startswith(name) for problem in self.problems):
+                lost = not (self.folder / name).exists()
+                self._complain(f"{name} is missing" if lost else f"{name} is damaged: it is not what the run wrote")
+
     def _complain(self, sentence: str) -> None:
         if sentence not in self.problems:
             self.problems.append(sentence)
@@ -62,7 +74,7 @@ class Run:
     @cached_property
     def experiment(self) -> Experiment | None:
         """The resolved configuration, if it is still the one that the run was started with."""
-        found: Experiment | None = self._try(self._files.config, self._files.read_experiment, None)
+        found: Experiment | None = self._try(self._files.config, lambda: config.read(self._files.config), None)
         started = self.environment.get("config")
         if found and started and started != digest(self._files.config.read_text(encoding="utf-8")):
             self._complain("config.toml and env.json do not agree")
@@ -88,9 +100,14 @@ class Run:
     def _checked_summary(self) -> dict[str, Any]:
         """A summary that has all that the page takes from it."""
         earlier: dict[str, Any] = {"newcomers": {}, "diverged": []}  # runs of earlier versions have neither
-        found = earlier | (self._files.read_summary() or {})
+        found = earlier | self._files.salvage_summary()
         got = found["accuracy"]
-        figures = [got["mean"], *got["per_party"].values(), *found["bytes"].values(), found["seconds"]["total"]]
+        figures = [
+            got["mean"],
+            *(v for v in got["per_party"].values() if v is not None),
+            *found["bytes"].values(),
+            found["seconds"]["total"],
+        ]
         figures += [new[stage] for new in found["newcomers"].values() for stage in ("offered", "joined", "alone", "gain")]
         if not got["per_party"] or "total" not in found["bytes"] or not all(math.isfinite(figure) for figure in figures):
             raise ValueError
@@ -106,6 +123,16 @@ class Run:
     def ledger(self) -> list[Charge]:
         """Rows of ledger.csv."""
         return self._rows(LEDGER)
+
+    @cached_property
+    def absences(self) -> list[Absence]:
+        """Rows of absences.csv, which is there only if somebody was not heard."""
+        return self._rows(ABSENCES) if (self.folder / ABSENCES.name).exists() else []
+
+    @property
+    def all_heard(self) -> bool:
+        """Whether everybody was heard at the end."""
+        return not (self.summary or {}).get("accuracy", {}).get("as_of")
 
     @cached_property
     def timing(self) -> list[Timing]:
@@ -135,10 +162,12 @@ class Run:
         """Which test samples were right after the last round, by party."""
         found: dict[str, list[int]] = self._try(self._files.outcomes, self._checked_outcomes, {}) if self.summary else {}
         shares = {party: statistics.fmean(right) for party, right in found.items()}
+        if found and not self.all_heard:  # those who were not heard have no outcomes
+            return found
         return found if not found or self._check("outcomes.csv", mean(shares), _mean) else {}
 
     def _checked_outcomes(self) -> dict[str, list[int]]:
-        if not (found := self._files.read_outcomes()):
+        if not (found := self._files.salvage_outcomes()):
             raise ValueError
         return found
 
@@ -196,7 +225,18 @@ class Run:
     @cached_property
     def job(self) -> Job:
         """The run made concrete again, with its data."""
-        return reopen(self.folder)
+        return reopen(self.folder, trust=self.trust)
+
+    @cached_property
+    def closed(self) -> str | None:
+        """Why the run is not made concrete: it would run files that are not known to be the user's own."""
+        if self.experiment is None:
+            return None
+        try:
+            check(self.folder, self._files.config.read_text(encoding="utf-8"), code_of(self.experiment), self.trust)
+        except Untrusted as why:
+            return str(why)
+        return None
 
 
 @dataclass
@@ -287,13 +327,17 @@ class Group:
         return f"{e.data}, {e.partition}, {e.parties} parties, {e.model}, {e.rounds} rounds"
 
 
-def gather(folder: Path) -> list[Group]:
-    """The runs in a folder, grouped by what they were run on; methods in the order of their first run's start."""
+def gather(folder: Path, trust: bool = False) -> list[Group]:
+    """The runs in a folder, grouped by what they were run on; methods in the order of their first run's start.
+
+    With `trust` they may run files that their settings name, whoever made them.
+    """
     if not folder.is_dir():
         raise Refusal(f"{folder} is no folder.")
     found: dict[str, dict[str, list[Run]]] = {}
     for path in sorted(_run_folders(folder), key=_started):
         group, run = _placed(folder, path)
+        run.trust = trust
         found.setdefault(group, {}).setdefault(run.method, []).append(run)
     if not found:
         raise Refusal(f"{folder} holds no runs: nothing in it has a {', a '.join(MARKS[:-1])} or a {MARKS[-1]}.")
@@ -302,6 +346,17 @@ def gather(folder: Path) -> list[Group]:
         made = [Method(runs[0].method, sorted(runs, key=lambda r: r.seed)) for some in methods.values() for runs in _seeds(some)]
         groups.append(Group(name, sorted(made, key=lambda m: not m.alone)))
     return groups
+
+
+def complaints(group: Group, folder: Path) -> list[str]:
+    """What is wrong with the files of a group's runs, a sentence each: what was read by now, and what was changed."""
+    for run in group.runs:
+        run.check_files()
+    return [
+        f"{run.folder.relative_to(folder) if run.folder != folder else run.folder.name}: {problem}."
+        for run in group.runs
+        for problem in run.problems
+    ]
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

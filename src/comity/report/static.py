@@ -10,7 +10,7 @@ from typing import Any
 from comity.errors import Refusal
 from comity.report.blocks import Chart, Section, Table, VegaSpec
 from comity.report.charts import SHOWN, unused
-from comity.report.gather import Group, gather
+from comity.report.gather import Group, complaints, gather
 from comity.report.sections.answer import answer
 from comity.report.themes import CONFIG, LIGHT, coloured
 
@@ -80,12 +80,16 @@ def _write(folder: Path, name: str, kind: str, spec: VegaSpec) -> Path:
 
 
 def ranking(folder: str | Path, kind: str, target: float | None = None) -> str:
-    """The first table of every group, as markdown or LaTeX."""
+    """The first table of every group, as markdown or LaTeX; before it, what is wrong with the files that it is made of."""
     if kind not in ("markdown", "latex"):
         raise Refusal(f"A table is printed as markdown or latex, not {kind!r}.")
-    write = _markdown if kind == "markdown" else _latex
-    tables = [b for group in gather(Path(folder)) for b in answer(group, target).blocks if isinstance(b, Table)]
-    return "\n\n".join(write(table) for table in tables)
+    write, remark = (_markdown, "> ") if kind == "markdown" else (_latex, "% ")
+    parts = []
+    for group in gather(Path(folder)):
+        tables = [block for block in answer(group, target).blocks if isinstance(block, Table)]
+        parts += [remark + sentence for sentence in complaints(group, Path(folder))]
+        parts += [write(table) for table in tables]
+    return "\n\n".join(parts)
 
 
 def _markdown(table: Table) -> str:

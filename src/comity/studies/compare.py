@@ -15,8 +15,9 @@ from comity.experiments.build import Progress, federation_of, prepare
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
-from comity.experiments.run import check_same, reopen, resume_in, start
+from comity.experiments.run import check_same, elsewhere, reopen, resume_in, start
 from comity.measure import Gain, gains
+from comity.plugins import is_code
 from comity.spec import parse, split
 from comity.studies.standing import Standing, standing
 from comity.track import Trackers
@@ -29,7 +30,7 @@ LEFT_OUT = "leave-one-out"
 def folder_name(algorithm: str) -> str:
     """An algorithm's folder: its name with its options, a user's file by its stem."""
     specs = [parse(part) for part in split(algorithm, "+")]
-    return "+".join(str(replace(s, name=Path(s.name).stem if s.name.endswith(".py") else s.name)) for s in specs)
+    return "+".join(str(replace(s, name=Path(s.name).stem if is_code(s.name) else s.name)) for s in specs)
 
 
 def run_once(
@@ -40,10 +41,13 @@ def run_once(
     if not RunFolder(folder).begun:
         return start(job, folder, progress, track).summary
     check_same(folder, job.experiment)
-    if summary := RunFolder(folder).read_summary():
-        return summary
-    given = federation if experiment.data == "arrays" else None  # which no folder can bring back
-    return resume_in(reopen(folder, given), folder, progress, track).summary
+    if (summary := RunFolder(folder).read_summary()) is not None:
+        RunFolder(folder).check()
+    else:
+        given = federation if experiment.data == "arrays" else None  # which no folder can bring back
+        again = reopen(folder, given, trust=True)  # its code has just run, in `prepare`
+        summary = resume_in(again, folder, progress, track).summary
+    return summary | {"remarks": [*summary.get("remarks", ()), *elsewhere(folder, experiment)]}
 
 
 def compare(

@@ -12,6 +12,7 @@ import torch
 
 from comity import algorithms, models
 from comity.core.codec import decode, encode
+from comity.core.finite import first_not_finite
 from comity.core.party import Party
 from comity.core.record import record
 from comity.core.samples import Array, PartyData, Samples
@@ -21,10 +22,12 @@ from comity.data.federation import Preprocess
 from comity.errors import ComityError, Refusal
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.result import Deployed, Result
+from comity.experiments.trust import check, code_in, mark
 
 PREDICT = '''"""Predict with this model: python predict.py SAMPLES.npz (with an array x; or .npy) prints each sample's class.
 
-Inputs are as the party has them, before any scaling; `model.json` says what is done to them.
+Inputs are as the party has them, before any scaling; `model.json` says what is done to them. Where the model's network or
+method is a Python file of somebody else's, --trust lets it run.
 """
 
 import sys
@@ -32,14 +35,20 @@ from pathlib import Path
 
 import numpy as np
 
+from comity.errors import ComityError
 from comity.studies.export import load
+from comity.text import harmless
 
-if len(sys.argv) != 2:
-    sys.exit("usage: python predict.py SAMPLES.npz")
-given = np.load(sys.argv[1], allow_pickle=False)
-model = load(Path(__file__).parent)
+files = [argument for argument in sys.argv[1:] if argument != "--trust"]
+if len(files) != 1:
+    sys.exit("usage: python predict.py SAMPLES.npz [--trust]")
+given = np.load(files[0], allow_pickle=False)
+try:
+    model = load(Path(__file__).parent, trust="--trust" in sys.argv)
+except ComityError as why:
+    sys.exit(harmless(str(why)))
 for name, certainty in model.predict(given["x"] if hasattr(given, "files") else given):
-    print(f"{name}\\t{certainty:.4f}")
+    print(f"{harmless(name)}\\t{certainty:.4f}")
 '''
 
 
@@ -76,6 +85,8 @@ def export(result: Result, party: str, out: Path) -> None:
         raise Refusal("A model of one's own modules is not exported: take result.model(party) in Python.")
     deployed = result.model(party)
     mine = result.state(party)
+    if ruined := first_not_finite(State(deployed.theta, mine)):
+        raise ComityError(f"The model of {party} is not exported: {ruined} is not finite, as its training has diverged.")
     federation = job.federation
     labels = federation.split.parties[party].labels
     names = federation.class_names or tuple(map(str, range(federation.classes)))
@@ -88,23 +99,28 @@ def export(result: Result, party: str, out: Path) -> None:
         "preprocess": asdict(federation.preprocess.for_party(party)),
         "dataset": federation.name, "rounds": result.summary["rounds"],
         "seed": how.seed, "train_samples": len(federation.parties[party].train), "test_accuracy": accuracy,
+        "judged_after_round": result.summary["accuracy"].get("as_of", {}).get(party, result.summary["rounds"]),
     }  # fmt: skip
+    text = json.dumps(told, indent=2) + "\n"
     out.mkdir(parents=True, exist_ok=True)
+    mark(out, text, code_in(told["algorithm"], [told["model"]]))
     (out / "weights.safetensors").write_bytes(encode(State(deployed.theta, mine)))
-    write_atomically(out / "model.json", json.dumps(told, indent=2) + "\n")
+    write_atomically(out / "model.json", text)
     write_atomically(out / "predict.py", PREDICT)
     write_atomically(out / "card.md", _card(told))
 
 
-def load(folder: Path) -> Exported:
-    """A model that `export` wrote."""
+def load(folder: Path, *, trust: bool = False) -> Exported:
+    """A model that `export` wrote; `trust` lets the files run that somebody else's names."""
     try:
-        told: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        text = (folder / "model.json").read_text(encoding="utf-8")
+        told: dict[str, Any] = json.loads(text)
+        check(folder, text, code_in(told["algorithm"], [told["model"]]), trust)
         algorithm = algorithms.compose(told["algorithm"], told["set"])  # first: what it keeps is known once it is there
         state = decode((folder / "weights.safetensors").read_bytes())
         shape = tuple(told["shape"])
         classes = int(told["classes"])
-    except (OSError, ValueError, KeyError, TypeError) as why:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
         raise ComityError(f"{folder} holds no exported model, or a damaged one.") from why
     network = models.build(told["model"], shape, classes)
     task = Task(network, classes, told["cut"] or network.cut)
@@ -116,6 +132,8 @@ def load(folder: Path) -> Exported:
 
 def _card(told: dict[str, Any]) -> str:
     accuracy = "not judged" if told["test_accuracy"] is None else f"{told['test_accuracy']:.1%} on its own test samples"
+    if told["test_accuracy"] is not None and told["judged_after_round"] != told["rounds"]:
+        accuracy += f", but after round {told['judged_after_round']}: the party was not heard at the end"
     return f"""# The model of {told["party"]}
 
 - Method: {told["algorithm"]}, {told["rounds"]} rounds, seed {told["seed"]}, with the network {told["model"]}.

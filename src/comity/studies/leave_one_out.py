@@ -37,6 +37,7 @@ from comity.studies.compare import (
     run_folder,
     run_once,
 )
+from comity.text import harmless
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def leave_one_out(
             progress or (lambda experiment: Quiet()),
             leave_out,
             federation,
-            caution=lambda text: warnings.warn(text, stacklevel=4),
+            caution=lambda text: warnings.warn(harmless(text), stacklevel=4),
         )
 
 
@@ -173,6 +174,8 @@ def effects_of(method: str, seed: int, left_out: str, whole: Path, smaller: Path
     with_it = RunFolder(whole).read_outcomes()
     rows = []
     for party, right in RunFolder(smaller).read_outcomes().items():
+        if party not in with_it:
+            continue  # it was not heard at the end
         gain = paired(party, with_it[party], right)
         rows.append(
             Effect(

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from comity.core.call import Letter
 from comity.core.party import Traffic
 from comity.core.record import payload
 from comity.engines.site import Site
+from comity.experiments.absent import PlannedAbsences
 from comity.experiments.build import Job, Quiet
 
 
@@ -76,8 +78,8 @@ def _try(job: Job) -> tuple[float, float]:
     sizes = job.info.sizes
     stacked = job.experiment.engine == "stacked"
     largest = sorted(range(len(sizes)), key=lambda i: -sizes[i])[: min(TRIED, job.info.cohort) if stacked else 1]
-    here = replace(job, experiment=job.experiment.but(engine="stacked" if stacked else "loop", workers=1 if stacked else None))
-    one = _round_with(here, sorted(largest))
+    here = job.experiment.but(engine="stacked" if stacked else "loop", workers=1 if stacked else None)
+    one = _round_with(replace(job, experiment=here, absent=PlannedAbsences()), sorted(largest))
     workers = job.experiment.workers or 1
     cohorts = [job.cohort(t) for t in range(1, job.experiment.rounds + 1)]
     tried = sum(sizes[i] for i in largest)
@@ -110,7 +112,8 @@ def _round_with(job: Job, ids: list[int]) -> _Tried:
         net.begin(1)
         s = job.algorithm.round(s, net, 1)
         trained = time.perf_counter()
-        evaluated_by = dict(engine.evaluate({i: job.algorithm.view(s, i) for i in ids}, final=False))
+        letters = {i: Letter(job.algorithm.view(s, i), net.versions.get(i)) for i in ids}
+        evaluated_by = dict(engine.evaluate(letters, final=False))
         assert len(evaluated_by) == len(ids)
         evaluated = time.perf_counter()
     finally:

@@ -296,16 +296,16 @@ def _figure(measure: str, one: Outcome, column: dict[str, list[Outcome]]) -> flo
     if name in CONVENTIONS:
         return _percent(name, conventions.of_run(one.folder)[CONVENTIONS[name]])
     if name == "party":
-        per: dict[str, float] = one.summary["accuracy"]["per_party"]
+        per: dict[str, float | None] = one.summary["accuracy"]["per_party"]
         if argument not in per:
             raise unknown("party called", argument, per)
-        return 100 * per[argument]
+        return _percent(argument, per[argument])
     if name == "rounds_to_lowest":
         return _rounds_to_lowest(one, column, argument)
     if name == "mdl":
         from comity.measure.study import description_length
 
-        return description_length(one.folder, argument)
+        return description_length(one.folder, argument, trust=True)  # its code has just run: the run is this reproduction's
     if name not in FIGURES:
         raise Refusal(f"{measure} cannot be measured yet.")
     return FIGURES[name](one.summary)

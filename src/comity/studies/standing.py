@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from comity.measure.doubts import doubts
 from comity.measure.gain import Gain
 
 
@@ -32,6 +33,8 @@ class Standing:
     """Accuracy of newcomers after their warm-up, mean over them and over seeds."""
     joined_gain: float | None
     """What they gained by joining, against training alone."""
+    doubts: list[str]
+    """What a reader of these figures must know."""
 
     @property
     def mean(self) -> float:
@@ -52,7 +55,7 @@ def standing(algorithm: str, summaries: Sequence[Mapping[str, Any]], gains: Sequ
     return Standing(
         algorithm,
         accuracy=[summary["accuracy"]["mean"] for summary in summaries],
-        worst=[min(summary["accuracy"]["per_party"].values()) for summary in summaries],
+        worst=[min(v for v in summary["accuracy"]["per_party"].values() if v is not None) for summary in summaries],
         gained=sum(gain.helped for gain in gains),
         hurt=sum(gain.hurt for gain in gains),
         judged=len(gains),
@@ -60,6 +63,7 @@ def standing(algorithm: str, summaries: Sequence[Mapping[str, Any]], gains: Sequ
         seconds=_mean([summary["seconds"]["total"] for summary in summaries]),
         joined=_mean([new["joined"] for new in newcomers]),
         joined_gain=_mean([new["gain"] for new in newcomers]),
+        doubts=[f"{algorithm}, seed {summary['seed']}: {text}" for summary in summaries for text in doubts(summary)],
     )
 
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comity.errors import Refusal
+from comity.errors import ComityError, Refusal
 from comity.experiments.build import Progress, federation_of, prepare
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
 from comity.measure.accuracy import by_round, mean
+from comity.measure.doubts import doubts
 from comity.spec import value
 from comity.studies.compare import run_once
 from comity.track import Trackers
@@ -26,6 +27,8 @@ class Trial:
     settings: dict[str, Any]
     validation: float
     test: float
+    doubts: tuple[str, ...] = ()
+    """What a reader of these figures must know."""
 
 
 def parse_grid(texts: Iterable[str]) -> dict[str, list[Any]]:
@@ -65,7 +68,10 @@ def tune(
             folder = out / ",".join(f"{name}={value}" for name, value in point.items()) / f"seed-{seed}"
             summary = run_once(experiments[k], federations[k], folder, progress(experiments[k]), track)
             best = summary["accuracy"]["best_round"]
-            found[k].append(Trial(point, _validation_at(folder, best["round"]), best["weighted"]))
+            if best is None:
+                raise ComityError(f"In no round of {folder} was everybody heard: there is nothing to choose by.")
+            known = tuple(f"seed {seed}: {text}" for text in doubts(summary))
+            found[k].append(Trial(point, _validation_at(folder, best["round"]), best["weighted"], known))
     return sorted((_over_seeds(trials) for trials in found), key=lambda trial: -trial.validation)
 
 
@@ -85,4 +91,4 @@ def _over_seeds(trials: Sequence[Trial]) -> Trial:
     """One point's trials as one."""
     validation = statistics.mean(trial.validation for trial in trials)
     test = statistics.mean(trial.test for trial in trials)
-    return Trial(trials[0].settings, validation, test)
+    return Trial(trials[0].settings, validation, test, tuple(text for trial in trials for text in trial.doubts))

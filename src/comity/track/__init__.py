@@ -16,7 +16,8 @@ from comity.experiments.build import Job
 from comity.experiments.folder import RunFolder
 from comity.measure.conventions import curve, party_curves
 from comity.measure.summary import KINDS
-from comity.plugins import call_from_file
+from comity.plugins import call_from_file, is_code
+from comity.text import harmless
 
 
 class Tracker(Protocol):
@@ -61,7 +62,7 @@ def tracker(wanted: str | Tracker, home: Path | None) -> Tracker:
     """A tracker by name, or one that a user's file makes with tracker()."""
     if not isinstance(wanted, str):
         return wanted
-    if wanted.endswith(".py"):
+    if is_code(wanted):
         made: Tracker = call_from_file(wanted, "tracker")
         return made
     if wanted not in KNOWN:
@@ -117,7 +118,7 @@ class Trackers:
                 well.append(one)
             except Exception as why:
                 self._all.remove(one)
-                words = " ".join(describe(why).split())
+                words = harmless(" ".join(describe(why).split()))
                 self._told(f"{type(one).__name__} failed and is left out from now on; the run itself goes on. {words}")
         return well
 

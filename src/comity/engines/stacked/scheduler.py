@@ -7,15 +7,16 @@ from typing import Any
 
 from torch import Tensor
 
+from comity.core.call import Answer, Call, Letter
 from comity.core.evaluation import Evaluation, evaluate_together
 from comity.core.fit import FitRequest, Fitted
-from comity.core.net import Answer, Call
 from comity.core.record import tree_map
 from comity.core.task import Network
 from comity.engines.engine import Inboxes, Sites
 from comity.engines.running import RunningWork
-from comity.engines.site import PartyState, Site
+from comity.engines.site import Site
 from comity.engines.stacked.together import train_together
+from comity.engines.versions import PartyState
 
 BLOCK_BYTES = 6_000_000  # of weights trained together: they should stay in the cache from step to step
 BLOCK_PARTIES = 64
@@ -29,7 +30,7 @@ def gains_by_stacking(network: Network) -> bool:
 class SideBySide:
     """Many parties' trainings as one computation, as far as they can be."""
 
-    def work(self, sites: Sites, call: Call, letters: Mapping[int, Any], inboxes: Inboxes) -> Iterator[tuple[int, Answer]]:
+    def work(self, sites: Sites, call: Call, letters: Mapping[int, Letter], inboxes: Inboxes) -> Iterator[tuple[int, Answer]]:
         """Those whose networks gain nothing one by one, then the others in blocks."""
         blocks = [i for i in letters if gains_by_stacking(sites[i].party.task.network)]
         for i in sorted(letters.keys() - set(blocks)) if blocks else letters:
@@ -37,7 +38,7 @@ class SideBySide:
         for block in _blocks(sites, blocks):
             yield from _work_block({i: sites[i].begin(call, letters[i], inboxes.get(i, {})) for i in block}, sites)
 
-    def evaluate(self, sites: Sites, letters: Mapping[int, Any], final: bool) -> Iterator[tuple[int, Evaluation]]:
+    def evaluate(self, sites: Sites, letters: Mapping[int, Letter], final: bool) -> Iterator[tuple[int, Evaluation]]:
         """Of those who have one and the same model in one pass; at the end each by itself, as on all engines."""
         if final:
             for i, letter in letters.items():
@@ -91,10 +92,9 @@ def _train(requests: Sequence[Any]) -> tuple[list[Fitted | None], list[str]]:
 
 
 def _end(site: Site, running: RunningWork) -> Answer:
-    before = site.state
     answer = site.end(running)
-    if site.state is not before:
-        site.state = _in_own_memory(site.state)
+    if answer.keeps:
+        site.versions.replace(_in_own_memory(site.state))
     return answer
 
 

@@ -7,10 +7,12 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from comity.measure.doubts import doubts
 from comity.measure.gain import paired_interval
 from comity.measure.targets import Reached, common_target, reached
 from comity.report.blocks import Section, Table
 from comity.report.gather import Group, Method, Run
+from comity.report.sections.absences import absences
 from comity.report.sections.gains import between
 from comity.studies.standing import Standing, standing
 from comity.units import duration, size
@@ -45,10 +47,10 @@ def answer(group: Group, target: float | None = None) -> Section:
                 f"Go on with: comity resume {shlex.quote(str(run.folder))}",
                 "missing",
             )
-        elif run.summary and run.summary["diverged"]:
-            lost = ", ".join(run.summary["diverged"])
-            section.say(f"{run.method}, seed {run.seed}: the loss of {lost} is not finite.", "warning")
+        for text in doubts(run.summary) if run.summary else ():
+            section.say(f"{run.method}, seed {run.seed}: {text}", "warning")
     section.blocks.append(_table(ranked, group, target))
+    section.blocks += absences(group)
     about = (
         "Accuracy: mean over parties on their own test samples after the last round, ± standard deviation over seeds. "
         "Worst: the worst party. Bytes: all that crossed in a run, evaluation left out."

@@ -62,7 +62,8 @@ def parties(group: Group, method: Method) -> list[PartyResult]:
     theirs: dict[str, list[int]] = defaultdict(list)
     for run in group.comparable(method):
         for name, value in (run.summary or {})["accuracy"]["per_party"].items():
-            accuracy[name].append(value)
+            if value is not None:  # who was never heard has no figure
+                accuracy[name].append(value)
         alone = group.alone(run)
         if alone is None or alone is run:
             continue
@@ -211,10 +212,15 @@ def _which(group: Group) -> str:
     return " All seeds are pooled." if group.same_parties else f" Seed {seeds[0]}: under another, a party has other samples."
 
 
+def _known(per_party: dict[str, float | None]) -> list[float]:
+    """The figures of those who were heard."""
+    return [value for value in per_party.values() if value is not None]
+
+
 def _fairness(group: Group) -> Table:
     rows = []
     for method in (m for m in group.methods if m.finished):
-        each = [fairness((run.summary or {})["accuracy"]["per_party"].values()) for run in method.finished]
+        each = [fairness(_known((run.summary or {})["accuracy"]["per_party"])) for run in method.finished]
         best, worst, tenth, std, jain = (
             statistics.fmean(getattr(even, name) for even in each) for name in ("best", "worst", "worst_tenth", "std", "jain")
         )

@@ -1,0 +1,164 @@
+"""Who is heard and who is not: a party can be away, its reply can be lost, or hold what is no number. All is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from comity.core.call import Call
+from comity.core.finite import first_not_finite, is_finite
+from comity.core.party import Info
+from comity.errors import ComityError
+
+DEAD = "dead"
+LOST = "lost"
+WAITING = "waiting"
+NOT_FINITE = "nonfinite"
+ABSENT = (DEAD, LOST, WAITING)
+"""The ways not to be heard at all."""
+MEANING = {
+    DEAD: "it was not there",
+    LOST: "it was asked, but no reply came",
+    WAITING: "it was not asked, as it had missed the start",
+    NOT_FINITE: "it had values that are not finite, which were left out",
+}
+
+
+class Absence(NamedTuple):
+    """A row of `absences.csv`: a party that was not heard."""
+
+    party: str
+    round: int
+    work: str
+    how: str
+    """A key of MEANING."""
+    use: int
+    """How often this work was asked for in this round before."""
+
+
+class NoReplies(ComityError):
+    """Too few were heard: what was exchanged is void, at the server and at the parties."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Who must be heard, and what happens if somebody is not."""
+
+    min_replies: int = 1
+    """So many replies make an exchange count, or all if fewer are asked."""
+    stop_if_not_finite: bool = False
+    """Whether a reply with values that are not finite ends the run; else it is left out."""
+    planned: Callable[[str, Call], str] = lambda party, call: ""
+    """For simulations: whether a party of that name is to be DEAD when it is called, or its reply LOST."""
+
+
+class Attendance:
+    """The register of a run."""
+
+    def __init__(self, info: Info, rules: Rules) -> None:
+        self.rules = rules
+        self.absences: list[Absence] = []
+        self.waiting: set[int] = set()
+        """Parties that missed the start: they are asked nothing before they were told what they missed."""
+        self.missed: set[int] = set()
+        """Who missed a call since `begin`."""
+        self.quorum = 1
+        """How many must be heard now."""
+        self._info = info
+
+    def begin(self, quorum: int) -> None:
+        """Exchanges begin that count only as a whole."""
+        self.missed = set()
+        self.quorum = quorum
+
+    def roll_call(self, call: Call, ids: Iterable[int]) -> RollCall:
+        """Begin a call of these parties: who cannot be asked is written down."""
+        asked = sorted(ids)
+        away = {i: how for i in asked if (how := self._away(call, i))}
+        for i, how in away.items():
+            self._write(call, i, how)
+        return RollCall(self, call, len(asked), [i for i in asked if i not in away])
+
+    def is_lost(self, call: Call, i: int) -> bool:
+        """Whether a party's reply does not get here."""
+        if self._planned(call, i) == LOST:
+            self._write(call, i, LOST)
+            return True
+        return False
+
+    def is_usable(self, call: Call, i: int, reply: Any, ruined: str) -> bool:
+        """Whether all that a party sent, and keeps, is finite; if not, that is written down, or the run ends."""
+        if is_finite(reply) and not ruined:
+            return True
+        sent = first_not_finite(reply)
+        self.not_usable(call, i, f"{sent} of its reply" if sent else f"{ruined} of what it keeps")
+        return False
+
+    def not_usable(self, call: Call, i: int, what: str) -> None:
+        """What a party sent, or keeps, is no number."""
+        if self.rules.stop_if_not_finite:
+            raise ComityError(
+                f"{self._info.name(i)} has values that are not finite in round {call.round} ({what}, after {call.work}): "
+                "give it a smaller lr, or leave such replies out with --on-nonfinite drop."
+            )
+        self._write(call, i, NOT_FINITE)
+
+    def did_not_answer(self, call: Call, i: int) -> None:
+        """A party was asked, but nothing came."""
+        self._write(call, i, LOST)
+
+    def take(self) -> list[Absence]:
+        """The rows since the last call, which are then forgotten."""
+        rows, self.absences = self.absences, []
+        return rows
+
+    def _away(self, call: Call, i: int) -> str:
+        if i in self.waiting and call.depth >= 0:  # a look at models is for everyone
+            return WAITING
+        return DEAD if self._planned(call, i) == DEAD else ""
+
+    def _planned(self, call: Call, i: int) -> str:
+        return self.rules.planned(self._info.name(i), call)
+
+    def _write(self, call: Call, i: int, how: str) -> None:
+        self.absences.append(Absence(self._info.name(i), call.round, call.work, how, call.use))
+        self.missed.add(i)
+
+
+@dataclass
+class RollCall:
+    """One call: who could be asked, who answered, and how many of the answers count."""
+
+    register: Attendance
+    call: Call
+    asked: int
+    there: list[int]
+    """Who can be asked, in party order."""
+    answered: set[int] = field(default_factory=set)
+    heard: int = 0
+
+    def arrives(self, i: int) -> bool:
+        """Whether a party's answer gets here."""
+        self.answered.add(i)
+        return not self.register.is_lost(self.call, i)
+
+    def counts(self, i: int, reply: Any, ruined: str) -> bool:
+        """Whether what arrived can be used, and the party's own state, in which `ruined` is not finite."""
+        usable = self.register.is_usable(self.call, i, reply, ruined)
+        self.heard += usable
+        return usable
+
+    def write_silent(self) -> None:
+        """No more answers come: who was asked and said nothing is written down."""
+        for i in self.there:
+            if i not in self.answered:
+                self.register.did_not_answer(self.call, i)
+
+    def close(self) -> None:
+        """No more answers come: too few that count make the exchange void."""
+        self.write_silent()
+        needed = min(self.register.quorum, self.asked)
+        if self.heard < needed:
+            few = f"Only {self.heard} of the {needed} parties that are needed" if self.heard else "No party"
+            raise NoReplies(f"{few} answered {self.call.work} in round {self.call.round}.")

@@ -1,0 +1,50 @@
+"""What goes between the server and a party: a call for a work, the letter that comes with it, and the answer."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+Edge = tuple[int, int]
+"""(sender, recipient), by their numbers."""
+
+
+class Call(NamedTuple):
+    """What is asked of parties: the work's name and owner, and what its keys are folded from.
+
+    It also names the state that a party keeps after it: a work is a function of that state, the letter and the call, so that
+    whoever is asked twice answers the same.
+    """
+
+    work: str
+    depth: int
+    """How many wrappers are around the work's owner."""
+    round: int
+    use: int
+    """How often this work was asked for in this round before."""
+
+
+class Letter(NamedTuple):
+    """What a party is sent, and which of its states it is for."""
+
+    content: Any
+    after: Call | None
+    """The last call that changed what the party keeps and whose reply was accepted; None before the first.
+
+    The party forgets what came of later ones: the server has never heard of it, or has given it up.
+    """
+
+
+class Answer(NamedTuple):
+    """What comes back of a call from one party."""
+
+    reply: Any
+    steps: int
+    """Gradient steps that it took."""
+    keeps: bool = False
+    """Whether it changed what the party keeps."""
+    ruined: str = ""
+    """The first value in that which is not finite, if there is one."""
+    remark: str = ""
+    """What a user should know of how it was computed."""
+    unusable: tuple[int, ...] = ()
+    """The senders of parcels that were left closed, as not all values in them are finite."""

@@ -1,0 +1,153 @@
+"""Absences that are planned, to study what they do: a table of who misses what, or a share of the parties at random.
+
+A table has the columns of a run's own `absences.csv`, so that what happened between real sites can be simulated afterwards:
+`party`, `round` (3, 3-5, 3- or *) and, if one likes, `work` (all, unless told), `use` and `how` (dead, unless told, or lost).
+"""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from comity.core.algorithm import AnyAlgorithm
+from comity.core.attendance import DEAD, LOST, NOT_FINITE, WAITING
+from comity.core.call import Call
+from comity.core.key import Key
+from comity.core.wrapper import chain
+from comity.errors import ComityError, Refusal, unknown
+from comity.spec import call as called
+from comity.spec import parse
+
+EVERY = "*"
+CONSEQUENCES = (WAITING, NOT_FINITE)
+"""Ways that a table of a run has, but that come about by themselves when it is simulated."""
+MOST = 10_000_000  # bytes of a table
+
+
+class Row(NamedTuple):
+    """One line of a plan."""
+
+    party: str
+    first: int
+    last: float
+    work: str
+    use: int | None
+    how: str
+
+    def meets(self, call: Call) -> bool:
+        """Whether it speaks of a call."""
+        here = self.first <= call.round <= self.last and self.work in (EVERY, call.work)
+        return here and self.use in (None, call.use)
+
+
+@dataclass(frozen=True)
+class PlannedAbsences:
+    """Who is to miss what."""
+
+    text: str = ""
+    """The table as it was given; a run keeps it in its folder."""
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+    """By party."""
+    dead: float = 0.0
+    """The share of parties that are not there in a round, at random; they evaluate all the same."""
+    lost: float = 0.0
+    """The share of all replies that are lost, at random."""
+    root: Key = field(default_factory=lambda: Key(0))
+
+    def __call__(self, party: str, call: Call) -> str:
+        """What is planned for a party's part in a call: DEAD, LOST, or nothing."""
+        for row in self.rows.get(party, ()):
+            if row.meets(call):
+                return row.how
+        if call.round and call.depth >= 0:
+            if self._drawn(self.dead, party, call.round):
+                return DEAD
+            if self._drawn(self.lost, party, *call):
+                return LOST
+        return ""
+
+    def _drawn(self, share: float, *path: str | int) -> bool:
+        return share > 0 and self.root.fold("absent", *path).bits < share * 2**64
+
+    def without_effect(self, algorithm: AnyAlgorithm) -> list[str]:
+        """Works that the plan speaks of and a method does not have, a sentence each."""
+        works = {name for a in chain(algorithm) for name, _ in inspect.getmembers(type(a), inspect.iscoroutinefunction)}
+        spoken = {row.work for rows in self.rows.values() for row in rows} - works - {EVERY, "evaluate"}
+        return [f"the plan of absences speaks of {work!r}, which is no work of this method." for work in sorted(spoken)]
+
+
+def planned(wish: str | None, seed: int, parties: Iterable[str], kept: str | None = None) -> PlannedAbsences:
+    """The plan that the setting `absent` names; `kept` is its table as the run's folder has it, if the run was begun before."""
+    if wish is None:
+        return PlannedAbsences()
+    if kept is None and not wish.endswith(".csv"):
+        return _random(wish, seed)
+    return _table(_read(Path(wish)) if kept is None else kept, wish, list(parties))
+
+
+def _random(wish: str, seed: int) -> PlannedAbsences:
+    def random(dead: float = 0.0, lost: float = 0.0) -> PlannedAbsences:
+        if not (0 <= dead < 1 and 0 <= lost < 1 and dead + lost > 0):
+            raise Refusal(f"{wish} is out of range: dead and lost are shares from 0 to below 1, and one of them is more than 0.")
+        return PlannedAbsences(dead=dead, lost=lost, root=Key.root(seed))
+
+    spec = parse(wish)
+    if spec.name != "random":
+        raise Refusal(f"absent is a table (plan.csv) or random(dead=0.1,lost=0.1), not {wish!r}.")
+    return called(spec, random)
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > MOST:
+            raise Refusal(f"{path} is too large for a plan of absences.")
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as why:
+        raise Refusal(f"{path} cannot be read ({getattr(why, 'strerror', None) or 'it is no text'}).") from why
+
+
+def _table(text: str, name: str, parties: list[str]) -> PlannedAbsences:
+    rows: dict[str, list[Row]] = {}
+    try:
+        reader = csv.DictReader(io.StringIO(text), strict=True)
+        known = {"party", "round", "work", "use", "how"}
+        heads = reader.fieldnames or ()
+        if not {"party", "round"} <= set(heads) or not set(heads) <= known:
+            raise Refusal(f"{name} needs the columns party and round, and may have work, use and how; it has {', '.join(heads)}.")
+        for cells in reader:
+            if None in cells or None in cells.values():
+                raise Refusal(f"{name}, line {reader.line_num}: the cells do not match the columns.")
+            if (row := _row(cells, f"{name}, line {reader.line_num}", parties)) and row.how not in CONSEQUENCES:
+                rows.setdefault(row.party, []).append(row)
+    except csv.Error as why:
+        raise ComityError(f"{name} cannot be read: {why}.") from why
+    return PlannedAbsences(text, rows)
+
+
+def _row(cells: dict[str, str], where: str, parties: list[str]) -> Row:
+    if cells["party"] not in parties:
+        raise unknown(f"party ({where}) called", cells["party"], parties)
+    how = cells.get("how") or DEAD
+    if how not in (DEAD, LOST, *CONSEQUENCES):
+        raise Refusal(f"{where}: how is {DEAD} or {LOST}, not {how!r}.")
+    first, last = _rounds(cells["round"].strip(), where)
+    use = cells.get("use", "").strip()
+    if use and not use.isdecimal():
+        raise Refusal(f"{where}: a use is a whole number, not {use!r}.")
+    return Row(cells["party"], first, last, cells.get("work", "").strip() or EVERY, int(use) if use else None, how)
+
+
+def _rounds(text: str, where: str) -> tuple[int, float]:
+    """`3`, `3-5`, `3-` or `*` as the first round and the last."""
+    begin, dash, end = text.partition("-")
+    if text == EVERY:
+        return 0, float("inf")
+    if not begin.isdecimal() or (end and not end.isdecimal()) or len(text) > 40:
+        raise Refusal(f"{where}: a round is written as 3, 3-5, 3- or *, not {text[:40]!r}.")
+    first = int(begin)
+    return first, (int(end) if end else float("inf")) if dash else first
