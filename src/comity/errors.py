@@ -20,6 +20,10 @@ class Refusal(ComityError):
     exit_code = 2
 
 
+class Damaged(ComityError):
+    """What came from a disk or a wire is not what it should be: nothing of it was used."""
+
+
 def unknown(what: str, name: str, names: Iterable[str]) -> Refusal:
     """A refusal for `name`, with the nearest of `names` as a suggestion (or all of them when they are few)."""
     known = sorted(names)

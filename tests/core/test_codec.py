@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import os
-import pickle
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comity.core import Empty, Model, payload, record, seal
+from comity.core import Empty, Model, payload, record
 from comity.core.codec import decode, encode, flatten, unflatten
-from comity.core.record import Cipher, Sealed, unseal
 from comity.engines.channel import Channel
-from comity.engines.sealing import Lock
 from comity.errors import ComityError
 
 
@@ -82,46 +76,6 @@ def test_an_object_in_many_letters_is_written_once_and_charged_to_each():
 def test_payload_by_hand():
     message = Bag({"w": torch.zeros(3), "n": torch.zeros(2, dtype=torch.int32)}, [1, 0.5, True, "abc", None])
     assert payload(message) == 12 + 8 + 4 + 4 + 1 + 3
-
-
-def test_a_parcel_stays_a_parcel_on_its_way():
-    lock, (here, there) = Lock(bytes(32)), Channel.pair()
-    parcel = seal(Model({"w": torch.ones(5)}))
-    here.send(lock.close({"a": parcel, "b": parcel}))
-    got = there.receive()
-    assert isinstance(got["a"], Sealed)
-    assert got["a"] is got["b"]
-    assert got["a"].size == 20
-    assert torch.equal(unseal(lock.open(got)["a"]).theta["w"], torch.ones(5))
-
-
-def test_a_parcel_leaves_a_process_locked_or_not_at_all():
-    with pytest.raises(ComityError, match="locked"):
-        encode(seal(Model({"w": torch.ones(5)})))
-
-
-def test_a_parcel_shows_its_size_and_nothing_else():
-    parcel = seal(Model({"w": torch.full((5,), 1234.5)}))
-    public = [name for name in dir(parcel) if not name.startswith("_")]
-    assert public == ["size"]
-    assert "1234" not in repr(parcel) + str(parcel)
-    attempts: list[Callable[[Any], object]] = [pickle.dumps, copy.copy, copy.deepcopy, vars, iter, len]
-    for attempt in attempts:
-        with pytest.raises(TypeError):
-            attempt(parcel)
-
-
-def test_what_is_locked_holds_no_plaintext_and_cannot_be_changed():
-    theta = {"w": torch.arange(64.0)}
-    plain = theta["w"].numpy().tobytes()
-    blob = unseal(Lock(bytes(32)).close(seal(Model(theta)))).blob
-    seen = blob.numpy().tobytes()
-    assert not any(plain[k : k + 16] in seen for k in range(0, len(plain) - 16, 8))
-    blob[20] ^= 1
-    with pytest.raises(ComityError, match="changed on its way"):
-        Lock(bytes(32)).open(Sealed(Cipher(blob), 256))
-    with pytest.raises(ComityError, match="changed on its way"):
-        Lock(bytes([1] * 32)).open(Lock(bytes(32)).close(seal(Model(theta))))
 
 
 @pytest.mark.parametrize("harm", [lambda b: b[:40], lambda b: b"x" * 50, lambda b: b"", lambda b: b[:-3]])

@@ -32,6 +32,13 @@ class Parcel:
 
 
 @record
+class After:
+    """Who comes after a party in the ring."""
+
+    id: int
+
+
+@record
 class Posted:
     """A parcel as the server sees it."""
 
@@ -57,13 +64,13 @@ class Gossip(Algorithm[Empty, Params, Empty]):
 
     def round(self, s: Empty, net: Net, t: int) -> Empty:
         ring = net.sample(t)
-        posted = net.call(self.offer, dict.fromkeys(ring, Empty()))
         after = dict(zip(ring, [*ring[1:], ring[0]], strict=True))
+        posted = net.call(self.offer, {i: After(after[i]) for i in ring})
         net.call(self.local, dict.fromkeys(ring, Empty()), parcels={(i, after[i]): posted[i].parcel for i in ring})
         return s
 
-    async def offer(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Posted]:
-        return mine, Posted(seal(Parcel(mine)))
+    async def offer(self, mine: Params, m: After, party: Party, key: Key) -> tuple[Params, Posted]:
+        return mine, Posted(seal(Parcel(mine), to=m.id))
 
     async def local(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Empty]:
         (theirs,) = party.inbox.values()
@@ -73,5 +80,8 @@ class Gossip(Algorithm[Empty, Params, Empty]):
     def model(self, mine: Params, m: Empty, party: Party) -> Params:
         return mine
 
+    def join_traffic(self, info: Info) -> Traffic:
+        return Traffic()
+
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        return Traffic(peer=len(cohort) * info.task.bytes())
+        return Traffic(down=4 * len(cohort), peer=len(cohort) * info.task.bytes())

@@ -275,11 +275,12 @@ def test_every_message_is_charged(text: str, wire: Wire, tmp_path: Path) -> None
 
 
 def test_peers_are_charged_once_on_their_edge(tmp_path: Path) -> None:
-    """Four models around a ring a round, on four edges; no byte of them goes up or down."""
+    """Four models around a ring a round, on four edges; no byte of them goes up or down, only who comes next to each."""
     result = run(GOSSIP, tmp_path)
     size = result.job.info.task.bytes()
     for t in (1, 2):
-        rows = [row for row in result.ledger if row.round == t and row.kind != "eval"]
+        rows = [row for row in result.ledger if row.round == t and row.kind not in ("eval", "down")]
+        assert [row.bytes for row in result.ledger if row.round == t and row.kind == "down"] == [4] * 4
         ring = {("north", "east"), ("east", "south"), ("south", "west"), ("west", "north")}
         assert {(row.src, row.dst) for row in rows} == ring
         assert [row.bytes for row in rows] == [size] * 4
@@ -290,5 +291,5 @@ def test_payload_by_hand() -> None:
     """Tensors by their bytes, 4 for a number, 1 for a truth value, the letters of a word; nothing for names and parcels."""
     message = {"x": torch.zeros(3, 2), "n": [7, 0.5], "k": torch.zeros(2, dtype=torch.int64), "ok": True, "word": "né"}
     assert payload(message) == 24 + 8 + 16 + 1 + 3
-    assert payload({"parcel": seal(torch.zeros(1000)), "none": None}) == 0
+    assert payload({"parcel": seal(torch.zeros(1000), to=1), "none": None}) == 0
     assert payload(torch.zeros(100)[:3]) == 12, "a view does not weigh its base"

@@ -39,6 +39,7 @@ NOT_A_NETS = {"state", "states", "sites", "engine", "deliver", "evaluate", "alon
 CONTEXT = {"core/kernels.py": "TAPE"}
 TAPES = {"core/kernels.py", "core/descent.py"}
 LENDS_THE_GLOBAL_GENERATOR = "models/layer_stream.py"
+OPENING = {"unseal", "received"}
 OPENS_PARCELS = {"core/codec.py", "core/record.py", "engines/sealing.py", "engines/site.py"}
 ASKS_WHAT_A_LOSS_IS = "engines/stacked/together.py"
 
@@ -155,11 +156,11 @@ def singletons(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def peeking(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Opening a parcel, or taking a party's state past the net."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and (node.attr.startswith("_Sealed") or node.attr == "unseal"):
+        if isinstance(node, ast.Attribute) and (node.attr.startswith("_Sealed") or node.attr in OPENING):
             yield node.lineno, "opens a sealed parcel"
         if isinstance(node, ast.Constant) and str(node.value).startswith("_Sealed"):
             yield node.lineno, "opens a sealed parcel by name"
-        if isinstance(node, ast.ImportFrom) and any(alias.name == "unseal" for alias in node.names):
+        if isinstance(node, ast.ImportFrom) and any(alias.name in OPENING for alias in node.names):
             yield node.lineno, "imports what opens sealed parcels"
 
 
@@ -363,6 +364,7 @@ BAD = {
         "getattr(parcel, '_Sealed__content')",
         "from comity.core.record import unseal",
         "record.unseal(parcel)",
+        "from comity.core.record import received",
     ],
     reaching: ["self.net._sites[0]", "net._works.work(call, letters, {})", "getattr(net, '_works')", "engine.sites._sites"],
     contexts: [

@@ -22,13 +22,15 @@ from torch import Tensor
 
 import comity
 from comity.core import Model, seal
+from comity.core.call import Call
 from comity.core.codec import decode, encode
-from comity.core.record import Cipher, leaves, unseal
+from comity.core.record import Cipher, Sealed, leaves, post, unseal
 from comity.engines import sealing
 from comity.engines.channel import Channel
+from comity.engines.engine import Engine
 from comity.engines.loop import LoopEngine
 from comity.engines.process import ProcessEngine
-from comity.engines.sealing import SECRET, Handover, Lock
+from comity.engines.sealing import KEY, RUN, Handover, Lock, PairKeys, SharedSecret
 from comity.experiments.build import Quiet
 
 WINDOW = 16
@@ -109,11 +111,17 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> list[list[Tensor]]:
 def glass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the lock by one that locks nothing."""
 
-    def close(lock: Lock, content: Any) -> Cipher:
-        return Cipher(torch.frombuffer(bytearray(encode(content)), dtype=torch.uint8))
+    def close(lock: Lock, parcel: Sealed) -> Sealed:
+        assert parcel.postmark
+        blob = torch.frombuffer(bytearray(encode(unseal(parcel))), dtype=torch.uint8)
+        content = Cipher(*parcel.postmark, list(parcel.to), torch.zeros(0, dtype=torch.uint8), blob)
+        return Sealed(content, parcel.size, parcel.to, parcel.postmark)
+
+    def open_(lock: Lock, parcel: Sealed, *address: Any) -> Sealed:
+        return Sealed(decode(unseal(parcel).blob.numpy().tobytes()), parcel.size, parcel.to, parcel.postmark)
 
     monkeypatch.setattr(Lock, "_close", close)
-    monkeypatch.setattr(Lock, "_open", lambda lock, content: decode(content.blob.numpy().tobytes()))
+    monkeypatch.setattr(Lock, "_open", open_)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -153,8 +161,8 @@ def test_whoever_reaches_into_a_parcel_at_the_server_finds_ciphertext(monkeypatc
     assert len(carried) == 12
     assert {size for size, _ in carried} == {4 * 650}
     assert {type(content) for _, content in carried} == {Cipher}
-    blobs = [content.blob.numpy().tobytes() for _, content in carried]
-    assert len({blob[:12] for blob in blobs}) == len({blob[12:] for blob in blobs}) == 12
+    for part in ("blob", "keys"):
+        assert len({getattr(content, part).numpy().tobytes() for _, content in carried}) == 12
 
 
 def test_a_parcel_that_was_changed_on_its_way_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -168,6 +176,61 @@ def test_a_parcel_that_was_changed_on_its_way_is_noticed(monkeypatch: pytest.Mon
     monkeypatch.setattr(ProcessEngine, "work", meddling)
     with pytest.raises(comity.ComityError):
         on_processes(tmp_path)
+
+
+def delivered_otherwise(how: str, engine: type[Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make an engine deliver parcels otherwise than methods ask for: in a ring of four, each party's to the party before it."""
+    work = engine.work
+    old: dict[Any, Any] = {}
+
+    def carrying(self: Any, call: Any, letters: Any, parcels: Any) -> Iterator[Any]:
+        if how == "to another party" and parcels:
+            kept = dict(parcels)
+            parcels = {(src, (dst - 2) % 4): parcel for (src, dst), parcel in kept.items()}
+        elif how == "as another's" and parcels:
+            parcels = {((src + 1) % 4, dst): parcel for (src, dst), parcel in parcels.items()}
+        elif how == "a round late" and parcels:
+            parcels = dict(old) if call.round > 1 else parcels
+        elif how == "twice" and not parcels and call.round == 2:
+            list(work(self, Call("local", 0, 1, 1), letters, old))
+        old.update(parcels)
+        return work(self, call, letters, parcels)
+
+    monkeypatch.setattr(engine, "work", carrying)
+
+
+@pytest.mark.parametrize("engine", [LoopEngine, ProcessEngine])
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("to another party", "not for"),
+        ("as another's", "from another party"),
+        ("a round late", "another round|second time"),
+        ("twice", "second time"),
+    ],
+)
+def test_a_parcel_delivered_otherwise_is_refused_on_every_engine(
+    how: str, why: str, engine: type[Engine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    delivered_otherwise(how, engine, monkeypatch)
+    where = {"engine": "process", "workers": 2} if engine is ProcessEngine else {"engine": "loop"}
+    with pytest.raises(comity.ComityError, match=why):
+        run(GOSSIP, tmp_path, **SMALL | where)
+
+
+def test_parcels_open_again_for_a_call_that_is_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its answers may have been lost on their way."""
+    replies: list[list[Any]] = []
+    work = ProcessEngine.work
+
+    def repeating(engine: ProcessEngine, call: Any, letters: Any, parcels: Any) -> Iterator[Any]:
+        if call.work == "local":
+            replies.append([(i, answer.steps) for i, answer in sorted(work(engine, call, letters, parcels))])
+        return work(engine, call, letters, parcels)
+
+    monkeypatch.setattr(ProcessEngine, "work", repeating)
+    on_processes(tmp_path)
+    assert [len(answers) for answers in replies] == [4, 4]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -185,11 +248,12 @@ def test_locked_parcels_change_no_bit(workers: int, tmp_path: Path) -> None:
 
 def test_a_parcel_is_never_saved() -> None:
     """Its secret is gone with the run's processes; in a loop, where it is not locked, it is refused already."""
-    parcel = seal(Model({"w": torch.ones(5)}))
+    parcel = seal(Model({"w": torch.ones(5)}), to=1)
+    post(parcel, 0, 1)
     with pytest.raises(comity.ComityError, match="never saved"):
         encode(parcel)
     with pytest.raises(comity.ComityError, match="never saved"):
-        encode(Lock(bytes(SECRET)).close(parcel))
+        encode(Lock(SharedSecret(bytes(KEY)), b"").close(parcel))
 
 
 # --- the secret
@@ -198,11 +262,11 @@ def test_a_parcel_is_never_saved() -> None:
 def test_a_run_has_one_secret_which_the_server_never_has(
     tap: list[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def telling(secret: bytes) -> Lock:
+    def telling(secret: bytes) -> PairKeys:
         (told / str(os.getpid())).write_bytes(secret)
-        return Lock(secret)
+        return SharedSecret(secret)
 
-    monkeypatch.setattr(sealing, "Lock", telling)
+    monkeypatch.setattr(sealing, "SharedSecret", telling)
     secrets = []
     for turn in ("first", "second"):
         told = tmp_path / f"told-{turn}"
@@ -211,7 +275,7 @@ def test_a_run_has_one_secret_which_the_server_never_has(
         assert len(list(told.iterdir())) == 3
         assert not (told / str(os.getpid())).exists()
         (secret,) = {path.read_bytes() for path in told.iterdir()}
-        assert len(secret) == SECRET
+        assert len(secret) == KEY
         secrets.append(secret)
     assert secrets[0] != secrets[1]
     assert not any(secret in blob for secret in secrets for blob in tap)
@@ -280,7 +344,7 @@ def test_a_worker_killed_while_the_secret_goes_round_leaves_nobody_waiting(
     def dying(self: Handover, worker: int) -> Lock:
         if worker == victim:
             for giver, _ in self._pairs[:handed]:
-                giver.sendall(bytes(SECRET))
+                giver.sendall(bytes(KEY + RUN))
             os.kill(os.getpid(), signal.SIGKILL)
         return lock(self, worker)
 

@@ -1186,7 +1186,10 @@ def _charged(result: comity.Result, t: int) -> Counter[str]:
 def test_bytes_of_a_round(
     method: str, chosen: dict[str, Any], models: int, discs: int, figures: int, swap: bool, participation: float, K_c: int
 ) -> None:
-    """K_c (2 S_L + 2 S_D + (K_c - 1)(S_L + 4 C)), 4 K_c more with dynamic sampling; FedAvg's 2 K_c S_L for CGL alone."""
+    """K_c (2 S_L + 2 S_D + (K_c - 1)(S_L + 4 C + 4)), 4 K_c more with dynamic sampling; FedAvg's 2 K_c S_L for CGL alone.
+
+    The last 4 names one of the group, for whom a prior is sealed.
+    """
     result = ran(text(method, chosen), participation=participation, rounds=2)
     _, planned = plan.traffic(result.job)
     for t in (1, 2):
@@ -1194,6 +1197,7 @@ def test_bytes_of_a_round(
         expected = {"up": down + 4 * figures * K_c, "down": down}
         if swap:
             expected["peer"] = K_c * (K_c - 1) * (S_L + COUNTS)
+            expected["down"] += 4 * K_c * (K_c - 1)
         assert _charged(result, t) == expected
         assert vars(planned[t - 1]) == {"peer": 0} | expected
 
@@ -1209,6 +1213,7 @@ def test_bytes_of_fresh_looks(chosen: dict[str, Any], participation: float, K_c:
         expected = {"up": K_c * (S_L + D) + 4 * 4, "down": 4 * S_L + K_c * D}
         if exchange:
             expected["peer"] = K_c * (K_c - 1) * (S_L + COUNTS)
+            expected["down"] += 4 * K_c * (K_c - 1)
         assert _charged(result, t) == expected
         assert vars(planned[t - 1]) == {"peer": 0} | expected
 
@@ -1222,14 +1227,15 @@ def test_bytes_of_cgl_alone_are_fedavgs() -> None:
 
 
 def test_bytes_of_five_parties_are_six_models_each() -> None:
-    """N = K_c = 5: a model down, one up, four to the others; of each parcel 4 C bytes are class counts."""
+    """N = K_c = 5: a model down with the names of four others, one up, four to them; 4 C bytes of each parcel are counts."""
     result = ran("fedufo(disc_state=local,dynamic=off)", parties=5)
     for t in (1, 2, 3, 4):
         rows = [row for row in result.ledger if row.round == t and row.kind in ("up", "down", "peer")]
         for name in result.job.info.names:
             its = [row for row in rows if row.src == name or (row.kind, row.dst) == ("down", name)]
-            assert [row.bytes - (COUNTS if row.kind == "peer" else 0) for row in its] == [S_L] * 6
-        assert sum(row.bytes for row in rows) == 5 * 6 * S_L + 5 * 4 * COUNTS
+            more = {"up": 0, "down": 4 * 4, "peer": COUNTS}
+            assert [row.bytes - more[row.kind] for row in its] == [S_L] * 6
+        assert sum(row.bytes for row in rows) == 5 * 6 * S_L + 5 * 4 * (COUNTS + 4)
 
 
 @pytest.mark.parametrize(("disc", "size"), [("linear", 24), ("shallow", 30 + 24), ("mlp", 30 + 30 + 24)])

@@ -105,6 +105,6 @@ def test_what_does_not_fit_is_refused_before_round_1(method, word, federation):
 
 
 def test_a_sealed_parcel_weighs_nothing_in_the_reply_that_carries_it():
-    parcel = seal({"w": torch.zeros(10)})
+    parcel = seal({"w": torch.zeros(10)}, to=1)
     assert isinstance(parcel, Sealed)
     assert payload([parcel, torch.zeros(2)]) == 8

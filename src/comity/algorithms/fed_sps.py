@@ -125,12 +125,12 @@ class FedSps(Attacks, Asks, PeerToPeer[FedSpsState]):
 
     async def send(self, mine: FedSpsState, m: Group, party: Party, key: Key) -> tuple[FedSpsState, dict[int, Sealed]]:
         chosen = self.chosen(mine.scores, m.ids, key.fold("peers"))
-        return mine, dict.fromkeys(chosen, seal(Model(drop(mine.h, party.task.private))))
+        return mine, dict.fromkeys(chosen, seal(Model(drop(mine.h, party.task.private)), to=chosen))
 
     async def assist(self, mine: FedSpsState, m: Empty, party: Party, key: Key) -> tuple[FedSpsState, dict[int, Sealed]]:
         private = keep(mine.h, party.task.private)
         clean, bad, lam = self.perturbed(mine, party, key)
-        helps = {i: seal(self.help(sent.theta | private, clean, bad, party.task)) for i, sent in party.inbox.items()}
+        helps = {i: seal(self.help(sent.theta | private, clean, bad, party.task), to=i) for i, sent in party.inbox.items()}
         return replace(mine, lam=lam), helps
 
     def perturbed(self, mine: FedSpsState, party: Party, key: Key) -> tuple[Samples, Tensor, float]:

@@ -40,11 +40,12 @@ class FedUadServer:
 
 @record
 class Both:
-    """w or a posterior, and D; in a reply w's accuracy at the party, where sampling asks for it."""
+    """w or a posterior, and D; to a party also who else is in its group; in a reply w's accuracy, where sampling asks for it."""
 
     theta: Params
     D: Params
     accuracy: float | None = None
+    others: list[int] = field(default_factory=list)
 
 
 @record
@@ -75,7 +76,7 @@ class Adversary:
 
 @algorithm
 class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
-    bytes_formula = "Σ_t K_c · (2·S + 2·S_D + (K_c − 1) · (S + 4·C)); no S_D unless D is averaged"
+    bytes_formula = "Σ_t K_c · (2·S + 2·S_D + (K_c − 1) · (S + 4·C + 4)); no S_D unless D is averaged"
 
     uad: bool = field(default=True, init=False)  # fedufo has a choice here
     cgr: bool = field(default=False, init=False)
@@ -118,7 +119,7 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     def averaged(self, s: FedUadServer, net: Net, posterior: Work, letters: dict[int, Both]) -> FedUadServer:
         parcels: dict[Edge, Sealed] = {}
         if self.uad or self.cgr:
-            priors = net.call(self.prior, letters)
+            priors = net.call(self.prior, {k: replace(m, others=[j for j in letters if j != k]) for k, m in letters.items()})
             parcels = {(j, k): priors[j] for j in priors for k in priors if j != k}
             letters = dict.fromkeys(priors, Both({}, s.D))
         replies: dict[int, Both] = net.call(posterior, letters, parcels)
@@ -133,7 +134,7 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         w = m.theta or mine.w
         theta = (await party.fit(plain, w | mine.private, key)).theta
         prior = Prior(theta, torch.bincount(party.data.train.y, minlength=party.task.classes).int())
-        return replace(mine, w=w, prior=prior), seal(replace(prior, theta=drop(theta, party.task.private)))
+        return replace(mine, w=w, prior=prior), seal(replace(prior, theta=drop(theta, party.task.private)), m.others)
 
     async def align(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, Both]:
         others = {j: prior.theta | mine.private for j, prior in party.inbox.items()} if self.uad else {}
@@ -210,4 +211,5 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         k = len(cohort)
         w = info.task.bytes(without=info.task.private)
         D = self.discriminator(info.width, len(info.names)).bytes() if self.lives("federated") else 0
-        return Traffic(k * (w + D), k * (w + D), k * (k - 1) * (w + 4 * info.task.classes) if self.uad or self.cgr else 0)
+        edges = k * (k - 1) if self.uad or self.cgr else 0
+        return Traffic(k * (w + D), k * (w + D) + 4 * edges, edges * (w + 4 * info.task.classes))

@@ -65,7 +65,7 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
 
     async def tell(self, mine: RelayPeerState, m: Group, party: Party, key: Key) -> tuple[RelayPeerState, dict[int, Sealed]]:
         made = self.shown(mine.theta, party, key)
-        return mine, dict.fromkeys(m.ids, seal(Told(made.obs, made.seen)))
+        return mine, dict.fromkeys(m.ids, seal(Told(made.obs, made.seen), to=m.ids))
 
     async def local(self, mine: RelayPeerState, m: Empty, party: Party, key: Key) -> tuple[RelayPeerState, None]:
         mean, heard = mine.mean, mine.heard

@@ -1,6 +1,6 @@
 """The language of methods: records, keys, tasks, trainings, algorithms and the net. A method says `from comity.core import *`."""
 
-from comity.core.aggregate import Averaging, average
+from comity.core.aggregate import Averaging, average, check_like
 from comity.core.algorithm import SHARES, Algorithm, AnyAlgorithm, C, M, S, Work, algorithm, mixin, option
 from comity.core.call import Edge
 from comity.core.fit import Draw, FitRequest, Fitted, FoldRequest, Loss, Pull, Working, gradient, plain
@@ -66,6 +66,7 @@ __all__ = [
     "algorithm",
     "average",
     "batches",
+    "check_like",
     "cross_entropy",
     "drop",
     "gradient",

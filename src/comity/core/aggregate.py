@@ -8,10 +8,26 @@ import torch
 from torch import Tensor
 
 from comity.core.record import Params
+from comity.errors import ComityError
+
+
+def check_like(theta: Params, like: Params, whose: str = "A model") -> None:
+    """Refuse parameters of other names, shapes or kinds than those they are added to: torch would broadcast or skip them."""
+    if theta.keys() != like.keys():
+        name = min(theta.keys() ^ like.keys())
+        raise ComityError(f"{whose} does not fit the others: {name} is {'only in it' if name in theta else 'missing'}.")
+    for name, value in theta.items():
+        other = like[name]
+        if value.shape != other.shape or value.dtype != other.dtype:
+            raise ComityError(f"{whose} does not fit the others: {name} is {_form(value)} in it, and {_form(other)} in them.")
+
+
+def _form(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}{[*value.shape]}"
 
 
 class Averaging:
-    """A weighted mean of parameters that come one by one; whole-number buffers come from the first."""
+    """A weighted mean of parameters that come one by one and are alike; whole-number buffers come from the first."""
 
     def __init__(self) -> None:
         self._total = 0.0
@@ -26,6 +42,8 @@ class Averaging:
             self._sums = [torch.zeros_like(theta[k]) for k in self._floating]
             self._first = {k: v if k in self._floating else v.clone() for k, v in theta.items()}
             self._first |= dict(zip(self._floating, self._sums, strict=True))
+        else:
+            check_like(theta, self._first, "A model that is to be averaged")
         if self._sums:
             torch._foreach_add_(self._sums, [theta[k] for k in self._floating], alpha=weight)
         self._total += weight

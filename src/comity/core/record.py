@@ -6,15 +6,16 @@ codec can rebuild it on the other side of a wire or from a checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from comity.core.call import Call
 from comity.errors import ComityError
 
 C = TypeVar("C", bound=type)
@@ -49,18 +50,28 @@ def record(cls: C) -> C:
     return frozen
 
 
-class Sealed:
-    """A parcel between two parties: whoever carries it learns its `size` and nothing else.
+class Postmark(NamedTuple):
+    """Whose reply a parcel left in, and in which round."""
 
-    There is no accessor, and it can be neither printed, copied nor pickled; the recipient's site opens it. Between processes
-    the content is a `Cipher`, whose key the carrier never had.
+    sender: int
+    round: int
+
+
+class Sealed:
+    """A parcel between parties: whoever carries it learns its `size` and whom it is for (`to`), and nothing else.
+
+    There is no accessor, and it can be neither printed, copied nor pickled; a recipient's site opens it. It gets its `postmark`
+    when it leaves its sender's site. Between processes the content is a `Cipher`, whose keys the carrier never had.
     """
 
-    __slots__ = ("__content", "size")
+    __slots__ = ("__content", "__opened", "postmark", "size", "to")
 
-    def __init__(self, content: Any, size: int) -> None:
+    def __init__(self, content: Any, size: int, to: tuple[int, ...], postmark: Postmark | None = None) -> None:
         self.__content = content
+        self.__opened: dict[int, Call] = {}
         self.size = size
+        self.to = to
+        self.postmark = postmark
 
     def __repr__(self) -> str:
         return f"<a sealed parcel of {self.size} bytes>"
@@ -69,14 +80,58 @@ class Sealed:
         raise TypeError("a sealed parcel cannot be copied or pickled")
 
 
-def seal(content: Any) -> Sealed:
-    """Close a record for another party; it is charged to the edge it travels on."""
-    return Sealed(content, payload(content))
+def seal(content: Any, to: int | Iterable[int]) -> Sealed:
+    """Close a record for one other party or several, by their numbers; it is charged to each edge it travels on."""
+    return Sealed(content, payload(content), (to,) if isinstance(to, int) else tuple(to))
 
 
 def unseal(parcel: Sealed) -> Any:
-    """What a parcel holds: for the recipient's site, and for whoever locks parcels before they leave a process."""
+    """What a parcel holds: for whoever locks parcels before they leave a process, and for tests."""
     return parcel._Sealed__content  # type: ignore[attr-defined]
+
+
+def post(tree: Any, sender: int, round: int) -> None:
+    """Mark all parcels in a reply as they leave their sender's site."""
+    for parcel in parcels_in(tree):
+        mark = Postmark(sender, round)
+        if parcel.postmark not in (None, mark):
+            raise ComityError("A sealed parcel left its site twice: in each round a party seals what it sends anew.")
+        parcel.postmark = mark
+
+
+def parcels_in(tree: Any) -> list[Sealed]:
+    """All parcels in a tree, each as often as it occurs."""
+    if isinstance(tree, Sealed):
+        return [tree]
+    if isinstance(tree, dict):
+        inside: Iterable[Any] = tree.values()
+    elif is_record(tree):
+        inside = vars(tree).values()
+    elif isinstance(tree, list | tuple):
+        inside = tree
+    else:
+        return []
+    return [parcel for item in inside if not isinstance(item, Tensor) for parcel in parcels_in(item)]
+
+
+def received(parcel: Sealed, sender: int, recipient: int, call: Call) -> Any:
+    """What a parcel holds, for a recipient's site: in its round, from its sender, and for one call only."""
+    check_address(parcel, sender, recipient, call.round)
+    opened: dict[int, Call] = parcel._Sealed__opened  # type: ignore[attr-defined]
+    if opened.setdefault(recipient, call) != call:
+        raise ComityError(TWICE)
+    return unseal(parcel)
+
+
+def check_address(parcel: Sealed, sender: int, recipient: int, round: int) -> None:
+    """Refuse a parcel that is not for this party in this round, or not from whom it is said to be."""
+    if recipient not in parcel.to:
+        raise ComityError("A sealed parcel came to a party that it is not for.")
+    if parcel.postmark != (sender, round):
+        raise ComityError("A sealed parcel came in another round than it was sent in, or from another party than it was sent by.")
+
+
+TWICE = "A sealed parcel came a second time: it lives for one call."
 
 
 def leaves(tree: Any) -> list[Any]:
@@ -209,8 +264,15 @@ def _plain_payload(value: Any) -> int:
 
 @record
 class Cipher:
-    """A parcel's content while it is outside of the processes where its sender and its recipient live."""
+    """A parcel's content while it is outside of the processes where its sender and its recipients live.
 
+    It is encrypted once, by a key of its own; `keys` has that key for each recipient, locked for it alone.
+    """
+
+    sender: int
+    round: int
+    to: list[int]
+    keys: Tensor
     blob: Tensor
 
 

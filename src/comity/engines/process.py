@@ -203,7 +203,7 @@ def _answer(line: Channel, ask: dict[str, Any], sites: SiteStore, lock: Lock, sc
     match ask["do"]:
         case "work":
             call = Call(*ask["call"])
-            answers = scheduler.work(sites, call, _letters(ask), lock.open(ask["inboxes"]))
+            answers = scheduler.work(sites, call, _letters(ask), lock.open(ask["inboxes"], call))
             _send_answers(line, sites, len(ask["letters"]), ((i, lock.close(tuple(answer))) for i, answer in answers))
         case "evaluate":
             _send_answers(line, sites, len(ask["letters"]), scheduler.evaluate(sites, _letters(ask), ask["final"]))

@@ -1,64 +1,145 @@
 """Parcels outside of the processes where their senders and recipients live: authenticated ciphertext (ChaCha20-Poly1305).
 
-The carrier never has the secret: of several worker processes the first draws it and hands it to the others over sockets whose
-ends in the server's process are closed. A party still opens its own inbox only: that is the site's doing, as on every engine.
+A content is encrypted once, by a key of its own. That key is locked for each recipient by the key that sender and recipient
+share, and bound to run, round, sender, recipient and size: a parcel opens for whom it is, in its round, and for one call.
+
+Of several worker processes the first draws the secret of which pairs' keys are made, and hands it to the others over sockets
+whose ends in the server's process are closed: the carrier never has it.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+from torch import Tensor
 
+from comity.core.call import Call
 from comity.core.codec import decode, encode
-from comity.core.record import Cipher, Sealed, tree_map, unseal
-from comity.errors import ComityError
+from comity.core.declared import fits
+from comity.core.record import TWICE, Cipher, Sealed, check_address, parcels_in, payload, tree_map, unseal
+from comity.errors import ComityError, Damaged
 
-SECRET, NONCE = 32, 12  # bytes
+KEY, NONCE, TAG, RUN = 32, 12, 16, 16  # bytes
+LOCKED_KEY = NONCE + KEY + TAG
+USED_ONCE = bytes(NONCE)  # the nonce of a key that encrypts one content only
+
+
+class PairKeys(Protocol):
+    """The key that two parties share and nobody else has. Where sites do not trust each other's machines, each computes its
+    own from its X25519 half and the other's public one."""
+
+    def __call__(self, one: int, other: int) -> bytes: ...
+
+
+class SharedSecret:
+    """Pairs' keys for processes that are all trusted with all of them: derived (HKDF) from one secret."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def __call__(self, one: int, other: int) -> bytes:
+        pair = f"comity parcels {min(one, other)} {max(one, other)}"
+        return HKDFExpand(SHA256(), KEY, pair.encode()).derive(self._secret)
 
 
 class Lock:
-    """Closes and opens what is in parcels."""
+    """Closes and opens what is in parcels, and remembers what was opened in this round."""
 
-    def __init__(self, secret: bytes) -> None:
-        self._cipher = ChaCha20Poly1305(secret)
+    def __init__(self, keys: PairKeys, run: bytes) -> None:
+        self._keys = keys
+        self._run = run
+        self._round = -1
+        self._opened: dict[tuple[int, bytes], Call] = {}
 
     def close(self, tree: Any) -> Any:
         """The same tree with all its parcels locked; one that occurs twice is locked once."""
-        return _on_parcels(self._close, tree)
+        locked = {id(parcel): parcel for parcel in parcels_in(tree)}
+        if not locked:
+            return tree
+        locked = {name: self._close(parcel) for name, parcel in locked.items()}
+        return tree_map(lambda leaf: locked[id(leaf)] if isinstance(leaf, Sealed) else leaf, tree)
 
-    def open(self, tree: Any) -> Any:
-        """The same tree with all its parcels as their senders made them."""
-        return _on_parcels(self._open, tree)
+    def open(self, inboxes: Mapping[int, Mapping[int, Sealed]], call: Call) -> dict[int, dict[int, Sealed]]:
+        """Parcels by recipient and sender as their senders made them, for this call.
 
-    def _close(self, content: Any) -> Cipher:
+        For the same call they open again, if its answer was lost; for another one never.
+        """
+        if not fits(inboxes, dict[int, dict[int, Sealed]]):
+            raise Damaged("What came for parties is not their sealed parcels by sender.")
+        if call.round < self._round and inboxes:
+            raise ComityError(f"Sealed parcels of round {call.round} came after those of round {self._round}.")
+        if call.round > self._round:
+            self._round = call.round
+            self._opened.clear()  # a parcel of an earlier round does not open any more
+        return {
+            recipient: {sender: self._open(parcel, sender, recipient, call) for sender, parcel in inbox.items()}
+            for recipient, inbox in inboxes.items()
+        }
+
+    def _close(self, parcel: Sealed) -> Sealed:
+        if parcel.postmark is None:
+            raise ComityError("A sealed parcel leaves its process in a party's reply or not at all.")
+        sender, round = parcel.postmark
+        key = os.urandom(KEY)
+        blob = ChaCha20Poly1305(key).encrypt(USED_ONCE, encode(unseal(parcel)), None)
+        keys = b"".join(self._locked(key, sender, recipient, round, parcel.size) for recipient in parcel.to)
+        cipher = Cipher(sender, round, list(parcel.to), _numbers(keys).view(len(parcel.to), LOCKED_KEY), _numbers(blob))
+        return Sealed(cipher, parcel.size, parcel.to, parcel.postmark)
+
+    def _locked(self, key: bytes, sender: int, recipient: int, round: int, size: int) -> bytes:
         nonce = os.urandom(NONCE)
-        blob = nonce + self._cipher.encrypt(nonce, encode(content), None)
-        return Cipher(torch.frombuffer(bytearray(blob), dtype=torch.uint8))
+        return nonce + self._between(sender, recipient).encrypt(nonce, key, self._bound(sender, recipient, round, size))
 
-    def _open(self, content: Cipher) -> Any:
-        blob = content.blob.numpy().tobytes()
+    def _open(self, parcel: Sealed, sender: int, recipient: int, call: Call) -> Sealed:
+        check_address(parcel, sender, recipient, call.round)
+        cipher = unseal(parcel)
+        _check_form(cipher)
+        locked = cipher.keys[cipher.to.index(recipient)].numpy().tobytes()
+        if self._opened.get((recipient, locked), call) != call:
+            raise ComityError(TWICE)
         try:
-            return decode(self._cipher.decrypt(blob[:NONCE], blob[NONCE:], None))
+            bound = self._bound(sender, recipient, call.round, parcel.size)
+            key = self._between(sender, recipient).decrypt(locked[:NONCE], locked[NONCE:], bound)
+            content = decode(ChaCha20Poly1305(key).decrypt(USED_ONCE, cipher.blob.numpy(), None))
         except InvalidTag as why:
-            raise ComityError("A sealed parcel was changed on its way, or is not for this run.") from why
+            raise Damaged("A sealed parcel was changed on its way, or is not of this run.") from why
+        if payload(content) != parcel.size:
+            raise Damaged("A sealed parcel is not of the size that was charged for it.")
+        self._opened[recipient, locked] = call
+        return Sealed(content, parcel.size, parcel.to, parcel.postmark)
+
+    def _between(self, sender: int, recipient: int) -> ChaCha20Poly1305:
+        return ChaCha20Poly1305(self._keys(sender, recipient))
+
+    def _bound(self, sender: int, recipient: int, round: int, size: int) -> bytes:
+        """What a locked key is bound to."""
+        return self._run + f" {round} {sender} {recipient} {size}".encode()
 
 
-def _on_parcels(function: Any, tree: Any) -> Any:
-    made: dict[int, Sealed] = {}
+def _numbers(data: bytes) -> Tensor:
+    """Bytes as a tensor."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
-    def leaf(node: Any) -> Any:
-        if not isinstance(node, Sealed):
-            return node
-        if id(node) not in made:
-            made[id(node)] = Sealed(function(unseal(node)), node.size)
-        return made[id(node)]
 
-    return tree_map(leaf, tree)
+def _check_form(cipher: Any) -> None:
+    """Refuse what no lock has made."""
+    formed = (
+        isinstance(cipher, Cipher)
+        and cipher.keys.dtype == cipher.blob.dtype == torch.uint8
+        and cipher.keys.shape == (len(cipher.to), LOCKED_KEY)
+        and cipher.blob.dim() == 1
+        and len(cipher.blob) >= TAG
+    )
+    if not formed:
+        raise Damaged("A sealed parcel is not locked as parcels are.")
 
 
 class Handover:
@@ -74,16 +155,16 @@ class Handover:
                 end.close()
 
     def lock(self, worker: int) -> Lock:
-        """In worker 0: draw the secret and hand it on; in another: receive it."""
+        """In worker 0: draw the secret and the run's name and hand them on; in another: receive them."""
         if worker == 0:
-            secret = os.urandom(SECRET)
+            drawn = os.urandom(KEY + RUN)
             for giver, _ in self._pairs:
-                giver.sendall(secret)
+                giver.sendall(drawn)
         else:
             for giver, _ in self._pairs:
                 giver.close()  # so that a dead first worker is noticed
-            secret = self._pairs[worker - 1][1].recv(SECRET, socket.MSG_WAITALL)
-            if len(secret) < SECRET:
+            drawn = self._pairs[worker - 1][1].recv(KEY + RUN, socket.MSG_WAITALL)
+            if len(drawn) < KEY + RUN:
                 raise EOFError
         self.close()
-        return Lock(secret)
+        return Lock(SharedSecret(drawn[:KEY]), drawn[KEY:])

@@ -14,7 +14,7 @@ from comity.core.finite import first_not_finite, is_finite
 from comity.core.fit import plain
 from comity.core.key import Key
 from comity.core.party import Party
-from comity.core.record import Params, Sealed, leaves, on_device, unseal
+from comity.core.record import Params, Sealed, leaves, on_device, post, received
 from comity.core.task import Task
 from comity.core.wrapper import work_of
 from comity.engines.running import KeptMoments, RunningWork
@@ -59,7 +59,7 @@ class Site:
     def begin(self, call: Call, letter: Letter, inbox: dict[int, Sealed]) -> RunningWork:
         """Do what is asked, up to the first training; what came of calls after the one that the letter names is forgotten."""
         self.versions.go_to(letter.after)
-        opened = {sender: unseal(parcel) for sender, parcel in inbox.items()}
+        opened = {sender: received(parcel, sender, self.party.id, call) for sender, parcel in inbox.items()}
         usable = {sender: content for sender, content in opened.items() if is_finite(content)}
         party = replace(self.party, inbox=usable) if usable else self.party
         key = self._root.fold("party", party.stream, call.round, call.work, call.use)
@@ -75,6 +75,7 @@ class Site:
     def end(self, running: RunningWork) -> Answer:
         """What came of a work that is done; the party's new state is kept, until a letter says that it does not count."""
         mine, reply = running.result
+        post(reply, self.party.id, running.call.round)
         keeps = running.kept.uses > 0 or (mine is not self.mine and bool(leaves(mine) or leaves(self.mine)))
         ruined = ""
         if keeps:

@@ -58,7 +58,7 @@ class Apple(Algorithm[Shares, AppleState, Shares]):
         return s
 
     async def send(self, mine: AppleState, m: Empty, party: Party, key: Key) -> tuple[AppleState, Sent]:
-        return mine, Sent(seal(Model(mine.core)))
+        return mine, Sent(seal(Model(mine.core), to=(j for j in range(party.federation_size) if j != party.id)))
 
     async def local(self, mine: AppleState, m: Shares, party: Party, key: Key) -> tuple[AppleState, Empty]:
         lr, names = party.training.lr, list(trainable(mine.core))

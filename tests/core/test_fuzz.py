@@ -1,0 +1,21 @@
+"""A seeded slice of `fuzz.py`, which makes as many mutants as one likes."""
+
+from __future__ import annotations
+
+from fuzz import fuzz, legitimate, new_lock, parcel_blob, CALL, use  # isort: skip
+
+from comity.core.codec import decode, encode
+
+
+def test_what_is_mutated_was_legitimate():
+    for tree in legitimate():
+        use(decode(encode(tree)))
+        assert new_lock().open(decode(parcel_blob(tree), parcels=True), CALL)
+
+
+def test_mutants_are_refused_or_harmless():
+    blobs, parcels = fuzz(2000, seed=1)
+    assert blobs.read > 50  # they are not all refused at the door
+    assert parcels.read > 3
+    assert len(blobs.refused) > 20
+    assert any("changed on its way" in reason for reason in parcels.refused)

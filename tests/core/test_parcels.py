@@ -1,0 +1,294 @@
+"""What parties send each other: for whom it is, from whom, in its run and round, for one call, and of its size."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from comity.core import Model, Sealed, record, seal
+from comity.core.call import Call
+from comity.core.codec import decode, encode
+from comity.core.record import Cipher, Postmark, post, received, unseal
+from comity.engines.channel import Channel
+from comity.engines.sealing import KEY, LOCKED_KEY, Lock, SharedSecret
+from comity.errors import ComityError, Damaged
+
+SECRET, RUN = bytes(range(32)), b"a run"
+CALL = Call("local", 0, 3, 0)
+THETA = {"w": torch.arange(64.0)}
+ME, YOU, THEY = 1, 2, 5
+
+
+def new_lock(secret: bytes = SECRET, run: bytes = RUN) -> Lock:
+    return Lock(SharedSecret(secret), run)
+
+
+def sent(content: Any = None, to: Any = (YOU, THEY), sender: int = ME, round: int = CALL.round) -> Sealed:
+    """A parcel as it leaves its sender's site."""
+    parcel = seal(Model(THETA) if content is None else content, to)
+    post([parcel], sender, round)
+    return parcel
+
+
+def opened(parcel: Sealed, to: int = YOU, sender: int = ME, call: Call = CALL, lock: Lock | None = None) -> Any:
+    return unseal((lock or new_lock()).open({to: {sender: parcel}}, call)[to][sender])
+
+
+def test_a_parcel_stays_a_parcel_on_its_way():
+    lock, (here, there) = new_lock(), Channel.pair()
+    parcel = sent()
+    here.send(lock.close({"a": parcel, "b": parcel}))
+    got = there.receive()
+    assert isinstance(got["a"], Sealed)
+    assert got["a"] is got["b"]
+    assert (got["a"].size, got["a"].to, got["a"].postmark) == (256, (YOU, THEY), Postmark(ME, CALL.round))
+    assert torch.equal(opened(got["a"], lock=lock).theta["w"], THETA["w"])
+    over_a_wire = decode(encode(lock.close([sent()]), parcels=True), parcels=True)
+    assert torch.equal(opened(over_a_wire[0]).theta["w"], THETA["w"])
+
+
+def test_a_parcel_leaves_a_process_locked_or_not_at_all():
+    with pytest.raises(ComityError, match="locked"):
+        encode(seal(Model(THETA), YOU))
+    with pytest.raises(ComityError, match="locked"):
+        encode(seal(Model(THETA), YOU), parcels=True)
+    with pytest.raises(ComityError, match="in a party's reply"):
+        new_lock().close(seal(Model(THETA), YOU))
+
+
+def test_a_parcel_shows_its_size_and_its_address_and_nothing_else():
+    parcel = seal(Model({"w": torch.full((5,), 1234.5)}), YOU)
+    public = [name for name in dir(parcel) if not name.startswith("_")]
+    assert public == ["postmark", "size", "to"]
+    assert "1234" not in repr(parcel) + str(parcel)
+    attempts: list[Callable[[Any], object]] = [pickle.dumps, copy.copy, copy.deepcopy, vars, iter, len]
+    for attempt in attempts:
+        with pytest.raises(TypeError):
+            attempt(parcel)
+
+
+def test_what_is_locked_holds_no_plaintext_and_cannot_be_changed():
+    plain = THETA["w"].numpy().tobytes()
+    for field in ("blob", "keys"):
+        parcel = new_lock().close(sent())
+        numbers = getattr(unseal(parcel), field).view(-1)
+        seen = numbers.numpy().tobytes()
+        assert not any(plain[k : k + 16] in seen for k in range(0, len(plain) - 16, 8))
+        numbers[20] ^= 1
+        with pytest.raises(Damaged, match="changed on its way"):
+            opened(parcel)
+
+
+def test_a_content_is_encrypted_once_for_all_its_recipients():
+    one, many = (unseal(new_lock().close(sent(to=to))) for to in ([YOU], range(50)))
+    assert len(one.blob) == len(many.blob)
+    assert many.keys.shape == (50, LOCKED_KEY)
+    for to in (0, 49):
+        assert torch.equal(opened(new_lock().close(sent(to=range(50))), to).theta["w"], THETA["w"])
+
+
+def test_a_parcel_for_nobody_opens_for_nobody():
+    with pytest.raises(ComityError, match="not for"):
+        opened(new_lock().close(sent(to=[])))
+
+
+# --- on every engine
+
+
+def test_in_one_process_too_a_parcel_is_for_its_recipients():
+    assert received(sent(), ME, YOU, CALL).theta is THETA
+    with pytest.raises(ComityError, match="not for"):
+        received(sent(), ME, 3, CALL)
+
+
+@pytest.mark.parametrize(("sender", "round"), [(THEY, CALL.round), (ME, CALL.round + 1)])
+def test_in_one_process_too_a_parcel_is_of_its_sender_and_round(sender, round):
+    with pytest.raises(ComityError, match="another"):
+        received(sent(), sender, YOU, CALL._replace(round=round))
+
+
+def test_in_one_process_too_a_parcel_lives_for_one_call():
+    parcel = sent()
+    for _ in range(2):
+        assert received(parcel, ME, YOU, CALL).theta is THETA
+    assert received(parcel, ME, THEY, CALL._replace(use=1)).theta is THETA  # of each recipient
+    with pytest.raises(ComityError, match="second time"):
+        received(parcel, ME, YOU, CALL._replace(use=1))
+
+
+def test_a_parcel_leaves_its_site_once():
+    parcel = sent()
+    post({"again": (parcel,)}, ME, CALL.round)
+    with pytest.raises(ComityError, match="left its site twice"):
+        post([parcel], YOU, CALL.round)
+
+
+# --- between processes, where the carrier may try
+
+
+def test_it_opens_for_its_recipient_only():
+    parcel = new_lock().close(sent())
+    with pytest.raises(ComityError, match="not for"):
+        opened(parcel, to=3)
+
+
+@pytest.mark.parametrize("as_if", [YOU, THEY])
+def test_a_carrier_cannot_readdress_it(as_if):
+    """It writes another address on it, and gives the key that was for another."""
+    cipher = unseal(new_lock().close(sent()))
+    for to in ([3, 3], [3, as_if]):
+        forged = Sealed(replace(cipher, to=to), 256, tuple(to), Postmark(ME, CALL.round))
+        with pytest.raises(Damaged, match="changed on its way"):
+            opened(forged, to=3)
+
+
+@pytest.mark.parametrize(
+    ("lie", "sender", "round", "size"),
+    [("its sender", THEY, CALL.round, 256), ("its round", ME, CALL.round + 1, 256), ("its size", ME, CALL.round, 255)],
+)
+def test_a_carrier_cannot_lie_about(lie, sender, round, size):
+    cipher = unseal(new_lock().close(sent()))
+    forged = Sealed(replace(cipher, sender=sender, round=round), size, (YOU, THEY), Postmark(sender, round))
+    with pytest.raises(Damaged, match="changed on its way"):
+        opened(forged, sender=sender, call=CALL._replace(round=round))
+
+
+def test_it_does_not_open_in_another_round_or_from_another_sender():
+    with pytest.raises(ComityError, match="another round"):
+        opened(new_lock().close(sent()), call=CALL._replace(round=4))
+    with pytest.raises(ComityError, match="another party"):
+        opened(new_lock().close(sent()), sender=THEY)
+
+
+@pytest.mark.parametrize("other", [new_lock(run=b"another"), new_lock(secret=bytes(32))])
+def test_it_does_not_open_in_another_run(other):
+    with pytest.raises(Damaged, match="changed on its way, or is not of this run"):
+        opened(new_lock().close(sent()), lock=other)
+
+
+def test_it_opens_for_one_call_however_often_that_is_asked():
+    lock = new_lock()
+    parcel = lock.close(sent())
+    for _ in range(3):
+        assert torch.equal(opened(parcel, lock=lock).theta["w"], THETA["w"])
+    for other in (CALL._replace(use=1), CALL._replace(work="another"), CALL._replace(depth=1)):
+        with pytest.raises(ComityError, match="second time"):
+            opened(parcel, lock=lock, call=other)
+    assert opened(parcel, to=THEY, lock=lock, call=CALL._replace(use=1))  # for the other recipient it is the first
+    copied = Sealed(replace(unseal(parcel), to=[YOU]), 256, (YOU,), parcel.postmark)  # another object, the same parcel
+    with pytest.raises(Damaged, match="not locked as parcels are"):
+        opened(copied, lock=lock, call=CALL._replace(use=1))
+    copied = Sealed(replace(unseal(parcel), to=[YOU], keys=unseal(parcel).keys[:1]), 256, (YOU,), parcel.postmark)
+    with pytest.raises(ComityError, match="second time"):
+        opened(copied, lock=lock, call=CALL._replace(use=1))
+
+
+def test_a_carrier_cannot_go_back_to_an_earlier_round():
+    """What was opened is remembered for the length of a round."""
+    lock = new_lock()
+    old, new = lock.close(sent()), lock.close(sent(round=4))
+    opened(old, lock=lock)
+    opened(new, lock=lock, call=CALL._replace(round=4))
+    with pytest.raises(ComityError, match="round 3 came after"):
+        opened(old, lock=lock, call=CALL._replace(use=1))
+
+
+def test_a_sender_cannot_claim_another_size_than_that_of_what_it_sends():
+    cheap = seal(Model(THETA), YOU)
+    cheap.size = 4
+    post(cheap, ME, CALL.round)
+    with pytest.raises(Damaged, match="not of the size"):
+        opened(new_lock().close(cheap))
+
+
+@pytest.mark.parametrize(
+    "cipher",
+    [
+        5,
+        Model(THETA),
+        Cipher(ME, CALL.round, [YOU], torch.zeros(1, LOCKED_KEY).byte(), torch.zeros(5).byte()),
+        Cipher(ME, CALL.round, [YOU], torch.zeros(1, LOCKED_KEY).byte(), torch.zeros(50)),
+        Cipher(ME, CALL.round, [YOU], torch.zeros(1, LOCKED_KEY).byte(), torch.zeros(50, dtype=torch.bfloat16)),
+        Cipher(ME, CALL.round, [YOU], torch.zeros(1, LOCKED_KEY).byte(), torch.zeros(5, 10).byte()),
+        Cipher(ME, CALL.round, [YOU], torch.zeros(LOCKED_KEY).byte(), torch.zeros(50).byte()),
+        Cipher(ME, CALL.round, [YOU], torch.zeros(0, LOCKED_KEY).byte(), torch.zeros(50).byte()),
+        Cipher(ME, CALL.round, [YOU], torch.zeros(1, LOCKED_KEY), torch.zeros(50).byte()),
+    ],
+    ids=["a number", "not locked", "short", "floats", "bf16", "a matrix", "flat keys", "no keys", "keys of floats"],
+)
+def test_what_no_lock_made_is_refused(cipher):
+    with pytest.raises(Damaged, match="not locked as parcels are"):
+        opened(Sealed(cipher, 3, (YOU,), Postmark(ME, CALL.round)))
+
+
+@pytest.mark.parametrize("inboxes", [5, {YOU: 5}, {YOU: {ME: 5}}, {"x": {}}, {YOU: {"x": 5}}, [[]]])
+def test_inboxes_without_their_form_are_refused(inboxes):
+    with pytest.raises(Damaged, match="sealed parcels by sender"):
+        new_lock().open(inboxes, CALL)
+
+
+def test_a_sender_may_have_locked_anything(monkeypatch):
+    """A party of bad will has the right keys, and may seal bytes that no `encode` wrote."""
+    monkeypatch.setattr("comity.engines.sealing.encode", lambda content: b"\xff" * 100)
+    parcel = new_lock().close(sent())
+    with pytest.raises(Damaged, match="damaged or foreign"):
+        opened(parcel)
+
+
+# --- keys
+
+
+def test_each_pair_has_a_key_of_its_own_and_both_directions_the_same():
+    keys = SharedSecret(SECRET)
+    made = {keys(i, j) for i in range(12) for j in range(i, 12)}
+    assert len(made) == 12 * 13 // 2
+    assert {len(key) for key in made} == {KEY}
+    assert keys(1, 2) == keys(2, 1) != SharedSecret(bytes(32))(1, 2)
+
+
+class Exchanged:
+    """How sites on machines of their own come to the same keys, each with its own half only."""
+
+    def __init__(self, me: int, private: X25519PrivateKey, public: dict[int, Any]) -> None:
+        self._me, self._private, self._public = me, private, public
+
+    def __call__(self, one: int, other: int) -> bytes:
+        (them,) = {one, other} - {self._me}
+        return HKDF(SHA256(), KEY, None, b"comity parcels").derive(self._private.exchange(self._public[them]))
+
+
+def test_pairs_keys_may_come_from_an_exchange_instead():
+    private = {i: X25519PrivateKey.generate() for i in (ME, YOU, THEY)}
+    public = {i: half.public_key() for i, half in private.items()}
+    locks = {i: Lock(Exchanged(i, half, public), RUN) for i, half in private.items()}
+    parcel = locks[ME].close(sent())
+    for to in (YOU, THEY):
+        assert torch.equal(opened(parcel, to, lock=locks[to]).theta["w"], THETA["w"])
+    strange = Lock(Exchanged(YOU, X25519PrivateKey.generate(), public), RUN)
+    with pytest.raises(Damaged, match="changed on its way"):
+        opened(locks[ME].close(sent()), lock=strange)
+
+
+@record
+class Nested:
+    parcels: dict[int, Sealed]
+    more: list[tuple[int, Sealed | None]]
+
+
+def test_all_parcels_of_a_reply_are_locked_wherever_they_are():
+    reply = Nested({1: sent()}, [(1, sent()), (2, None)])
+    locked = new_lock().close((reply, 3, ""))
+    assert isinstance(unseal(locked[0].parcels[1]), Cipher)
+    assert isinstance(unseal(locked[0].more[0][1]), Cipher)
+    assert locked[1:] == (3, "")
+    plain = (Model(THETA), 3, "")
+    assert new_lock().close(plain) is plain
