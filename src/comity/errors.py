@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import signal
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -37,9 +39,44 @@ def describe(why: BaseException) -> str:
     """An unforeseen exception as one sentence: what, where, and its own words."""
     if isinstance(why, ComityError):
         return str(why)
+    if lack := _lacking(why):
+        return lack
     if isinstance(why, OSError):
         return f"{why.strerror or why}{f': {why.filename}' if why.filename else ''}."
     frames = extract_tb(why.__traceback__)
     ours = [f for f in frames if "site-packages" not in Path(f.filename).parts and f.name != "__getattr__"] or frames
     where = f" in {ours[-1].name} ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
     return f"{type(why).__name__}{where}: {why}"
+
+
+NO_MEMORY = ("not enough memory", "can't allocate memory", "Cannot allocate memory", "failed to map segment", "bad_alloc")
+"""How torch, the system and the linker call it."""
+
+
+def _lacking(why: BaseException) -> str:
+    """What the machine has too little of, when that is the reason; libraries say it in exceptions of every kind."""
+    number = why.errno if isinstance(why, OSError) else None
+    if isinstance(why, MemoryError) or number == errno.ENOMEM or any(words in str(why) for words in NO_MEMORY):
+        return "There is not enough memory for this: try fewer workers, smaller batches or a smaller model."
+    if number in (errno.EMFILE, errno.ENFILE) or "Too many open files" in str(why):
+        return f"There are too few file descriptors for this ({_descriptors()}): allow more, with ulimit -n 1024 for instance."
+    return ""
+
+
+def _descriptors() -> str:
+    try:
+        from resource import RLIMIT_NOFILE, getrlimit
+    except ImportError:  # not a system that counts them
+        return "too many files are open"
+    return f"ulimit -n says {getrlimit(RLIMIT_NOFILE)[0]}"
+
+
+def fate(exit_code: int | None) -> str:
+    """How a process ended: on its own, or by which signal."""
+    if exit_code is None or exit_code >= 0:
+        return "ended unexpectedly"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    return f"was ended by {name}" + (", as systems do when memory runs out" if name == "SIGKILL" else "")
