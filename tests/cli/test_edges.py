@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from harness import SMALL, Ended, Nursery, complaint, one_sentence
+
+from comity.engines.channel import Channel
 
 # --- Signals ----------------------------------------------------------------------------------------------------------
 
@@ -80,6 +85,23 @@ def test_too_few_descriptors(count: int, nursery: Nursery, tmp_path: Path) -> No
         assert f"too few file descriptors for this (ulimit -n says {count})" in said
     else:
         assert count > 10, "three workers need more"
+
+
+def test_a_message_whose_descriptor_was_dropped_is_not_read() -> None:
+    """The system drops a descriptor that there is no room for without a word: then the tensors are not there."""
+    here, there = Channel.pair()
+    here.send({"w": torch.ones(4)})
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            there.receive()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        here.close()
+        there.close()
 
 
 @pytest.mark.parametrize("engine", ["loop", "process"])
