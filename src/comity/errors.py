@@ -22,6 +22,15 @@ class Refusal(ComityError):
     exit_code = 2
 
 
+def shown(value: object, most: int = 40) -> str:
+    """A value as it can be quoted in a sentence: on one line and not too long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not spell out numbers of more than some thousand digits
+        return "a number of thousands of digits"
+    return text if len(text) <= most else f"{text[: most - 4]}...{text[-1]}"
+
+
 def unknown(what: str, name: str, names: Iterable[str]) -> Refusal:
     """A refusal for `name`, with the nearest of `names` as a suggestion (or all of them when they are few)."""
     known = sorted(names)
@@ -32,7 +41,7 @@ def unknown(what: str, name: str, names: Iterable[str]) -> Refusal:
         hint = f" Known: {', '.join(known)}."
     else:
         hint = ""
-    return Refusal(f"There is no {what} {name!r}.{hint}")
+    return Refusal(f"There is no {what} {shown(name, 200)}.{hint}")
 
 
 def describe(why: BaseException) -> str:
@@ -46,20 +55,30 @@ def describe(why: BaseException) -> str:
     frames = extract_tb(why.__traceback__)
     ours = [f for f in frames if "site-packages" not in Path(f.filename).parts and f.name != "__getattr__"] or frames
     where = f" in {ours[-1].name} ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
-    return f"{type(why).__name__}{where}: {why}"
+    said = str(why).partition("\nException raised from")[0]  # torch's stack of C++ follows there
+    return f"{type(why).__name__}{where}: {said}"
 
 
-NO_MEMORY = ("not enough memory", "can't allocate memory", "Cannot allocate memory", "failed to map segment", "bad_alloc")
+NO_MEMORY = (
+    "not enough memory",
+    "can't allocate memory",
+    "size calculation overflowed",
+    "Cannot allocate memory",
+    "failed to map segment",
+    "bad_alloc",
+)
 """How torch, the system and the linker call it."""
 
 
 def _lacking(why: BaseException) -> str:
-    """What the machine has too little of, when that is the reason; libraries say it in exceptions of every kind."""
+    """What there is too little of, when that is the reason; libraries say it in exceptions of every kind."""
     number = why.errno if isinstance(why, OSError) else None
     if isinstance(why, MemoryError) or number == errno.ENOMEM or any(words in str(why) for words in NO_MEMORY):
         return "There is not enough memory for this: try fewer workers, smaller batches or a smaller model."
     if number in (errno.EMFILE, errno.ENFILE) or "Too many open files" in str(why):
         return f"There are too few file descriptors for this ({_descriptors()}): allow more, with ulimit -n 1024 for instance."
+    if isinstance(why, RecursionError) and "JSON" in str(why):
+        return "A json file that was to be read is nested too deeply to be one of Comity's: it is damaged."
     return ""
 
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from harness import SMALL, Ended, Nursery, complaint, one_sentence
+from harness import SMALL, Ended, Nursery, comity, complaint, one_sentence
 
+from comity import algorithms, models
+from comity.core.key import Key
+from comity.core.wrapper import Wrapper
 from comity.engines.channel import Channel
+from comity.errors import ComityError
+from comity.experiments.config import Experiment, experiment
+from comity.models.zoo import ZOO
 
 # --- Signals ----------------------------------------------------------------------------------------------------------
 
@@ -116,3 +125,108 @@ def test_a_full_disk_under_what_is_printed() -> None:
         command = [sys.executable, "-m", "comity.cli", "--version"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert "No space left" in one_sentence(Ended(done.returncode, "", done.stderr), 1)
+
+
+# --- Values at the edge -----------------------------------------------------------------------------------------------
+
+VALUES: list[Any] = [
+    0, -1, 1, 1e30, -1e30, 1e-320, float("nan"), float("inf"), 2**31, 2**63, 10**400, 10**5000,
+    "", " ", "x\0y", "x" * 100_000, "été", "\udcff", "a,b", "(", "=", "none", True, [], [0, -1], {},
+]  # fmt: skip
+"""tests/soak/options.py runs what is accepted, too."""
+
+
+def answered(make: Callable[[], object]) -> bool:
+    """Whether a value is accepted; if it is not, by one sentence."""
+    said = None
+    try:
+        make()
+    except ComityError as why:
+        said = str(why).strip()
+    assert said is None or (said and "\n" not in said)
+    return said is None
+
+
+def typed(value: Any) -> str:
+    return "9" * 5000 if value == 10**5000 else str(value)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_every_option_of_a_model(name: str) -> None:
+    shape = {"fasttext": (20,), "har-cnn": (9, 40), "bilstm": (8, 3)}.get(name, (1, 16, 16))
+    options = list(inspect.signature(ZOO[name]).parameters)[2:]
+    for option in options:
+        accepted = [v for v in VALUES if answered(lambda o=option, v=v: models.build(f"{name}({o}={typed(v)})", shape, 3))]  # type: ignore[misc]
+        assert 1e30 not in accepted or option == "drop"
+
+
+def test_what_a_model_takes_is_counted_before_torch_is_asked() -> None:
+    for name in ZOO:
+        shape = {"fasttext": (20,), "har-cnn": (9, 40), "bilstm": (8, 3)}.get(name, (1, 16, 16))
+        network = ZOO[name](shape, 3)
+        counted = sum(layer.values for stage in network.all_stages for layer in stage.layers)
+        assert counted == sum(value.numel() for value in network.init(Key(0)).values()), name
+
+
+def test_a_model_larger_than_the_machine(here: Path) -> None:
+    said = one_sentence(comity("run", "fedavg", "--model", "mlp2(width=300000)", "--out", "out"), 2)
+    assert "mlp2 with so many values would take 360 GB" in said
+    one_sentence(comity("run", "fedavg", "--model", "mlp2(width=1e30)", "--out", "out"), 2)
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_every_option_of_a_method(name: str) -> None:
+    cls = algorithms.find(name)
+    text = f"fedavg+{name}" if issubclass(cls, Wrapper) else name
+    for option in algorithms.options(cls):
+        for value in (0, -1, 1e30, 1e-320, float("nan"), 10**400, 10**5000, "", "\udcff", []):
+            answered(lambda o=option, v=value: algorithms.compose(text, {o: v}))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", [n for n in Experiment.model_fields if n not in ("set", "party")])
+def test_every_setting(name: str) -> None:
+    for value in VALUES:
+        answered(lambda v=value: experiment({name: v}))  # type: ignore[misc]
+    for value in ("x\0y", "\udcff", 10**400, 10**5000, {"a": "\0"}):
+        assert not answered(lambda v=value: experiment({name: v}))  # type: ignore[misc]
+
+
+def test_seeds_have_64_bits() -> None:
+    assert experiment({"seed": 2**63 - 1}).seed == 2**63 - 1
+    assert not answered(lambda: experiment({"seed": 2**63}))
+    assert not answered(lambda: experiment({"rounds": 10**12}))
+
+
+FILES = {
+    "deep": b"a = " + b"[" * 100_000,
+    "dotted": b"set" + b".a" * 100_000 + b" = 1",
+    "long number": b"rounds = " + b"9" * 5000,
+    "hexadecimal": b"seed = 0x" + b"f" * 5000,
+    "bytes": b"data = '\xff'",
+    "nul": b"data = 'a\\u0000b'",
+    "long name": b"data = '" + b"x" * 5000 + b".py'",
+    "no number": b"rounds = nan",
+}
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_settings_of_a_file(what: str, here: Path) -> None:
+    (here / "a.toml").write_bytes(FILES[what])
+    said = one_sentence(comity("run", "a.toml", "--out", "out"), 1, 2)
+    assert len(said) < 2100
+    assert "Error in " not in said
+    assert not (here / "out").exists()
+
+
+@pytest.mark.parametrize("folder", ["x" * 300, "file/inside", "x/" * 3000])
+def test_a_folder_that_cannot_be(folder: str, here: Path) -> None:
+    (here / "file").touch()
+    said = one_sentence(comity("run", "fedavg", *SMALL, "--out", folder), 1, 2)
+    assert "Error in " not in said
+
+
+def test_bytes_that_are_no_text_on_the_command_line(here: Path) -> None:
+    """Python makes characters of them that cannot be written."""
+    for args in (("fed\udcff",), ("fedavg", "--data", "\udcff"), ("fedavg", "--set", "\udcff=1"), ("\udcff.toml",)):
+        said = one_sentence(comity("run", *args), 2)
+        assert "Error in " not in said

@@ -7,6 +7,8 @@ import sys
 
 from comity.cli.signals import Signals
 
+MOST_SAID = 2000  # letters: what was typed is quoted, and may have been a whole file
+
 
 def enter() -> None:
     """Run what was asked for on the command line; whatever goes wrong ends the process with a sentence and an exit code."""
@@ -21,7 +23,7 @@ def enter() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except BaseException as why:  # not Exception: libraries written in Rust panic past it
         sentence, code = _verdict(why, signals)
-        print(f"comity: {' '.join(sentence.split())}", file=sys.stderr)
+        print(f"comity: {' '.join(sentence.split())[:MOST_SAID]}", file=sys.stderr)
         sys.exit(code)
     finally:
         signals.ignored()

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comity.errors import Refusal
+from comity.errors import shown as shown  # noqa: PLC0414  (readers take it from here, with the rest)
 
 Array = NDArray[Any]
 Pixels = NDArray[np.uint8]
@@ -32,12 +33,6 @@ _DAMAGE = (gzip.BadGzipFile, zlib.error, EOFError, LZMAError, TarError, BadZipFi
 def bad(where: Source, what: str) -> Refusal:
     """A refusal of one sentence: the file (or a place in it), then what is wrong with it."""
     return Refusal(f"{where} {what}.")
-
-
-def shown(value: object) -> str:
-    """A value as it can be quoted in a sentence: on one line and not too long."""
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:36]}...{text[-1]}"
 
 
 def few(names: Iterable[str], most: int = 20) -> str:
