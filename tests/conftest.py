@@ -10,7 +10,9 @@ seconds, which `make quick` leaves out. `pytest --durations=50` finds slow tests
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -72,6 +74,14 @@ SLOW = (
     "equations/test_relay.py::test_p2p",
     "equations/test_relay.py::test_t3",
 )
+
+
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """A command ignores Ctrl-C once it is done, because its process is; here others follow."""
+    yield
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,11 +10,14 @@ Examples:
     True
 """
 
-from importlib import import_module
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+from importlib import import_module
+
+TYPE_CHECKING = False  # typing's own takes longer to import than all that stands here
 if TYPE_CHECKING:
+    from typing import Any
+
     from comity.data import Federation, load
     from comity.errors import ComityError, Refusal
     from comity.experiments.result import Result
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from comity.studies.leave_one_out import Effect, leave_one_out
 
 __all__ = ["ComityError", "Effect", "Federation", "Refusal", "Result", "leave_one_out", "load", "run"]
-__version__ = version("comity")
+__version__: str
 
 _HOMES = {
     "ComityError": "comity.errors",
@@ -37,10 +40,16 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """A public name from where it is at home, when it is first asked for: `comity --version` does not wait for torch."""
-    if name not in _HOMES:
+    """A public name from where it is at home, when it is first asked for: `comity --version` does not wait for torch.
+
+    The version too: reading it takes longer than all that stands here, and the command line must be quick to hear Ctrl-C.
+    """
+    if name == "__version__":
+        found: Any = import_module("importlib.metadata").version("comity")
+    elif name in _HOMES:
+        found = getattr(import_module(_HOMES[name]), name)
+    else:
         raise AttributeError(f"module 'comity' has no attribute {name!r}")
-    found = getattr(import_module(_HOMES[name]), name)
     globals()[name] = found
     return found
 

@@ -15,8 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from comity.errors import Refusal, unknown
+from comity.errors import Refusal, shown, unknown
 
+BEYOND = 10**12
+"""No count of anything reaches it; further on 64 bits overflow."""
 T = TypeVar("T")
 Value = bool | int | float | str | tuple[Any, ...]
 
@@ -40,7 +42,10 @@ def show(value: object) -> str:
         return str(value).lower()
     if isinstance(value, tuple | list):
         return ",".join(show(v) for v in value)
-    return str(value)
+    try:
+        return str(value)
+    except ValueError:  # Python does not spell out numbers of more than some thousand digits
+        raise Refusal("There is a number of thousands of digits, which nothing here takes.") from None
 
 
 def split(text: str, separator: str) -> list[str]:
@@ -110,7 +115,7 @@ def coerce(what: str, given: object, kind: Any) -> Any:
     if origin is typing.Literal:
         if given in typing.get_args(kind):
             return given
-        raise Refusal(f"{what} must be one of {', '.join(map(str, typing.get_args(kind)))}, not {show(given)!r}.")
+        raise Refusal(f"{what} must be one of {', '.join(map(str, typing.get_args(kind)))}, not {shown(show(given))}.")
     if origin is tuple:
         (inner, *_) = typing.get_args(kind)
         return tuple(coerce(what, g, inner) for g in (given if isinstance(given, tuple | list) else (given,)))
@@ -126,13 +131,18 @@ def _any_of(what: str, given: object, choices: tuple[Any, ...]) -> Any:
             return coerce(what, given, choice)
         except Refusal:
             continue
-    raise Refusal(f"{what} cannot be {show(given)!r}.")
+    raise Refusal(f"{what} cannot be {shown(show(given))}.")
 
 
 def _single(what: str, given: object, kind: Any) -> Any:
     """One number, word, or true or false: 3 is a float as well, 3.0 a whole number, and any number a word."""
+    if kind is int and isinstance(given, int | float) and abs(given) >= BEYOND:
+        raise Refusal(f"{what} is too large: whole numbers have at most 12 digits.")
     if kind is float and isinstance(given, int | float) and not isinstance(given, bool):
-        return float(given)
+        try:
+            return float(given)
+        except OverflowError:
+            raise Refusal(f"{what} is too large: no number is larger than 1.8e308.") from None
     if kind is int and isinstance(given, float) and given.is_integer():
         return int(given)
     if kind is str and isinstance(given, int | float):
@@ -140,7 +150,7 @@ def _single(what: str, given: object, kind: Any) -> Any:
     if isinstance(given, kind) and (kind is bool) == isinstance(given, bool):
         return given
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-    raise Refusal(f"{what} must be {names.get(kind, kind)}, not {show(given)!r}.")
+    raise Refusal(f"{what} must be {names.get(kind, kind)}, not {shown(show(given))}.")
 
 
 def call(spec: Spec, function: Callable[..., T], *fixed: Any) -> T:

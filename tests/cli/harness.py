@@ -176,7 +176,8 @@ class Nursery:
         return answer
 
     def start(self, *args: object, **how: Any) -> Child:
-        """Start `comity ARGS`. `how`: env, cwd, tty, limit (bytes a file may have), die_at, die_in, die_as (nursery.py)."""
+        """Start `comity ARGS`. `how`: env, cwd, tty, limit (bytes a file may have), descriptors and memory (bytes beside what
+        it begins with) that it may have, die_at, die_in, die_as (nursery.py)."""
         self._count += 1
         folder = self._scratch / str(self._count)
         folder.mkdir()

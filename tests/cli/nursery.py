@@ -48,6 +48,11 @@ def child(ask: dict[str, Any]) -> int:
     if "limit" in ask:
         resource.setrlimit(resource.RLIMIT_FSIZE, (ask["limit"], ask["limit"]))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    if "descriptors" in ask:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (ask["descriptors"], ask["descriptors"]))
+    if "memory" in ask:
+        most = ask["memory"] + resource.getpagesize() * int(open("/proc/self/statm").read().split()[0])  # noqa: SIM115
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     if "die_at" in ask:
         die_at(ask["die_at"], ask["die_in"], ask.get("die_as") == "worker")
     sys.argv = ["comity", *ask["args"]]

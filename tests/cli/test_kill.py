@@ -164,6 +164,7 @@ def test_all_workers_at_once(nursery: Nursery, calm: Callable[[str], Path], tmp_
     for worker in child.workers():
         os.kill(worker, signal.SIGKILL)
     said = complaint(child.wait(), 1)
+    assert "SIGKILL" in said
     assert "resume" in said
     assert child.all_gone()
     finish(nursery, out, args)

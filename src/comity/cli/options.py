@@ -171,7 +171,7 @@ def resumable(how: str) -> Iterator[None]:
         raise Stopped(f"Stopped; go on from the last checkpoint with: {how}") from None
     except Refusal:
         raise
-    except (ComityError, OSError) as why:
+    except (ComityError, OSError, MemoryError, RuntimeError) as why:  # torch says by the last that memory is not enough
         raise ComityError(f"{describe(why)} Go on with: {how}") from why
 
 

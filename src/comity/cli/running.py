@@ -257,3 +257,5 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
         f"time, scaled from one round tried with one party: training {screen.duration(made.train_seconds)}, evaluation "
         f"{screen.duration(made.evaluate_seconds)}; {made.steps:,} steps on engine {where}"
     )
+    if made.counted < chosen.rounds:
+        screen.out.print(f"estimated from {made.counted:,} of {chosen.rounds:,} rounds, evenly spread")

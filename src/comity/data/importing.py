@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from comity.data import prepared
 from comity.data.dataset import Dataset
 from comity.data.formats import Table, numeric, picture_files, read_csv, read_image, read_images, read_npz, read_parquet
-from comity.data.formats.common import bad, folder_of, inside, labels, same_length, shown
+from comity.data.formats.common import bad, few, folder_of, inside, labels, same_length, shown
 from comity.data.groups import Groups
 from comity.data.sets.common import planes
 from comity.data.split import check_name
@@ -132,7 +132,7 @@ def _arrays(path: Path) -> Contribution:
     held = read_npz(path, missing=True)
     for wanted in ("x", "y", *(["x_test", "y_test"] if {"x_test", "y_test"} & set(held) else [])):
         if wanted not in held:
-            raise bad(path, f"has no array called {wanted}; it has {', '.join(held)}")
+            raise bad(path, f"has no array called {wanted}; it has {few(held)}")
     parts = [(held["x"], held["y"])] + ([(held["x_test"], held["y_test"])] if "x_test" in held else [])
     made = []
     for x, y in parts:
@@ -194,10 +194,10 @@ def _tables(tables: dict[str, Table], label: str) -> Brought:
     """Columns of numbers as they are, columns of words as zeros and ones, over all words that any party has."""
     first, model = next(iter(tables.items()))
     for name, table in tables.items():
-        lost = next((c for c in (label, *model.names) if c not in table.names), None)
+        lost = next((c for c in (label, *model.names) if c not in table), None)
         if lost is not None:
-            raise Refusal(f"The table of party {name!r} has no column called {shown(lost)}; it has {', '.join(table.names)}.")
-        extra = next((c for c in table.names if c not in model.names), None)
+            raise Refusal(f"The table of party {name!r} has no column called {shown(lost)}; it has {few(table.names)}.")
+        extra = next((c for c in table.names if c not in model), None)
         if extra is not None:
             raise Refusal(f"The table of party {name!r} has a column {shown(extra)}, which that of party {first!r} has not.")
     columns = [c for c in model.names if c != label]
@@ -209,9 +209,9 @@ def _tables(tables: dict[str, Table], label: str) -> Brought:
         x = np.concatenate([_encoded(table, c, words[c]) for c in columns], axis=1)
         parties[name] = Contribution(Path(table.path), x, table[label], np.zeros(len(x), np.bool_))
     many = {c: len(w) for c, w in words.items() if w}
-    told = ", ".join(f"{c} ({n})" for c, n in many.items())
+    told = few(f"{c} ({n})" for c, n in many.items())
     notes = (f"words became a column of 0 and 1 each, for all words that any party has (none set where one is missing): {told}.",)
-    return Brought(parties, f"tables with the columns {', '.join(columns)}", notes if many else ())
+    return Brought(parties, f"tables with the columns {few(columns)}", notes if many else ())
 
 
 def _words(parts: Mapping[str, Array], column: str) -> tuple[str, ...]:
@@ -365,7 +365,7 @@ def _told(
         notes.append(f"no sample has the label {', '.join(map(str, unused[:10]))}{' and others' if len(unused) > 10 else ''}.")
     small = [name for name, party in parties.items() if (~party.test).sum() < LEAST]
     if small:
-        notes.append(f"{', '.join(small)} with fewer than {LEAST} samples take no part, unless --partition 'natural(min=1)'.")
+        notes.append(f"{few(small)} with fewer than {LEAST} samples take no part, unless --partition 'natural(min=1)'.")
     if test.any():
         notes.append("each party has a test part of its own, which --test official uses; own(0.25) puts it to the rest.")
     return notes

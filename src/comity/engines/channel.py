@@ -8,6 +8,7 @@ torch's own memory does: results of BLAS can depend on alignment, and all engine
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -126,6 +127,8 @@ class Channel:
             self._take_back(given_back)
             for old in closed:
                 self._mapped.pop(old, None)
+            if number >= 0 and not descriptors:  # the system drops what there is no room for, and says nothing
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             memory = self._memory(number, size, descriptors[0]) if descriptors else None
             return unflatten(skeleton, _views(places, memory))
         finally:

@@ -11,6 +11,7 @@ import selectors
 import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,12 @@ from comity.engines.engine import Engine, Scheduler, inboxes
 from comity.engines.saved import Saved
 from comity.engines.sealing import Handover, Lock
 from comity.engines.site_store import SiteStore
-from comity.errors import ComityError, Refusal, describe
+from comity.errors import ComityError, Refusal, describe, fate
 
 # Replies are sent in batches: few messages for many small ones, live progress for slow ones, large ones while in the cache.
 FLUSH_SECONDS, FLUSH_BYTES = 0.2, 4_000_000
-ENDED = "A worker process ended unexpectedly; the run can be resumed."
+GONE = (EOFError, ConnectionError)  # what a line says when nobody is at its other end
+ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
 def deal(loads: Mapping[int, int], workers: int, homes: Mapping[int, int]) -> list[list[int]]:
@@ -69,7 +71,8 @@ class ProcessEngine(Engine):
                 args=(there, strangers, handover, w, algorithm, everyone, root, scheduler),
                 daemon=True,
             )
-            process.start()
+            with _held_back():
+                process.start()
             there.close()
             self._lines.append(here)
             self._processes.append(process)
@@ -155,17 +158,32 @@ class ProcessEngine(Engine):
     def _send(self, w: int, ask: dict[str, Any]) -> None:
         try:
             self._lines[w].send(ask)
-        except OSError as why:
-            raise ComityError(ENDED) from why
+        except GONE as why:
+            raise self._ended(w) from why
 
     def _receive(self, w: int) -> dict[str, Any]:
         try:
             message: dict[str, Any] = self._lines[w].receive()
-        except (OSError, EOFError) as why:
-            raise ComityError(ENDED) from why
+        except GONE as why:
+            raise self._ended(w) from why
         if "error" in message:
             raise ComityError(message["error"])
         return message
+
+    def _ended(self, w: int) -> ComityError:
+        """What is said of a worker that is no longer there."""
+        self._processes[w].join(timeout=1)  # its line ends a moment before it does
+        return ComityError(f"A worker process {fate(self._processes[w].exitcode)}; the run can be resumed.")
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Ctrl-C waits until a new worker has said that it is not for it: in between, it would be a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _worker(
@@ -179,6 +197,8 @@ def _worker(
     scheduler: Scheduler,
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to answer; a worker ends when the line does
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
     for stranger in strangers:
         stranger.close()
     torch.set_num_threads(1)
@@ -187,15 +207,15 @@ def _worker(
     try:
         lock = handover.lock(number)
         while True:
-            ask = line.receive()
             try:
+                ask = line.receive()
                 sites = sites or SiteStore(algorithm, parties, root)
                 _answer(line, ask, sites, lock, scheduler)
-            except (EOFError, BrokenPipeError):
+            except GONE:
                 raise
             except Exception as why:
                 line.send({"error": describe(why)})
-    except (EOFError, OSError):
+    except GONE:
         return
 
 

@@ -67,6 +67,9 @@ class Quiet:
         pass
 
 
+COUNTED_ROUNDS, COUNTED_DRAWS = 1_000, 100_000  # rounds, and parties in them, that are counted one by one
+
+
 @dataclass(frozen=True)
 class Job:
     """An experiment made concrete: its algorithm, its parties with their tasks, and what everybody may know."""
@@ -105,11 +108,24 @@ class Job:
             )
         return said
 
+    @cached_property
+    def counted(self) -> dict[int, list[int]]:
+        """The cohorts of the rounds that are looked at to know what all will cost: of all rounds, or if these are too many, of
+        some, evenly spread, with the last among them."""
+        rounds = self.experiment.rounds
+        most = max(COUNTED_ROUNDS, COUNTED_DRAWS // len(self.parties))
+        looked = range(1, rounds + 1) if rounds <= most else [1 + k * (rounds - 1) // (most - 1) for k in range(most)]
+        return {t: self.cohort(t) for t in looked}
+
+    def in_all_rounds(self, count: int) -> int:
+        """What was found in the `counted` rounds, for all rounds: exact where these are all, or all alike."""
+        return count * self.experiment.rounds // len(self.counted)
+
     def steps(self) -> int:
         """Gradient steps of all parties in all rounds, if each work trains once."""
         each = [p.training.steps_for(len(p.data.train)) for p in self.parties]
         late = sum(each[i] for i in self.info.late)
-        return late + sum(each[i] for t in range(1, self.experiment.rounds + 1) for i in self.cohort(t))
+        return late + self.in_all_rounds(sum(each[i] for cohort in self.counted.values() for i in cohort))
 
     def engine(self) -> Engine:
         """The engine that the experiment names, with all parties on it."""

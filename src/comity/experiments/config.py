@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,9 +13,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from comity.core.training import Training
-from comity.errors import Refusal, unknown
+from comity.errors import Refusal, shown, unknown
 from comity.plugins import is_code
-from comity.spec import call, parse, split
+from comity.spec import BEYOND, call, parse, split
 
 
 def _found(names: Any) -> Any:
@@ -30,8 +31,9 @@ Named = Annotated[str, BeforeValidator(_found)]
 
 def _placed(data: Any) -> Any:
     """The name of a dataset; a user's file or folder by its absolute path."""
-    if isinstance(data, str) and (Path(data) / "dataset.json").is_file():
-        return str(Path(data).resolve())
+    with suppress(OSError):  # what no file can be called is no path
+        if isinstance(data, str) and (Path(data) / "dataset.json").is_file():
+            return str(Path(data).resolve())
     return _found(data)
 
 
@@ -144,6 +146,8 @@ class Experiment(BaseModel):
         return experiment(self.model_dump(exclude_unset=False) | changes)
 
 
+MOST_SEED = 2**63
+MOST_DOTS = 1000  # in a name: what tomllib needs for n of them grows with their square, up to all of the memory
 WHERE = {"engine", "workers", "device"}
 """The settings that say where a run is computed, which does not change what it computes, but for rounding."""
 
@@ -155,6 +159,7 @@ def experiment(settings: Mapping[str, Any]) -> Experiment:
             raise unknown("setting called", str(name), Experiment.model_fields)
         if isinstance(given, bool):
             raise Refusal(f"{name} cannot be {str(given).lower()}.")
+        _check_plain(name, given)
     try:
         made = Experiment.model_validate(dict(settings) | {"set": _flat(settings.get("set", {}))})
     except ValidationError as why:
@@ -166,6 +171,30 @@ def experiment(settings: Mapping[str, Any]) -> Experiment:
             raise Refusal(f"Give {name} either epochs or steps, not both.")
     made.training()
     return made
+
+
+def _check_plain(name: str, given: Any) -> None:
+    """Refuse what no setting can be: numbers beyond 64 bits, and text that cannot be written to a file or name one."""
+    if isinstance(given, Mapping):
+        for key, value in given.items():
+            _check_plain(name, key)
+            _check_plain(f"{name}.{key}", value)
+    elif isinstance(given, list | tuple):
+        for value in given:
+            _check_plain(name, value)
+    elif isinstance(given, int) and abs(given) >= (most := MOST_SEED if name == "seed" else BEYOND):
+        raise Refusal(f"{name} is too large: it must be less than {most:,}.")
+    elif isinstance(given, str) and ("\0" in given or not _is_text(given)):
+        raise Refusal(f"{name} holds a character that is no text: {shown(given)}.")
+
+
+def _is_text(given: str) -> bool:
+    """Whether it can be written down: bytes that a terminal could not read arrive as characters that cannot."""
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _flat(table: Any) -> Any:
@@ -200,21 +229,25 @@ def _sentence(why: ValidationError) -> str:
         case "float_parsing" | "float_type" | "finite_number":
             wish = "a number"
         case "extra_forbidden":
-            return f"There is no setting called {name!r}."
+            return f"There is no setting called {shown(name)}."
         case _:
             return f"{name}: {first['msg']}."
-    return f"{name} must be {wish}, not {given!r}."
+    return f"{name} must be {wish}, not {shown(given)}."
 
 
 def read(path: str | Path) -> Experiment:
     """An experiment from a TOML file."""
     try:
         text = Path(path).read_text(encoding="utf-8")
+        if any(line.partition("=")[0].count(".") > MOST_DOTS for line in text.splitlines()):
+            raise RecursionError
         return experiment(tomllib.loads(text))
     except OSError as why:
         raise Refusal(f"{path} cannot be read ({why.strerror}).") from why
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as why:
+    except ValueError as why:  # also of text that is not UTF-8, and of numbers of thousands of digits
         raise Refusal(f"{path} is not valid TOML: {why}.") from why
+    except RecursionError as why:
+        raise Refusal(f"{path} is nested too deeply to be an experiment.") from why
 
 
 def write(made: Experiment) -> str:

@@ -31,7 +31,7 @@ def mean_of_words(vocabulary: int, width: int, mean: str) -> Make:
             total = (F.embedding(words, p[table]) * real).sum(1)
             return total / (real.sum(1).clamp(min=1) if mean == "tokens" else length)
 
-        return Layer(apply, (width,), weights, dense=False)
+        return Layer(apply, (width,), weights, dense=False, values=vocabulary * width)
 
     return make
 
@@ -69,7 +69,11 @@ def bidirectional_lstm(width: int) -> Make:
             begin = x.new_zeros(2, len(x), width)
             return torch.lstm(x, (begin, begin), [p[k] for k in sizes], False, 1, 0.0, train, True, True)[0]
 
-        return Layer(apply, (steps, 2 * width), lambda g: {k: uniform(size, width, g) for k, size in sizes.items()}, dense=False)
+        def weights(g: torch.Generator) -> Params:
+            return {k: uniform(size, width, g) for k, size in sizes.items()}
+
+        values = sum(rows * columns for rows, columns in sizes.values())
+        return Layer(apply, (steps, 2 * width), weights, dense=False, values=values)
 
     return make
 

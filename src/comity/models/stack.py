@@ -21,6 +21,7 @@ from comity.core.kernels import linear as linear_layer
 from comity.core.key import Key
 from comity.core.record import Params
 from comity.errors import Refusal
+from comity.machine import check_fits
 from comity.models.layer_stream import LayerStream
 
 Shape = tuple[int, ...]
@@ -40,6 +41,8 @@ class Layer:
     """Whether it draws at random while it trains."""
     dense: bool = True
     """Whether it is a linear layer or takes no time beside one."""
+    values: int = 0
+    """How many values its parameters have."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,8 @@ class Builder:
 
     def build(self, cut: str = "") -> Stack:
         """The finished stack, with its representation after the stage `cut`: the last but one unless told."""
+        values = sum(layer.values for stage in self._stages for layer in stage.layers)
+        check_fits(f"{self.name} with so many values", 4 * values)
         return Stack(self.name, tuple(self._stages), cut)
 
 
@@ -168,6 +173,7 @@ def linear(out: int) -> Make:
             lambda p, x, train: linear_layer(x, p[weight], p[bias]),
             (out,),
             lambda g: {weight: uniform((out, into), into, g), bias: uniform((out,), into, g)},
+            values=out * (into + 1),
         )
 
     return make
@@ -209,7 +215,7 @@ def conv(out: int, kernel: Size, padding: int = 0, bias: bool = True, stride: in
             x, weight = x.to(memory_format=order), p[kernels].to(memory_format=order)
             return F.conv2d(x, weight, p[offsets] if bias else None, stride, padding)
 
-        return Layer(apply, left, weights, dense=False)
+        return Layer(apply, left, weights, dense=False, values=out * (fan + bias))
 
     return make
 
@@ -257,6 +263,7 @@ def _joined(apply: Apply, shape: Shape, *parts: Layer) -> Layer:
         frozenset(n for part in parts for n in part.norms),
         any(part.draws for part in parts),
         all(part.dense for part in parts),
+        sum(part.values for part in parts),
     )
 
 
@@ -271,6 +278,7 @@ def batchnorm() -> Make:
             shape,
             lambda g: {weight: torch.ones(n), bias: torch.zeros(n), mean: torch.zeros(n), var: torch.ones(n)},
             frozenset({weight, bias, mean, var}),
+            values=4 * n,
         )
 
     return make

@@ -50,7 +50,7 @@ def sampled_gaussian_epsilon(rate: float, noise: float, steps: int, delta: float
     """ε at δ after so many steps of DP-SGD: Rényi composition, then the conversion of Canonne et al. 2020, Proposition 12."""
     if not steps:
         return 0.0
-    if noise <= 0:
+    if noise**2 <= 0:  # none, or so little that its square is none
         return math.inf
     found: list[float] = []
     for order in ORDERS:

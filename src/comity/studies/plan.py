@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,8 +24,10 @@ class Plan:
     model_bytes: int
     start: Traffic
     per_round: Traffic
-    """The largest of all rounds."""
+    """The largest of all rounds that were counted."""
     total: Traffic
+    counted: int
+    """How many rounds were counted one by one; if not all, `total`, `steps` and the seconds are scaled from these."""
     steps: int
     data_bytes: int
     state_bytes: int
@@ -35,17 +38,29 @@ class Plan:
 
 def traffic(job: Job) -> tuple[Traffic, list[Traffic]]:
     """Bytes in closed form: before round 1, and of each round; the last has what follows it, newcomers excepted."""
-    each = range(1, job.experiment.rounds + 1)
-    drawn = {t: cohort for t in each if (cohort := job.cohort(t))}  # where nobody is there, nothing is sent
-    rounds = [job.algorithm.traffic(replace(job.info, round=t), drawn[t]) if t in drawn else Traffic() for t in each]
+    return job.algorithm.start_traffic(job.info), _of_rounds(job, {t: job.cohort(t) for t in range(1, job.experiment.rounds + 1)})
+
+
+def _of_rounds(job: Job, cohorts: Mapping[int, list[int]]) -> list[Traffic]:
+    """Bytes of each of these rounds, whose last is the run's."""
+    # Where nobody is there, nothing is sent.
+    rounds = [job.algorithm.traffic(replace(job.info, round=t), drawn) if drawn else Traffic() for t, drawn in cohorts.items()]
     rounds[-1] += job.algorithm.finish_traffic(job.info)
-    return job.algorithm.start_traffic(job.info), rounds
+    return rounds
+
+
+def _total(job: Job, start: Traffic, rounds: list[Traffic]) -> Traffic:
+    """Bytes of the whole run."""
+    finish = job.algorithm.finish_traffic(job.info)
+    counted = sum(rounds, Traffic())
+    scaled = {kind: job.in_all_rounds(n - getattr(finish, kind)) for kind, n in vars(counted).items()}
+    return start + Traffic(**scaled) + finish + (job.algorithm.join_traffic(job.info) if job.info.newcomers else Traffic())
 
 
 def plan(job: Job) -> Plan:
     """Count what can be counted and try the rest."""
-    start, rounds = traffic(job)
-    total = sum(rounds, start) + (job.algorithm.join_traffic(job.info) if job.info.newcomers else Traffic())
+    start = job.algorithm.start_traffic(job.info)
+    rounds = _of_rounds(job, job.counted)
     task = job.info.task
     state = payload(Site(job.algorithm, job.parties[0], job.root).mine) * len(job.parties)
     samples = [part for p in job.parties for part in (p.data.train, p.data.validation, p.data.test)]
@@ -57,7 +72,8 @@ def plan(job: Job) -> Plan:
         model_bytes=task.bytes(),
         start=start,
         per_round=largest,
-        total=total,
+        total=_total(job, start, rounds),
+        counted=len(rounds),
         steps=job.steps(),
         data_bytes=data,
         state_bytes=state,
@@ -81,9 +97,9 @@ def _try(job: Job) -> tuple[float, float]:
     here = job.experiment.but(engine="stacked" if stacked else "loop", workers=1 if stacked else None)
     one = _round_with(replace(job, experiment=here, absent=PlannedAbsences()), sorted(largest))
     workers = job.experiment.workers or 1
-    cohorts = [job.cohort(t) for t in range(1, job.experiment.rounds + 1)]
     tried = sum(sizes[i] for i in largest)
-    scale = sum(sizes[i] for cohort in cohorts for i in cohort) / tried / workers if one.steps else len(cohorts)
+    seen = job.in_all_rounds(sum(sizes[i] for cohort in job.counted.values() for i in cohort))
+    scale = seen / tried / workers if one.steps else job.experiment.rounds
     evaluations = (job.experiment.rounds // job.experiment.eval_every + 1) * len(sizes) / len(largest) / workers
     return one.train * scale, one.evaluate * evaluations
 

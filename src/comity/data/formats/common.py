@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import gzip
+import io
+import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from lzma import LZMAError
 from pathlib import Path
 from tarfile import TarError
-from typing import IO, Any, cast
+from typing import IO, Any
 from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from comity.errors import Refusal
+from comity.errors import shown as shown  # noqa: PLC0414  (readers take it from here, with the rest)
 
 Array = NDArray[Any]
 Pixels = NDArray[np.uint8]
@@ -32,10 +35,11 @@ def bad(where: Source, what: str) -> Refusal:
     return Refusal(f"{where} {what}.")
 
 
-def shown(value: object) -> str:
-    """A value as it can be quoted in a sentence: on one line and not too long."""
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:36]}...{text[-1]}"
+def few(names: Iterable[str], most: int = 20) -> str:
+    """Names in a sentence: all, or the first of very many."""
+    every = list(names)
+    rest = len(every) - most
+    return ", ".join(every[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 @contextmanager
@@ -92,13 +96,55 @@ def inside(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
+FREELY_UNPACKED = 16_000_000  # bytes
+MOST_PACKED = 100  # times: text of few different rows gets there, but what is larger as well is made to fill a machine
+
+
+def most_unpacked(packed: int) -> int:
+    """How many bytes may come of a packed file of that size."""
+    return max(FREELY_UNPACKED, MOST_PACKED * packed)
+
+
+def check_unpacked(path: Source, size: int, packed: int) -> None:
+    """Refuse a packed file that says it would unpack to very much more than it is."""
+    if size > most_unpacked(packed):
+        raise bad(path, f"unpacks to more than {MOST_PACKED} times its size: if that is meant, save it again without packing it")
+
+
+class _Unpacked(io.RawIOBase):
+    """What is in a gzip file, up to a bound: a few packed bytes can stand for more than any disk holds."""
+
+    def __init__(self, path: Source, packed: gzip.GzipFile, size: int) -> None:
+        self._path = path
+        self._packed = packed
+        self._size = size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._packed.readinto(buffer)
+        check_unpacked(self._path, self._packed.tell(), self._size)
+        return count
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        check_unpacked(self._path, offset + (self._packed.tell() if whence == io.SEEK_CUR else 0), self._size)
+        return self._packed.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._packed.tell()
+
+
 @contextmanager
 def opened(path: Source) -> Iterator[IO[bytes]]:
     """The bytes of a file, unpacked when it is gzip: its first bytes decide, since browsers unpack and keep the name."""
     with reading(path), present(path).open("rb") as raw:
         if raw.peek(2)[:2] == b"\x1f\x8b":
-            with gzip.GzipFile(fileobj=raw) as unpacked:
-                yield cast(IO[bytes], unpacked)
+            with gzip.GzipFile(fileobj=raw) as packed:
+                yield io.BufferedReader(_Unpacked(path, packed, os.fstat(raw.fileno()).st_size), 1 << 17)
         else:
             yield raw
 
@@ -112,10 +158,13 @@ def take(stream: IO[bytes], size: int) -> bytes:
     return b"".join(pieces)
 
 
+MOST_CLASSES = 2**31
+
+
 def labels(where: Source, values: Array, classes: int | None = None, first: int = 0, what: str = "label") -> Labels:
     """Labels that the file counts from `first`, as int64 from 0; there are `classes` of them when that is known."""
     flat = np.asarray(values).reshape(-1)
-    last = np.inf if classes is None else first + classes - 1
+    last = MOST_CLASSES if classes is None else first + classes - 1
     good = np.isfinite(flat) & (flat >= first) & (flat <= last) & (flat == np.floor(flat))
     if not good.all():
         row = int(np.argmin(good))

@@ -7,6 +7,8 @@ height and width.
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -33,6 +35,8 @@ from comity.errors import Refusal
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm")
 FORMATS = ("PNG", "JPEG", "BMP", "PPM")  # the only decoders that are let near the file
 DEEP = ("I", "F")  # more than 8 bits a pixel, in all their variants
+MOST_PIXELS = 100_000_000  # of one picture: more are made to fill a machine
+MOST_SIDE = 4096  # pixels of a picture that is learned from
 Size = int | tuple[int, int]
 
 
@@ -50,8 +54,12 @@ def read_image(path: Source, size: Size | None = None, grey: bool = False) -> Pi
     file = present(path)
     pillow = optional("PIL.Image", path)
     with reading(path), file.open("rb") as stream, parsing(path, f"is no png, jpeg, bmp or ppm picture, or {DAMAGED}"):
-        picture = pillow.open(stream, formats=FORMATS)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", pillow.DecompressionBombWarning)  # said below, in our words
+            picture = pillow.open(stream, formats=FORMATS)
         mode = picture.mode
+        if math.prod(picture.size) > MOST_PIXELS:
+            raise bad(path, f"has {picture.width} x {picture.height} pixels, more than {MOST_PIXELS:,}: make it smaller")
         made = picture.convert("L" if grey else "RGB")
     if mode.startswith(DEEP):
         raise bad(path, "has more than 8 bits a colour: save it with 8")
@@ -92,7 +100,7 @@ def read_image_list(
         if not line.strip():
             continue
         name, _, label = line.strip().rpartition(" ")
-        if not name or not (label.isascii() and label.isdigit()):
+        if not name or not (label.isascii() and label.isdigit()) or len(label) > 9:
             raise bad(list_file, f"has {shown(line)} in line {number}, but each line is a path, a space and a label from 0")
         if classes is not None and int(label) >= classes:
             raise bad(list_file, f"has the label {label} in line {number}, but labels are whole numbers from 0 to {classes - 1}")
@@ -128,6 +136,7 @@ def read_images(paths: Sequence[Path], size: Size, grey: bool = False) -> Pixels
 def _sides(size: Size) -> tuple[int, int]:
     """Height and width."""
     sides = (size, size) if isinstance(size, int) else size
-    if min(sides) < 1:
-        raise Refusal(f"size is the number of pixels a side, so it cannot be {min(sides)}.")
+    for side in sides:
+        if not 1 <= side <= MOST_SIDE:
+            raise Refusal(f"size is the number of pixels a side, from 1 to {MOST_SIDE}, not {shown(side)}.")
     return sides

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from math import prod
+from pathlib import Path
+
 import numpy as np
 
-from comity.data.formats.common import DAMAGED, Array, Labels, Pixels, Source, bad, labels, parsing, present, reading, same_length
+from comity.data.formats.common import (
+    DAMAGED,
+    Array,
+    Labels,
+    Pixels,
+    Source,
+    bad,
+    check_unpacked,
+    labels,
+    parsing,
+    present,
+    reading,
+    same_length,
+)
 
 
 def read_mat(path: Source, *names: str) -> dict[str, Array]:
     """The numeric variables of those names."""
-    from scipy.io import loadmat  # half a second to import
+    from scipy.io import loadmat, whosmat  # half a second to import
 
     with reading(path), present(path).open("rb") as stream, parsing(path, f"is no MATLAB file, or {DAMAGED}"):
         try:
+            check_unpacked(path, sum(prod(shape) for _, shape, _ in whosmat(stream)), Path(path).stat().st_size)
             held = loadmat(stream, variable_names=list(names))
         except NotImplementedError as why:
             raise bad(path, "is a MATLAB 7.3 file: save it again with save(..., '-v7')") from why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from math import prod
 from typing import IO
 from zipfile import ZipFile, ZipInfo
@@ -9,7 +10,7 @@ from zipfile import ZipFile, ZipInfo
 import numpy as np
 from numpy.lib import format as npy
 
-from comity.data.formats.common import Array, Source, bad, parsing, present, reading
+from comity.data.formats.common import Array, Source, bad, check_unpacked, few, parsing, present, reading
 
 Shape = tuple[int | str, ...]
 
@@ -29,11 +30,12 @@ def read_npz(path: Source, /, *, missing: bool = False, **shapes: Shape | None) 
             raise bad(path, "holds no arrays")
         for name, shape in wanted.items():
             if name not in members:
-                raise bad(path, f"has no array called {name}; it has {', '.join(members) or 'none'}")
+                raise bad(path, f"has no array called {name}; it has {few(members) or 'none'}")
             with archive.open(members[name]) as stream:
                 found = _header(path, name, stream, members[name])
             if shape is not None:
                 _compare(path, name, found, shape, sizes)
+        check_unpacked(path, sum(members[name].file_size for name in wanted), os.fstat(raw.fileno()).st_size)
         for name in wanted:
             with archive.open(members[name]) as stream:
                 held[name] = npy.read_array(stream, allow_pickle=False)

@@ -7,14 +7,29 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import isfinite
 
 import numpy as np
 from numpy.typing import NDArray
 
-from comity.data.formats.common import DAMAGED, Array, Source, bad, opened, optional, parsing, present, reading, shown
+from comity.data.formats.common import (
+    DAMAGED,
+    Array,
+    Source,
+    bad,
+    check_unpacked,
+    few,
+    opened,
+    optional,
+    parsing,
+    present,
+    reading,
+    shown,
+)
 
 MISSING = ("", "?")
+MOST_BLANK = 1_000_000
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -26,14 +41,21 @@ class Table:
     names: list[str]
     columns: list[Array] = field(repr=False)
 
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.names)}
+
     def __len__(self) -> int:
         return len(self.columns[0])
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
     def __getitem__(self, name: str) -> Array:
         """The column of that name."""
-        if name not in self.names:
-            raise bad(self.path, f"has no column called {shown(name)}; it has {', '.join(self.names)}")
-        return self.columns[self.names.index(name)]
+        if name not in self:
+            raise bad(self.path, f"has no column called {shown(name)}; it has {few(self.names)}")
+        return self.columns[self._places[name]]
 
     def numeric(self, name: str) -> NDArray[np.float64]:
         """The column as numbers, NaN where it is missing."""
@@ -68,8 +90,8 @@ def codes(column: Array, values: Sequence[str], what: str = "The column") -> NDA
     made = np.empty(len(column), np.int64)
     for row, cell in enumerate(map(str, column)):
         if cell not in known:
-            few = f": it must be one of {', '.join(values)}" if len(values) <= 12 else ""
-            raise bad(what, f"has {shown(cell)} in row {row + 1}, which is not a known value{few}")
+            choice = f": it must be one of {', '.join(values)}" if len(values) <= 12 else ""
+            raise bad(what, f"has {shown(cell)} in row {row + 1}, which is not a known value{choice}")
         made[row] = known[cell]
     return made
 
@@ -80,8 +102,9 @@ def read_csv(path: Source, header: Sequence[str] | None = None, delimiter: str =
     Its first row names the columns, unless `header` does. Blank lines, and lines that begin with one of `ignore`, are
     passed over.
     """
-    rows: list[list[str]] = []
+    rows: list[tuple[str, ...]] = []  # lists would be looked through by the garbage collector again and again
     names = None if header is None else list(header)
+    blank = 0
     with opened(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
         # A line that is passed over becomes a blank one, so that the reader's count stays that of the file.
         lines = csv.reader(
@@ -90,14 +113,19 @@ def read_csv(path: Source, header: Sequence[str] | None = None, delimiter: str =
         try:
             for row in lines:
                 cells = [cell.strip() for cell in row]
+                if any("\0" in cell for cell in cells):  # numpy would cut the cell off there
+                    raise bad(path, f"has a NUL byte in line {lines.line_num}: it is no text, or {DAMAGED}")
                 if not any(cells) and len(cells) <= 1:
+                    blank += 1
+                    if blank > MOST_BLANK:
+                        raise bad(path, f"has more than {MOST_BLANK:,} blank lines: remove them")
                     continue
                 if names is None:
                     names = cells
                 elif len(cells) != len(names):
                     raise bad(path, f"has {len(cells)} cells in line {lines.line_num}, but {len(names)} columns")
                 else:
-                    rows.append(["" if cell in MISSING else cell for cell in cells])
+                    rows.append(tuple("" if cell in MISSING else cell for cell in cells))
         except csv.Error as why:
             raise bad(path, f"has a cell in line {lines.line_num} that is too long, or whose quotes do not match") from why
     if not rows or names is None:
@@ -113,7 +141,9 @@ def read_parquet(path: Source) -> Table:
     parquet = optional("pyarrow.parquet", path)
     with reading(path):
         with parsing(path, f"is no parquet file, or {DAMAGED}"):
-            held = parquet.ParquetFile(file).read()
+            packed = parquet.ParquetFile(file)
+            check_unpacked(path, packed.metadata.num_rows * packed.metadata.num_columns, file.stat().st_size)
+            held = packed.read()
         if not held.num_rows or not held.num_columns:
             raise bad(path, "has no rows")
         _check_names(path, held.column_names)

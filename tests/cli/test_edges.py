@@ -1,0 +1,232 @@
+"""At the edges: a machine that has too little of something, signals from the first moment, values beyond all measure."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import SMALL, Ended, Nursery, comity, complaint, one_sentence
+
+from comity import algorithms, models
+from comity.core.key import Key
+from comity.core.wrapper import Wrapper
+from comity.engines.channel import Channel
+from comity.errors import ComityError
+from comity.experiments.config import Experiment, experiment
+from comity.models.zoo import ZOO
+
+# --- Signals ----------------------------------------------------------------------------------------------------------
+
+EARLY = """
+import os, sys
+
+which, module = int(sys.argv.pop(1)), sys.argv.pop(1)
+
+def watch(event, args):
+    global module
+    if event == "import" and args[0] == module:
+        module = ""
+        os.kill(os.getpid(), which)
+
+sys.addaudithook(watch)
+from comity.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("which", "module"),
+    [(signal.SIGINT, "click"), (signal.SIGINT, "numpy.matrixlib"), (signal.SIGTERM, "torch"), (signal.SIGINT, "signal")],
+)
+def test_a_signal_while_modules_are_imported(which: signal.Signals, module: str, tmp_path: Path) -> None:
+    """tests/soak/interrupts.py does it at random moments."""
+    command = [sys.executable, "-c", EARLY, str(int(which)), module, "run", "fedavg", "--out", "run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    one_sentence(Ended(done.returncode, done.stdout, done.stderr), 128 + which)
+    assert not (tmp_path / "run").exists()
+
+
+PROCESS = ("--engine", "process", "--workers", "2", "--parties", "3", "--rounds", "2", "--model", "linear")
+
+
+def test_an_interrupt_while_workers_start(nursery: Nursery, tmp_path: Path) -> None:
+    """A terminal sends Ctrl-C to a worker, too, before it has come to its first line."""
+    (tmp_path / "mine.py").write_text(
+        "import os, signal\nfrom multiprocessing.process import BaseProcess\nfrom comity.data import load as known\n"
+        "run = BaseProcess.run\n"
+        "def interrupted(self):\n    os.kill(os.getpid(), signal.SIGINT)\n    run(self)\n"
+        "BaseProcess.run = interrupted\n"
+        "def load():\n    return known('digits')\n",
+        encoding="utf-8",
+    )
+    ended = nursery.run("run", "fedavg", "--data", "./mine.py", *PROCESS, "--out", "run", cwd=str(tmp_path))
+    assert ended.code == 0, ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_sigterm_says_how_to_go_on(nursery: Nursery, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os, signal, threading\nfrom comity.data import load as known\n"
+        "def load():\n    threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()\n    return known('digits')\n",
+        encoding="utf-8",
+    )
+    args = ("run", "fedavg", "--data", "./mine.py", *PROCESS, "--rounds", "100000", "--out", "run")
+    assert "comity resume run" in complaint(nursery.run(*args, cwd=str(tmp_path)), 143)
+
+
+# --- Too little of something ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [10, 24])
+def test_too_few_descriptors(count: int, nursery: Nursery, tmp_path: Path) -> None:
+    ended = nursery.run("run", "fedavg", *PROCESS, "--workers", "3", "--out", tmp_path / "run", descriptors=count)
+    if ended.code:
+        said = complaint(ended, 1)
+        assert f"too few file descriptors for this (ulimit -n says {count})" in said
+    else:
+        assert count > 10, "three workers need more"
+
+
+def test_a_message_whose_descriptor_was_dropped_is_not_read() -> None:
+    """The system drops a descriptor that there is no room for without a word: then the tensors are not there."""
+    here, there = Channel.pair()
+    here.send({"w": torch.ones(4)})
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            there.receive()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        here.close()
+        there.close()
+
+
+@pytest.mark.parametrize("engine", ["loop", "process"])
+def test_too_little_memory(engine: str, nursery: Nursery, tmp_path: Path) -> None:
+    args = (*SMALL[:-1], engine, "--model", "mlp2(width=5000)")
+    ended = nursery.run("run", "fedavg", *args, "--out", tmp_path / "run", memory=150_000_000)
+    assert "not enough memory" in complaint(ended, 1, 2)
+
+
+def test_a_full_disk_under_what_is_printed() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "comity.cli", "--version"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert "No space left" in one_sentence(Ended(done.returncode, "", done.stderr), 1)
+
+
+# --- Values at the edge -----------------------------------------------------------------------------------------------
+
+VALUES: list[Any] = [
+    0, -1, 1, 1e30, -1e30, 1e-320, float("nan"), float("inf"), 2**31, 2**63, 10**400, 10**5000,
+    "", " ", "x\0y", "x" * 100_000, "été", "\udcff", "a,b", "(", "=", "none", True, [], [0, -1], {},
+]  # fmt: skip
+"""tests/soak/options.py runs what is accepted, too."""
+
+
+def answered(make: Callable[[], object]) -> bool:
+    """Whether a value is accepted; if it is not, by one sentence."""
+    said = None
+    try:
+        make()
+    except ComityError as why:
+        said = str(why).strip()
+    assert said is None or (said and "\n" not in said)
+    return said is None
+
+
+def typed(value: Any) -> str:
+    return "9" * 5000 if value == 10**5000 else str(value)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_every_option_of_a_model(name: str) -> None:
+    shape = {"fasttext": (20,), "har-cnn": (9, 40), "bilstm": (8, 3)}.get(name, (1, 16, 16))
+    options = list(inspect.signature(ZOO[name]).parameters)[2:]
+    for option in options:
+        accepted = [v for v in VALUES if answered(lambda o=option, v=v: models.build(f"{name}({o}={typed(v)})", shape, 3))]  # type: ignore[misc]
+        assert 1e30 not in accepted or option == "drop"
+
+
+def test_what_a_model_takes_is_counted_before_torch_is_asked() -> None:
+    for name in ZOO:
+        shape = {"fasttext": (20,), "har-cnn": (9, 40), "bilstm": (8, 3)}.get(name, (1, 16, 16))
+        network = ZOO[name](shape, 3)
+        counted = sum(layer.values for stage in network.all_stages for layer in stage.layers)
+        assert counted == sum(value.numel() for value in network.init(Key(0)).values()), name
+
+
+def test_a_model_larger_than_the_machine(here: Path) -> None:
+    said = one_sentence(comity("run", "fedavg", "--model", "mlp2(width=300000)", "--out", "out"), 2)
+    assert "mlp2 with so many values would take 360 GB" in said
+    one_sentence(comity("run", "fedavg", "--model", "mlp2(width=1e30)", "--out", "out"), 2)
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_every_option_of_a_method(name: str) -> None:
+    cls = algorithms.find(name)
+    text = f"fedavg+{name}" if issubclass(cls, Wrapper) else name
+    for option in algorithms.options(cls):
+        for value in (0, -1, 1e30, 1e-320, float("nan"), 10**400, 10**5000, "", "\udcff", []):
+            answered(lambda o=option, v=value: algorithms.compose(text, {o: v}))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", [n for n in Experiment.model_fields if n not in ("set", "party")])
+def test_every_setting(name: str) -> None:
+    for value in VALUES:
+        answered(lambda v=value: experiment({name: v}))  # type: ignore[misc]
+    for value in ("x\0y", "\udcff", 10**400, 10**5000, {"a": "\0"}):
+        assert not answered(lambda v=value: experiment({name: v}))  # type: ignore[misc]
+
+
+def test_seeds_have_64_bits() -> None:
+    assert experiment({"seed": 2**63 - 1}).seed == 2**63 - 1
+    assert not answered(lambda: experiment({"seed": 2**63}))
+    assert not answered(lambda: experiment({"rounds": 10**12}))
+
+
+FILES = {
+    "deep": b"a = " + b"[" * 100_000,
+    "dotted": b"set" + b".a" * 100_000 + b" = 1",
+    "long number": b"rounds = " + b"9" * 5000,
+    "hexadecimal": b"seed = 0x" + b"f" * 5000,
+    "bytes": b"data = '\xff'",
+    "nul": b"data = 'a\\u0000b'",
+    "long name": b"data = '" + b"x" * 5000 + b".py'",
+    "no number": b"rounds = nan",
+}
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_settings_of_a_file(what: str, here: Path) -> None:
+    (here / "a.toml").write_bytes(FILES[what])
+    said = one_sentence(comity("run", "a.toml", "--out", "out"), 1, 2)
+    assert len(said) < 2100
+    assert "Error in " not in said
+    assert not (here / "out").exists()
+
+
+@pytest.mark.parametrize("folder", ["x" * 300, "file/inside", "x/" * 3000])
+def test_a_folder_that_cannot_be(folder: str, here: Path) -> None:
+    (here / "file").touch()
+    said = one_sentence(comity("run", "fedavg", *SMALL, "--out", folder), 1, 2)
+    assert "Error in " not in said
+
+
+def test_bytes_that_are_no_text_on_the_command_line(here: Path) -> None:
+    """Python makes characters of them that cannot be written."""
+    for args in (("fed\udcff",), ("fedavg", "--data", "\udcff"), ("fedavg", "--set", "\udcff=1"), ("\udcff.toml",)):
+        said = one_sentence(comity("run", *args), 2)
+        assert "Error in " not in said

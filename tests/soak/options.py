@@ -1,0 +1,173 @@
+"""Every option of every model, method, partition, test protocol and setting, with values at the edge: a sentence, or it works.
+
+python tests/soak/options.py            (what is accepted runs for a round; some minutes)
+python tests/soak/options.py --prepare  (what is accepted is prepared only)
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from comity import algorithms
+from comity.core.wrapper import Wrapper
+from comity.data import load
+from comity.data.dataset import Dataset
+from comity.data.partitions import PARTITIONS
+from comity.data.protocols import RULES
+from comity.data.steps import STEPS
+from comity.errors import ComityError
+from comity.experiments.build import Quiet, prepare
+from comity.experiments.config import Experiment, experiment
+from comity.experiments.run import start
+from comity.models.zoo import ZOO
+
+NUMBERS: list[Any] = [
+    0,
+    -1,
+    1,
+    1e30,
+    -1e30,
+    1e-320,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    2**31,
+    2**63,
+    -(2**63),
+    10**400,
+    10**5000,
+]
+WORDS: list[Any] = [
+    "",
+    " ",
+    "x\0y",
+    "x" * 100_000,
+    "été",
+    "\udcff",
+    "1_0",
+    "٣",
+    "0x10",
+    "a,b",
+    "(",
+    "=",
+    "none",
+    "true",
+    True,
+    [],
+    [0, -1],
+    {},
+]
+VALUES = NUMBERS + WORDS
+SHAPES = {"fasttext": (20,), "har-cnn": (9, 40), "bilstm": (8, 3)}
+SECONDS = 60
+
+
+def typed(value: Any) -> str:
+    """A value as it stands in `name(option=value)`."""
+    try:
+        return str(value)
+    except ValueError:  # too many digits for Python to spell
+        return "9" * 5000
+
+
+def cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every setting with every value: what it is about, and the settings."""
+    for name in Experiment.model_fields:
+        if name in ("data", "algorithm", "party", "set"):
+            continue
+        for value in VALUES:
+            yield name, {name: value}
+    for name, make in ZOO.items():
+        for option in list(inspect.signature(make).parameters)[2:]:
+            for value in VALUES:
+                yield f"model {name} {option}", {"model": f"{name}({option}={typed(value)})"}
+    for name in algorithms.names():
+        cls = algorithms.find(name)
+        text = f"fedavg+{name}" if issubclass(cls, Wrapper) else name
+        for option in algorithms.options(cls):
+            for value in VALUES:
+                yield f"method {name} {option}", {"algorithm": text, "set": {option: value}}
+    for kind, functions in (("partition", PARTITIONS | STEPS), ("test", RULES)):
+        for name, function in functions.items():
+            for option in inspect.signature(function).parameters:
+                for value in VALUES:
+                    yield f"{kind} {name} {option}", {kind: f"{name}({option}={typed(value)})"}
+    for option in ("sgd(momentum", "sgd(decay", "adam(decay"):
+        for value in VALUES:
+            yield f"optimizer {option}", {"optimizer": f"{option}={typed(value)})"}
+    for own in ("model", "lr", "batch", "epochs", "steps", "peers"):
+        for value in VALUES:
+            yield f"party {own}", {"party": {"p1": {own: value}}}
+
+
+def data_for(settings: dict[str, Any]) -> Dataset:
+    """Few samples, of a shape that the model takes."""
+    model = str(settings.get("model", "")).partition("(")[0]
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(90) % 3
+    if model in SHAPES:
+        return Dataset("toy", torch.randint(0, 9, (90, *SHAPES[model]), generator=generator).float(), y, 3)
+    if model in ZOO and model not in ("linear", "mlp2"):
+        return Dataset("toy", torch.rand((90, 1, 16, 16), generator=generator), y, 3)
+    return Dataset("toy", torch.rand((90, 1, 4, 4), generator=generator), y, 3)
+
+
+COMMON = {"model": "mlp2(width=4)", "parties": 3, "rounds": 1, "partition": "iid", "engine": "loop", "steps": 2}
+LONG = ("rounds", "epochs", "steps", "join_epochs")
+
+
+def tried(settings: dict[str, Any], run: bool) -> str:
+    """What comes of these settings: `worked`, `refused`, or a complaint."""
+    common = {k: v for k, v in COMMON.items() if not (k == "steps" and "epochs" in settings)}
+    began = time.monotonic()
+    try:
+        asked = experiment(common | settings)
+        federation = data_for(settings).partition(asked.partition, asked.parties, asked.seed, asked.test, asked.validation)
+        job = prepare(asked, federation)
+        if run and not any(name in settings for name in LONG):
+            with tempfile.TemporaryDirectory() as folder:
+                start(job, Path(folder) / "run", Quiet())
+        end = "worked"
+    except ComityError as why:
+        end = "refused" if str(why).strip() and "\n" not in str(why).strip() else f"says {str(why)!r}"
+    except Exception as why:
+        where = traceback.extract_tb(why.__traceback__)[-1]
+        end = f"{type(why).__name__} in {Path(where.filename).name}:{where.lineno}: {str(why)[:200]}"
+    took = time.monotonic() - began
+    return end if took < SECONDS else f"took {took:.0f} s"
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--prepare", action="store_true", help="run nothing")
+    asked.add_argument("--only", default="", help="what the case's name begins with")
+    given = asked.parse_args()
+    torch.set_num_threads(1)
+    os.environ["COMITY_REPORT"] = "0"
+    load("digits")
+    ends: Counter[str] = Counter()
+    for what, settings in cases():
+        if not what.startswith(given.only):
+            continue
+        end = tried(settings, run=not given.prepare)
+        ends[end if end in ("worked", "refused") else "wrong"] += 1
+        if end not in ("worked", "refused"):
+            print(f"{what}: {typed(settings)[:120]}: {end}", flush=True)
+    print(dict(ends))
+    sys.exit(ends["wrong"] > 0)
+
+
+if __name__ == "__main__":
+    main()
