@@ -73,16 +73,6 @@ def test_an_interrupt_while_workers_start(nursery: Nursery, tmp_path: Path) -> N
     assert "Traceback" not in ended.err
 
 
-def test_sigterm_says_how_to_go_on(nursery: Nursery, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "import os, signal, threading\nfrom comity.data import load as known\n"
-        "def load():\n    threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()\n    return known('digits')\n",
-        encoding="utf-8",
-    )
-    args = ("run", "fedavg", "--data", "./mine.py", *PROCESS, "--rounds", "100000", "--out", "run")
-    assert "comity resume run" in complaint(nursery.run(*args, cwd=str(tmp_path)), 143)
-
-
 # --- Too little of something ------------------------------------------------------------------------------------------
 
 
