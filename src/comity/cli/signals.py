@@ -43,7 +43,7 @@ class Signals:
             self.exit_code = 128 + number
             raise KeyboardInterrupt
 
-        with self._handled(interrupt), _heard():
+        with self._handled(interrupt), self._heard():
             yield
 
     def ignored(self) -> None:
@@ -60,20 +60,19 @@ class Signals:
             for which, before in usual.items():
                 signal.signal(which, before)
 
+    @contextlib.contextmanager
+    def _heard(self) -> Iterator[None]:
+        """What is raised in a destructor or a weak reference's callback is thrown away by Python: send the signal again."""
+        usual = sys.unraisablehook
 
-@contextlib.contextmanager
-def _heard() -> Iterator[None]:
-    """Ctrl-C while a destructor or a weak reference's callback runs is thrown away by Python: say it again, until it is heard."""
-    usual = sys.unraisablehook
+        def hook(thrown_away: sys.UnraisableHookArgs) -> None:
+            if issubclass(thrown_away.exc_type, KeyboardInterrupt):
+                threading.Timer(0.01, _thread.interrupt_main, (self.exit_code - 128,)).start()
+            else:
+                usual(thrown_away)
 
-    def hook(thrown_away: sys.UnraisableHookArgs) -> None:
-        if issubclass(thrown_away.exc_type, KeyboardInterrupt):
-            threading.Timer(0.01, _thread.interrupt_main).start()
-        else:
-            usual(thrown_away)
-
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        sys.unraisablehook = usual
+        sys.unraisablehook = hook
+        try:
+            yield
+        finally:
+            sys.unraisablehook = usual
