@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from comity import algorithms, models
+from comity.checksums import Checksum, with_crc, without_crc
 from comity.core.codec import decode, encode
 from comity.core.party import Party
 from comity.core.record import record
@@ -89,9 +90,11 @@ def export(result: Result, party: str, out: Path) -> None:
         "dataset": federation.name, "rounds": result.summary["rounds"],
         "seed": how.seed, "train_samples": len(federation.parties[party].train), "test_accuracy": accuracy,
     }  # fmt: skip
+    weights = encode(State(deployed.theta, mine))
+    told["weights"] = Checksum.of(weights)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "weights.safetensors").write_bytes(encode(State(deployed.theta, mine)))
-    write_atomically(out / "model.json", json.dumps(told, indent=2) + "\n")
+    (out / "weights.safetensors").write_bytes(weights)
+    write_atomically(out / "model.json", json.dumps(with_crc(told), indent=2) + "\n")
     write_atomically(out / "predict.py", PREDICT)
     write_atomically(out / "card.md", _card(told))
 
@@ -99,9 +102,12 @@ def export(result: Result, party: str, out: Path) -> None:
 def load(folder: Path) -> Exported:
     """A model that `export` wrote."""
     try:
-        told: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        told = without_crc(json.loads((folder / "model.json").read_text(encoding="utf-8")))
+        weights = (folder / "weights.safetensors").read_bytes()
+        if "weights" in told and Checksum(*told["weights"]) != Checksum.of(weights):  # earlier versions had no checksum
+            raise ValueError("the weights are others")
         algorithm = algorithms.compose(told["algorithm"], told["set"])  # first: what it keeps is known once it is there
-        state = decode((folder / "weights.safetensors").read_bytes())
+        state = decode(weights)
         shape = tuple(told["shape"])
         classes = int(told["classes"])
     except (OSError, ValueError, KeyError, TypeError) as why:
