@@ -1,6 +1,6 @@
 """What happens to runs whose files were damaged: bytes flipped, files cut, zeroed or lost, digits and lines swapped.
 
-    python benchmarks/damage.py [--seed 0] [--only stopped|finished] [--files metrics.csv,env.json]
+    python benchmarks/damage.py [--seed 0] [--only stopped|finished] [--times 1] [--files metrics.csv,env.json]
 
 A run that was stopped and one that is finished are copied; one file of the copy is damaged; every command that reads it is
 tried. Each try ends in one of three ways: it is *said* (a sentence and an exit code, or a note on the report's page), it is
@@ -31,13 +31,14 @@ import torch
 
 from comity import cli
 from comity.experiments import checkpoint
+from comity.measure import study
+from comity.measure.representations import representations
 
 METHOD = "scaffold"  # its parties keep states
 SETTINGS = (
     "--parties", "3", "--rounds", "4", "--model", "mlp2(width=8)", "--partition", "iid|keep(samples=60)", "--engine", "loop",
 )  # fmt: skip
 STOPPED_AFTER = 2
-SOME = ("--samples", "60", "--layers", "cut")
 RUN = f"{METHOD}/seed-0"
 Damage = Callable[[bytes, random.Random], bytes | None]
 
@@ -208,9 +209,15 @@ def tabled(root: Path, known: Path) -> Try:
     return Try(ended.code, ended.out, ended.err)
 
 
+def represented(run: Path, *args: object, **more: object) -> dict[str, Any]:
+    """In place of what `measure` does for minutes: the representations that it would look at, as one figure each."""
+    found = representations(run, ["cut"], samples=60)
+    return {"layers": {}, "sums": [float(one.features.double().sum()) for one in found]}
+
+
 def measured(root: Path, known: Path) -> Try:
-    """`comity measure`."""
-    ended = comity("measure", root / RUN, "--json", *SOME)
+    """`comity measure`, without its slow measures."""
+    ended = comity("measure", root / RUN, "--json")
     return Try(ended.code, ended.out, ended.err)
 
 
@@ -279,10 +286,10 @@ def damaged_files(run: Path) -> list[Path]:
     return [p.relative_to(run) for p in [*top, run / "checkpoints" / "manifest.json", *states]]
 
 
-def tries(seed: int) -> Iterator[tuple[str, Callable[[Path], None]]]:
+def tries(seed: int, wish: int | None) -> Iterator[tuple[str, Callable[[Path], None]]]:
     """All damages, each in several places, by what they are called."""
     for damage, times in DAMAGES:
-        for k in range(times):
+        for k in range(wish or times):
             draw = random.Random(f"{seed} {damage.__name__} {k}")
 
             def do(path: Path, damage: Damage = damage, draw: random.Random = draw) -> None:
@@ -307,7 +314,8 @@ def attack(title: str, original: Path, inside: str, commands: dict[str, Callable
     for file in damaged_files(run):
         if args.files and file.name not in args.files.split(","):
             continue
-        for called, do in tries(args.seed):
+        print(f"{title}: {file}", file=sys.stderr, flush=True)
+        for called, do in tries(args.seed, args.times):
             with copied(original) as place:
                 do(place / inside / file)
                 same = meaning(place / inside / file) == meaning(run / file)
@@ -336,10 +344,12 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--only", choices=("stopped", "finished"))
+    options.add_argument("--times", type=int, help="how often each damage is tried, in other places; more often where it pays")
     options.add_argument("--files", default="")
     args = options.parse_args()
     torch.set_num_threads(1)
     os.environ["COLUMNS"] = "200"
+    study.study = represented  # type: ignore[assignment]
     checkpoint.EVERY_SECONDS = 0.0
     with tempfile.TemporaryDirectory() as scratch:
         silent = []
@@ -348,7 +358,7 @@ def main() -> None:
             silent += attack("stopped", Path(scratch) / "stopped", "", {"resume": resumed}, args)
         if args.only != "stopped":
             finished = Path(scratch) / "finished"
-            for asked in ("compare", METHOD, *SETTINGS, "--out", finished, "--no-report"), ("measure", finished / RUN, *SOME):
+            for asked in ("compare", METHOD, *SETTINGS, "--out", finished, "--no-report"), ("measure", finished / RUN, "--json"):
                 ended = comity(*asked)
                 assert ended.code == 0, ended.err
             silent += attack("finished", finished, RUN, {"resume": partial(_inside, resumed), **COMMANDS}, args)

@@ -29,6 +29,8 @@ from comity.measure import conventions
 from comity.report import report
 from comity.report.static import ranking
 from comity.studies.compare import run_once
+from comity.studies.export import export
+from comity.studies.export import load as load_exported
 
 SETTINGS: dict[str, Any] = {
     "data": "digits", "partition": "iid|keep(samples=40)", "parties": 2, "model": "linear", "rounds": 3, "engine": "loop",
@@ -292,6 +294,24 @@ def test_a_finished_run_is_left_alone(finished: Path, made: Path) -> None:
     shutil.rmtree(finished / "checkpoints")  # which are no longer needed for it
     comity.run(METHOD, out=finished, resume=True, **SETTINGS)
     assert contents(finished).items() <= before.items()
+
+
+def test_a_model_that_was_taken_along(finished: Path, tmp_path: Path) -> None:
+    """Another weight, or class names that have changed places, would be another model."""
+    taken = tmp_path / "taken"
+    export(resumed(finished), "p0", taken)
+    load_exported(taken)
+    for name, how in (("weights.safetensors", flipped), ("model.json", lambda blob: blob.replace(b'"3"', b'"4"', 1))):
+        before = (taken / name).read_bytes()
+        (taken / name).write_bytes(how(before))
+        assert (taken / name).read_bytes() != before
+        with pytest.raises(ComityError, match="or a damaged one"):
+            load_exported(taken)
+        (taken / name).write_bytes(before)
+
+
+def flipped(blob: bytes) -> bytes:
+    return blob[:-1] + bytes([blob[-1] ^ 1])
 
 
 # --- checkpoints

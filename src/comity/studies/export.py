@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from comity import algorithms, models
+from comity.checksums import Checksum, with_crc, without_crc
 from comity.core.codec import decode, encode
 from comity.core.finite import first_not_finite
 from comity.core.party import Party
@@ -101,10 +102,12 @@ def export(result: Result, party: str, out: Path) -> None:
         "seed": how.seed, "train_samples": len(federation.parties[party].train), "test_accuracy": accuracy,
         "judged_after_round": result.summary["accuracy"].get("as_of", {}).get(party, result.summary["rounds"]),
     }  # fmt: skip
-    text = json.dumps(told, indent=2) + "\n"
+    weights = encode(State(deployed.theta, mine))
+    told["weights"] = Checksum.of(weights)
+    text = json.dumps(with_crc(told), indent=2) + "\n"
     out.mkdir(parents=True, exist_ok=True)
     mark(out, text, code_in(told["algorithm"], [told["model"]]))
-    (out / "weights.safetensors").write_bytes(encode(State(deployed.theta, mine)))
+    (out / "weights.safetensors").write_bytes(weights)
     write_atomically(out / "model.json", text)
     write_atomically(out / "predict.py", PREDICT)
     write_atomically(out / "card.md", _card(told))
@@ -114,10 +117,13 @@ def load(folder: Path, *, trust: bool = False) -> Exported:
     """A model that `export` wrote; `trust` lets the files run that somebody else's names."""
     try:
         text = (folder / "model.json").read_text(encoding="utf-8")
-        told: dict[str, Any] = json.loads(text)
+        told = without_crc(json.loads(text))
         check(folder, text, code_in(told["algorithm"], [told["model"]]), trust)
+        weights = (folder / "weights.safetensors").read_bytes()
+        if "weights" in told and Checksum(*told["weights"]) != Checksum.of(weights):  # earlier versions had no checksum
+            raise ValueError("the weights are others")
         algorithm = algorithms.compose(told["algorithm"], told["set"])  # first: what it keeps is known once it is there
-        state = decode((folder / "weights.safetensors").read_bytes())
+        state = decode(weights)
         shape = tuple(told["shape"])
         classes = int(told["classes"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
