@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from comity.cli.version import version_line
-from comity.errors import ComityError, Refusal, describe
+from comity.errors import ComityError, Damaged, Refusal, describe
 from comity.experiments.config import Experiment, experiment, read
 from comity.spec import value
 
@@ -169,7 +169,7 @@ def resumable(how: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise Stopped(f"Stopped; go on from the last checkpoint with: {how}") from None
-    except Refusal:
+    except (Refusal, Damaged):  # going on would end here again
         raise
     except (ComityError, OSError, MemoryError, RuntimeError) as why:  # torch says by the last that memory is not enough
         raise ComityError(f"{describe(why)} Go on with: {how}") from why

@@ -52,7 +52,8 @@ class Followed:
                 self.settings = tomllib.loads(self._files.config.read_text(encoding="utf-8"))
         running = self._files.held()  # before the summary: a run that ends between the two is finished, not stopped
         self._look_for_summary()
-        self.state = "finished" if self.summary else "running" if running else "stopped"
+        over = self.summary or self._files.ended  # be its summary readable or not
+        self.state = "finished" if over else "running" if running else "stopped"
         self._look_for_damage(resting=not running)
         if tables or not self.summary:
             self._metrics.look()

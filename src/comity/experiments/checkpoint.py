@@ -21,7 +21,7 @@ from comity.core.codec import encode
 from comity.core.record import Empty, leaves
 from comity.engines.engine import Engine
 from comity.engines.saved import OURS, Saved, read_state, write_state
-from comity.errors import ComityError, Refusal
+from comity.errors import Damaged, Refusal
 
 MANIFEST = "manifest.json"
 EVERY_SECONDS = 5.0
@@ -156,7 +156,7 @@ class Checkpoints:
                 raise ValueError("there is no checksum")
             self.manifest = Manifest.read(without_crc(told))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
-            raise ComityError(f"The checkpoint is damaged: {path} cannot be read.") from why
+            raise Damaged(f"The checkpoint is damaged: {path} cannot be read.") from why
         return self.manifest
 
     def server_state(self) -> Any:
