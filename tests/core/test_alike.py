@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from comity.core import Averaging, Params, average, check_like
+import comity
+from comity.algorithms.fedavg import FedAvg
+from comity.core import Averaging, Key, Model, Params, Party, average, check_like
 from comity.errors import ComityError
 
 FIRST: Params = {"w": torch.ones(10), "n": torch.tensor(3)}
@@ -30,6 +32,22 @@ def test_a_model_unlike_the_first_is_refused(other, why):
         average({0: FIRST, 1: other}, {0: 1.0, 1: 1.0})
     with pytest.raises(ComityError, match=f"p3's reply does not fit the others: {why}"):
         check_like(other, FIRST, "p3's reply")
+
+
+def test_a_reply_that_would_be_broadcast_ends_the_run(monkeypatch):
+    """A party sends one number where ten are expected: the mean of ten and one would look like a model."""
+    averaged = FedAvg.averaged
+
+    async def short(self: FedAvg, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+        mine, reply = await averaged(self, mine, m, party, key)
+        bias = reply.theta["fc.bias"]
+        return mine, Model(reply.theta | {"fc.bias": bias[: 1 if party.id == 2 else None]})
+
+    monkeypatch.setattr(FedAvg, "averaged", short)
+    data = (torch.randn(20, 4), torch.arange(20) % 10)
+    federation = comity.Federation.from_arrays({f"p{i}": (data, data) for i in range(3)}, validation=0.0, classes=10)
+    with pytest.raises(ComityError, match=r"fc.bias is float32\[1\] in it, and float32\[10\] in them"):
+        comity.run("fedavg", federation, model="linear", rounds=1, engine="loop")
 
 
 def test_the_order_of_names_does_not_matter():

@@ -80,7 +80,7 @@ def test_what_fits_a_declaration(hint, good, bad):
 
 def test_a_declaration_that_cannot_be_told_is_not_checked():
     assert mismatch(Holder(1, "x", Model({}), T)) == ""
-    assert mismatch(Holder(1, "x", Empty(), T)) == ("Holder.bound is declared as B | None, but a Empty that is none is in it")
+    assert mismatch(Holder(1, "x", Empty(), T)) == ("Holder.bound should be B | None, but the Empty in it is not")
 
 
 def test_fields_are_checked_when_a_record_is_read_and_when_it_is_written():
@@ -88,7 +88,7 @@ def test_fields_are_checked_when_a_record_is_read_and_when_it_is_written():
     wrong = good.replace(b"core.record:Model", b"core.fit:Pull    ")
     with pytest.raises(ComityError, match="damaged or foreign"):
         decode(wrong)
-    with pytest.raises(ComityError, match=r"Model.theta is declared as Params, but a str"):
+    with pytest.raises(ComityError, match=r"Model.theta should be Params, but the str"):
         encode([Model("hello")])  # type: ignore[arg-type]
 
 

@@ -179,14 +179,14 @@ def test_a_tensor_a_million_times_costs_no_memory():
         assert tree[0] is tree[-1]
 
 
-def test_half_a_million_colliding_names_of_64_bits_take_no_longer_than_others():
+def test_names_of_64_bits_cannot_all_fall_into_one_place():
     """Python's own table moves on when numbers agree in their lower bits."""
-    close = blob({"d": [[k, 1] for k in range(100_000)]})
-    far = blob({"d": [[k << 46, 1] for k in range(100_000)]})
+    close = blob({"d": [[k, 1] for k in range(30_000)]})
+    far = blob({"d": [[k << 46, 1] for k in range(30_000)]})
     times = []
     for made in (close, far):
         begin = time.process_time()
-        assert len(decode(made)) == 100_000
+        assert len(decode(made)) == 30_000
         times.append(time.process_time() - begin)
     assert times[1] < 10 * times[0] + 0.1
 
@@ -197,7 +197,7 @@ def test_half_a_million_colliding_names_of_64_bits_take_no_longer_than_others():
 @pytest.mark.parametrize(
     "tree",
     [
-        {i: Model({f"layer{n}": torch.zeros(3) for n in range(10)}) for i in range(2000)},
+        {i: Model({f"layer{n}": torch.zeros(3) for n in range(10)}) for i in range(700)},
         {f"layer{n}": torch.zeros(1) for n in range(5000)},
         dict.fromkeys(range(100000), 0.5),
         [[] for _ in range(50_000)],
@@ -242,8 +242,8 @@ class Sloppy:
 @pytest.mark.parametrize(
     ("tree", "why"),
     [
-        (Sloppy(torch.ones(1), []), "Sloppy.weight is declared as float, but a Tensor"),  # type: ignore[arg-type]
-        (Sloppy(1, [2]), "Sloppy.names is declared as list"),  # type: ignore[list-item]
+        (Sloppy(torch.ones(1), []), "Sloppy.weight should be float, but the Tensor"),  # type: ignore[arg-type]
+        (Sloppy(1, [2]), "Sloppy.names should be list"),  # type: ignore[list-item]
         ({(1, 2): 3}, "names of a dict"),
         ({0.5: 3}, "names of a dict"),
         ([2**64], "more than 64 bits"),

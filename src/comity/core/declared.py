@@ -27,7 +27,7 @@ def mismatch(value: Any) -> str:
     for name, declared, check in _checks(cls):
         held = getattr(value, name)
         if not check(held):
-            return f"{cls.__name__}.{name} is declared as {declared}, but a {type(held).__name__} that is none is in it"
+            return f"{cls.__name__}.{name} should be {declared}, but the {type(held).__name__} in it is not"
     return ""
 
 
