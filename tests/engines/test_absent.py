@@ -14,8 +14,9 @@ import comity
 from comity.core.attendance import Absence
 from comity.core.call import Call, Letter
 from comity.core.codec import encode
-from comity.core.record import Model, leaves
+from comity.core.record import Model, leaves, record_type
 from comity.engines.site import Site
+from comity.engines.versions import PartyState
 from comity.errors import ComityError, Refusal
 from comity.experiments import config
 from comity.experiments.build import prepare
@@ -347,3 +348,8 @@ def test_the_summary_counts_absences(tmp_path: Path) -> None:
     assert (result.folder / "absences.csv").read_text() == (
         "party,round,work,how,use\neast,1,local,lost,0\neast,2,local,lost,0\nwest,3,local,dead,0\n"
     )
+
+
+def test_states_of_earlier_versions_can_be_read() -> None:
+    """The record of a party's state lived elsewhere when they were saved."""
+    assert record_type("comity.engines.site:PartyState") is PartyState

@@ -35,6 +35,11 @@ def record_type(name: str) -> type:
     return _BY_NAME[name]
 
 
+def once_called(cls: type, name: str) -> None:
+    """Have the codec find a record type by an earlier name, too, under which states were saved."""
+    _BY_NAME[name] = cls
+
+
 def is_record(value: object) -> bool:
     """Whether `value` is an instance of a record type."""
     return type(value) in _TYPES

@@ -9,7 +9,7 @@ from typing import Any
 
 from comity.core.call import Call
 from comity.core.codec import decode, encode
-from comity.core.record import payload, record
+from comity.core.record import once_called, payload, record
 from comity.core.training import Moments
 from comity.errors import ComityError
 
@@ -21,6 +21,8 @@ class PartyState:
     mine: Any
     moments: dict[str, Moments]
 
+
+once_called(PartyState, "comity.engines.site:PartyState")
 
 Version = Call | None
 """The call that a state came of; None for the one that every run begins with, which can always be made again."""
