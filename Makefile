@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo five check quick test docs test-browser screenshot bench bench-scale bench-peers clean
+.PHONY: demo five check quick test soak docs test-browser screenshot bench bench-scale bench-peers clean
 
 # torch first and pinned: any other request for it pulls gigabytes of GPU packages.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -36,6 +36,16 @@ quick: check
 
 test: check
 	$(BIN)/pytest -n 2 --dist loadscope
+
+# What takes too long for every test run, and looks for faults at random: kills, damage, messages, signals, values, commands. Each
+# says what it did and ends with an error if it found anything (docs/reliability.md).
+soak: $(VENV)/ready
+	$(BIN)/python tests/soak/kills.py --kills 200
+	$(BIN)/python benchmarks/damage.py
+	$(BIN)/python tests/core/fuzz.py --count 100000
+	$(BIN)/python tests/soak/interrupts.py --moments 50
+	$(BIN)/python tests/soak/options.py --prepare
+	$(BIN)/python tests/soak/commands.py --count 500
 
 # The site's tools, beside the others but only when wanted.
 $(VENV)/docs-ready: $(VENV)/ready

@@ -52,7 +52,7 @@ def _at_the_end(as_of: Mapping[str, int | None]) -> list[str]:
 
 
 def _diverged(parties: Sequence[str]) -> list[str]:
-    return [f"The loss of {few(list(parties))} is not finite; try a smaller lr."] if parties else []
+    return [f"The loss of {few(list(parties))} is not finite, or beyond a million; try a smaller lr."] if parties else []
 
 
 def few(names: Sequence[str]) -> str:

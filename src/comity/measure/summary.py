@@ -16,6 +16,7 @@ from comity.measure.accuracy import by_round, carried, mean
 if TYPE_CHECKING:
     from comity.experiments.build import Job
 
+RUNAWAY = 1e6  # a mean cross entropy, of which ln(classes) is what a guess costs
 KINDS = ("up", "down", "peer", "setup", "eval")
 
 
@@ -74,9 +75,9 @@ def _auc(rows: list[Note]) -> dict[str, Any] | None:
 
 
 def _diverged(rows: list[Note]) -> list[str]:
-    """The parties whose last loss is not a number."""
+    """The parties whose last loss is not a number, or so large that the model has run away."""
     last = {row.party: row.value for row in rows if row.metric == "loss"}
-    return sorted(party for party, value in last.items() if not math.isfinite(value))
+    return sorted(party for party, value in last.items() if not value < RUNAWAY)
 
 
 def _newcomers(rows: list[Note]) -> dict[str, dict[str, float]]:

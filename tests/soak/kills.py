@@ -1,6 +1,6 @@
 """Kill runs with -9 at random moments, resume them, kill those again: what comes of it must be what an undisturbed run leaves.
 
-    python benchmarks/soak.py --kills 200 --seed 0
+    python tests/soak/kills.py --kills 200 --seed 0
 
 Every method on every engine, with checkpoints after every round, at times, and never before the end; absences planned in
 some; `compare` and `tune` as a whole. Compared byte for byte: all tables, the outcomes, and every state of the last checkpoint.
@@ -123,7 +123,7 @@ def _left(folder: Path) -> dict[str, bytes]:
 
 def _cases(folder: Path, plan: Path, rng: random.Random) -> Iterator[tuple[str, Callable[[Path, str], Case]]]:
     """Cases without end: what is to be run once undisturbed, and how it is made in a folder with an interval."""
-    sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "engines"))
+    sys.path.insert(0, str(Path(__file__).parent.parent / "engines"))
     from matrix import compositions
 
     def single(text: str, engine: str, absent: bool) -> Callable[[Path, str], Case]:
