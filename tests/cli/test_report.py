@@ -56,7 +56,7 @@ def test_a_page_that_fails_costs_nothing(folder: Path, monkeypatch: pytest.Monke
     assert said[-1].startswith("Caution: The report cannot be written: Is a directory")
     assert any(line.startswith("fedavg ") for line in said)
 
-    def broken(_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RuntimeError("something\nunforeseen")
 
     monkeypatch.setattr(report, "report", broken)
@@ -64,7 +64,7 @@ def test_a_page_that_fails_costs_nothing(folder: Path, monkeypatch: pytest.Monke
 
 
 def test_stopped_while_the_page_is_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(_: object) -> None:
+    def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(report, "report", stopped)

@@ -22,6 +22,7 @@ import pytest
 from harness import Ended, comity, complaint, one_sentence, summary, works
 
 import comity as api
+from comity.checksums import with_crc, without_crc
 from comity.errors import Refusal
 from comity.experiments.environment import digest
 from comity.experiments.trust import MARK, _secret, state_folder
@@ -96,7 +97,7 @@ def poisoned(gift: Path, setting: Setting = SETTINGS[4]) -> Path:
     text = "\n".join(kept + ([] if begin else ["", named])) + "\n"
     (gift / "config.toml").write_text(text, encoding="utf-8")
     told = json.loads((gift / "env.json").read_text(encoding="utf-8"))
-    (gift / "env.json").write_text(json.dumps(told | {"config": digest(text)}), encoding="utf-8")
+    (gift / "env.json").write_text(json.dumps(with_crc(without_crc(told) | {"config": digest(text)})), encoding="utf-8")
     (gift / MARK).write_text(json.dumps({"files": {str(evil): "0" * 64}, "code": "0" * 64}), encoding="utf-8")
     return evil
 

@@ -192,7 +192,7 @@ def test_damaged_rows_are_passed_over(run: Path, tmp_path: Path) -> None:
     (tmp_path / "timing.csv").write_bytes(b"round,train\n0,1,1,1,5\n")
     (tmp_path / "summary.json").write_text("{", encoding="utf-8")
     found = followed(tmp_path)
-    assert (found.state, found.line, found.bytes["up"], found.memory) == ("stopped", {0: 0.5}, 12, 5)
+    assert (found.state, found.line, found.bytes["up"], found.memory) == ("finished", {0: 0.5}, 12, 5)
     assert "go on with: comity resume" in works("watch", tmp_path).out
 
 

@@ -90,7 +90,7 @@ def test_ruined_parcels_stay_closed(tmp_path: Path) -> None:
         "        net.call(self.take, {i: Empty() for i in sent}, {(1, 0): sent[1][0], (2, 0): sent[2][0]})\n"
         "        return s\n"
         "    async def give(self, mine, m, party, key):\n"
-        "        return mine, {0: seal(Model({'w': torch.full((3,), float('inf') if party.id == 1 else 1.0)}))}\n"
+        "        return mine, {0: seal(Model({'w': torch.full((3,), float('inf') if party.id == 1 else 1.0)}), to=[0])}\n"
         "    async def take(self, mine, m, party, key):\n"
         "        assert sorted(party.inbox) == ([2] if party.id == 0 else [])\n"
         "        return mine, None\n"

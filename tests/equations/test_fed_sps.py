@@ -1099,7 +1099,7 @@ class Wire:
         work = LoopEngine.work
 
         def listening(engine: LoopEngine, call: Any, letters: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
-            self.open += letters.values()
+            self.open += [letter.content for letter in letters.values()]
             self.parcels += parcels.values()
             for i, answer in work(engine, call, letters, parcels):
                 self.open.append(answer.reply)

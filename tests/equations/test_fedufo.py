@@ -195,7 +195,8 @@ class Wire:
 
         def listening(call: Any, letters: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
             replies: dict[int, Any] = {}
-            self.calls.append((call.round, call.work, dict(letters), sorted(parcels), replies))
+            contents = {i: letter.content for i, letter in letters.items()}
+            self.calls.append((call.round, call.work, contents, sorted(parcels), replies))
             for i, answer in work(call, letters, parcels):
                 replies[i] = answer.reply
                 yield i, answer

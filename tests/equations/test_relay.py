@@ -187,7 +187,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> list[Turn]:
 
     def listening(self: LoopEngine, call: Any, letters: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
         opened = {edge: unseal(parcel) for edge, parcel in parcels.items()}
-        turn = Turn(call.round, call.work, dict(letters), opened, {})
+        turn = Turn(call.round, call.work, {i: letter.content for i, letter in letters.items()}, opened, {})
         seen.append(turn)
         for i, answer in work(self, call, letters, parcels):
             turn.replies[i] = answer.reply

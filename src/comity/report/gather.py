@@ -102,14 +102,10 @@ class Run:
         earlier: dict[str, Any] = {"newcomers": {}, "diverged": []}  # runs of earlier versions have neither
         found = earlier | self._files.salvage_summary()
         got = found["accuracy"]
-        figures = [
-            got["mean"],
-            *(v for v in got["per_party"].values() if v is not None),
-            *found["bytes"].values(),
-            found["seconds"]["total"],
-        ]
+        heard = [figure for figure in got["per_party"].values() if figure is not None]
+        figures = [got["mean"], *heard, *found["bytes"].values(), found["seconds"]["total"]]
         figures += [new[stage] for new in found["newcomers"].values() for stage in ("offered", "joined", "alone", "gain")]
-        if not got["per_party"] or "total" not in found["bytes"] or not all(math.isfinite(figure) for figure in figures):
+        if not heard or "total" not in found["bytes"] or not all(math.isfinite(figure) for figure in figures):
             raise ValueError
         ", ".join(found["diverged"])  # fails if these are no names
         return found
