@@ -193,7 +193,7 @@ def test_damaged_rows_are_passed_over(run: Path, tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{", encoding="utf-8")
     found = followed(tmp_path)
     assert (found.state, found.line, found.bytes["up"], found.memory) == ("finished", {0: 0.5}, 12, 5)
-    assert "go on with: comity resume" in works("watch", tmp_path).out
+    assert "damaged: " in works("watch", tmp_path).out, "and no advice to go on with what cannot be read"
 
 
 def test_a_round_counts_when_it_is_whole(tmp_path: Path) -> None:
