@@ -186,8 +186,8 @@ class Try(NamedTuple):
 def resumed(run: Path, known: Path) -> Try:
     """`comity resume`: what it shows, and all files of the run afterwards.
 
-    Of timing.csv, which varies, only what the last checkpoint knew is compared, and nothing if the run begins anew without one; of a
-    finished run no states, as none are read.
+    Of timing.csv, which varies, only what the last checkpoint knew is compared, and nothing if the run begins anew without one;
+    of a finished run no states, as none are read.
     """
     anew = not (run / "checkpoints" / "manifest.json").exists()
     ended = comity("resume", run)
