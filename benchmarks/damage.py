@@ -184,14 +184,21 @@ class Try(NamedTuple):
 
 
 def resumed(run: Path, known: Path) -> Try:
-    """`comity resume`: all files of the run afterwards; timing varies, so only what was there before is compared."""
+    """`comity resume`: what it shows, and all files of the run afterwards.
+
+    Of timing.csv, which varies, only what the last checkpoint knew is compared, and nothing if the run begins anew without one;
+    of a finished run no states, as none are read.
+    """
+    anew = not (run / "checkpoints" / "manifest.json").exists()
     ended = comity("resume", run)
-    timing = run / "timing.csv"
-    before = (known / "timing.csv").read_bytes()
-    kept = timing.read_bytes()[: len(before)] if timing.exists() else b""
-    found = files(run, "timing.csv", "report.html", "measures.json") | {"timing.csv": kept == before}
-    shown = re.sub(r"\d[\d.]* (ms|s|min)\b|/\S+", "", ended.out)
-    return Try(ended.code, [found, shown if "Caution" not in shown else ""], ended.err + _cautions(ended.out))
+    manifest = json.loads((known / "checkpoints" / "manifest.json").read_text(encoding="utf-8"))
+    length = manifest["files"]["timing.csv"][0] if "files" in manifest else manifest["lengths"]["timing.csv"]
+    before, after = ((p / "timing.csv").read_bytes() if (p / "timing.csv").exists() else b"" for p in (known, run))
+    found: dict[str, Any] = files(run, "timing.csv", "measures.json")
+    found["timing.csv"] = anew or before[:length] == after[:length]
+    if (known / "summary.json").exists():
+        found = {name: said for name, said in found.items() if "checkpoints" not in name}
+    return Try(ended.code, [found, _plain(ended.out.partition("Caution")[0], run)], ended.err + _cautions(ended.out))
 
 
 def reported(root: Path, known: Path) -> Try:
@@ -206,7 +213,7 @@ def reported(root: Path, known: Path) -> Try:
 def tabled(root: Path, known: Path) -> Try:
     """`comity report --table`: the ranking as text."""
     ended = comity("report", root, "--table", "markdown")
-    return Try(ended.code, ended.out, ended.err)
+    return Try(ended.code, ended.out, ended.err + "".join(re.findall("^> .*", ended.out, re.MULTILINE)))
 
 
 def represented(run: Path, *args: object, **more: object) -> dict[str, Any]:
@@ -236,11 +243,12 @@ def compared(root: Path, known: Path) -> Try:
 def watched(root: Path, known: Path) -> Try:
     """`comity watch` of the one run."""
     ended = comity("watch", root / RUN, "--once")
-    return Try(ended.code, _plain(ended.out, root), ended.err + "".join(re.findall(".*damaged.*", ended.out)))
+    return Try(ended.code, _plain(ended.out, root), ended.err + "".join(re.findall("damaged: .*|stopped: .*", ended.out)))
 
 
 def _plain(text: str, root: Path) -> str:
-    return re.sub(r"\d[\d.]* (ms|s|min)\b", "", text.replace(str(root), ""))
+    """A text without times, places and the width of columns."""
+    return " ".join(re.sub(r"\d[\d.]* (ms|s|min)\b|─+", "", text.replace(str(root), "")).split())
 
 
 def _cautions(text: str) -> str:
