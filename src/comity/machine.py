@@ -27,5 +27,5 @@ def check_fits(what: str, needed: int) -> None:
     most = memory()
     if most is not None and needed > most:
         raise Refusal(
-            f"{what} would take {size(min(needed, 10**30))}, but this machine has {size(most)} of memory: make it smaller."
+            f"{what}, would take {size(min(needed, 10**30))}, but this machine has {size(most)} of memory: make it smaller."
         )

@@ -160,7 +160,7 @@ def test_what_a_model_takes_is_counted_before_torch_is_asked() -> None:
 
 def test_a_model_larger_than_the_machine(here: Path) -> None:
     said = one_sentence(comity("run", "fedavg", "--model", "mlp2(width=300000)", "--out", "out"), 2)
-    assert "mlp2 with so many values would take 360 GB" in said
+    assert "mlp2 of 9e+10 values, with its gradients and what is sent, would take 1080 GB" in said
     one_sentence(comity("run", "fedavg", "--model", "mlp2(width=1e30)", "--out", "out"), 2)
 
 

@@ -94,7 +94,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     hidden: int = option(512, "width of D's hidden layers (5.1)", minimum=1)
     disc_epochs: int = option(1, "passes over the representations per round (Algorithm 1)", minimum=0)
     sampling: float = option(1.0, "r, share of its representations a party sends, drawn each round (B.11)", above=0, maximum=1)
-    past: int = option(1, "N_d, discriminators of so many rounds in the penalty, by their mean (B.6)", minimum=1)
+    past: int = option(1, "N_d, discriminators of so many rounds in the penalty, by their mean (B.6)", minimum=1, maximum=1000)
     slots: Literal["party", "cohort"] = option("party", "D's outputs: all N parties, or the round's m, who train twice (B.14)")
     disc_carry: Literal["trunk", "keep", "reinit"] = option("trunk", "slots=cohort: what of D lives on: all but its output layer")
     aggregate: Literal["none", "predictor", "model"] = option("none", "average the predictors too (B.10), or whole models")

@@ -156,7 +156,7 @@ class Builder:
     def build(self, cut: str = "") -> Stack:
         """The finished stack, with its representation after the stage `cut`: the last but one unless told."""
         values = sum(layer.values for stage in self._stages for layer in stage.layers)
-        check_fits(f"{self.name} with so many values", 4 * values)
+        check_fits(f"{self.name} of {values:.3g} values, with its gradients and what is sent", 3 * 4 * values)
         return Stack(self.name, tuple(self._stages), cut)
 
 
