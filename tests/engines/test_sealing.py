@@ -355,8 +355,6 @@ def test_a_worker_killed_while_the_secret_goes_round_leaves_nobody_waiting(
 
     monkeypatch.setattr(Handover, "lock", dying)
     monkeypatch.setattr(ProcessEngine, "close", counting)
-    with pytest.raises(
-        comity.ComityError, match=r"A worker process (was ended by SIGKILL|ended)"
-    ):
+    with pytest.raises(comity.ComityError, match=r"A worker process (was ended by SIGKILL|ended)"):
         on_processes(tmp_path)
     assert codes == [-signal.SIGKILL if worker == victim else 0 for worker in range(3)]
