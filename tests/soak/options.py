@@ -10,15 +10,15 @@ import argparse
 import inspect
 import os
 import resource
+import select
 import signal
 import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -30,7 +30,7 @@ from comity.data.partitions import PARTITIONS
 from comity.data.protocols import RULES
 from comity.data.steps import STEPS
 from comity.errors import ComityError, describe
-from comity.experiments.build import Quiet, prepare
+from comity.experiments.build import Job, Quiet, prepare
 from comity.experiments.config import Experiment, experiment
 from comity.experiments.run import start
 from comity.models.zoo import ZOO
@@ -58,7 +58,7 @@ WORDS: list[Any] = [
     "x" * 100_000,
     "été",
     "\udcff",
-    "1_0",
+    "1_",
     "٣",
     "0x10",
     "a,b",
@@ -126,14 +126,6 @@ def data_for(settings: dict[str, Any]) -> Dataset:
     return Dataset("toy", torch.rand((90, 1, 4, 4), generator=generator), y, 3)
 
 
-class BegunError(BaseException):
-    """A run that goes on; no Exception, so that nothing answers it."""
-
-
-def _late(number: int, frame: FrameType | None) -> NoReturn:
-    raise BegunError
-
-
 COMMON = {"model": "mlp2(width=4)", "parties": 3, "rounds": 1, "partition": "iid", "engine": "loop", "steps": 2}
 FINE = ("worked", "refused", "begun")
 
@@ -141,33 +133,50 @@ FINE = ("worked", "refused", "begun")
 def tried(settings: dict[str, Any], run: bool) -> str:
     """What comes of these settings: one of FINE, or a complaint."""
     common = {k: v for k, v in COMMON.items() if not (k == "steps" and "epochs" in settings)}
-    began = False
-    signal.signal(signal.SIGALRM, _late)
-    signal.alarm(SECONDS)
-    try:
+
+    def prepared() -> Job:
         asked = experiment(common | settings)
         federation = data_for(settings).partition(asked.partition, asked.parties, asked.seed, asked.test, asked.validation)
-        job = prepare(asked, federation)
-        if run:
-            began = True
-            with tempfile.TemporaryDirectory() as folder:
-                start(job, Path(folder) / "run", Quiet())
-        end = "worked"
-    except ComityError as why:
-        end = "refused" if str(why).strip() and "\n" not in str(why).strip() else f"says {str(why)!r}"
-    except (MemoryError, OSError, RuntimeError) as why:  # a command makes a sentence of these
+        return prepare(asked, federation)
+
+    def done() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            start(prepared(), Path(folder) / "run", Quiet())
+
+    end = answer(prepared)
+    return in_a_child(done) if run and end == "worked" else end
+
+
+def answer(make: Callable[[], object]) -> str:
+    """What comes of it."""
+    try:
+        make()
+    except (ComityError, MemoryError, RuntimeError) as why:  # a command makes a sentence of memory that torch does not get
         diverged = "all elements of input should be between 0 and 1" in str(
             why
         )  # relay's loss of a model that is no longer finite
-        end = "refused" if diverged or "not enough memory" in describe(why) else f"{type(why).__name__}: {str(why)[:200]}"
+        said = str(why).strip() if isinstance(why, ComityError) or diverged else describe(why)
+        return "refused" if said and "\n" not in said and "Error in " not in said else f"says {said!r}"
     except Exception as why:
         where = traceback.extract_tb(why.__traceback__)[-1]
-        end = f"{type(why).__name__} in {Path(where.filename).name}:{where.lineno}: {str(why)[:200]}"
-    except BegunError:
-        end = "begun" if began else f"not begun after {SECONDS} s"
-    finally:
-        signal.alarm(0)
-    return end
+        return f"{type(why).__name__} in {Path(where.filename).name}:{where.lineno}: {str(why)[:200]}"
+    return "worked"
+
+
+def in_a_child(make: Callable[[], object]) -> str:
+    """The same in a process of its own, which is ended after a while."""
+    heard, said = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.write(said, answer(make).encode(errors="replace")[:4000])
+        os._exit(0)
+    os.close(said)
+    ended = bool(select.select([heard], [], [], SECONDS)[0])
+    os.kill(pid, signal.SIGKILL)
+    status = os.waitpid(pid, 0)[1]
+    with os.fdopen(heard) as answered:
+        text = answered.read()
+    return text or (f"ended with status {status}" if ended else "begun")
 
 
 def main() -> None:
