@@ -59,7 +59,7 @@ def test_a_lost_reply_is_as_if_the_party_had_been_away(text: str, tmp_path: Path
     assert kinds == (set() if text == "centralized" else {("east", 1, "lost"), ("north", 2, "lost"), ("west", 2, "lost")})
 
 
-@pytest.mark.parametrize("text", compositions(), ids=short)
+@pytest.mark.parametrize("text", compositions()[::3], ids=short)  # of a state that is wrong, the test above would tell
 def test_whoever_comes_and_goes(text: str, tmp_path: Path) -> None:
     """Away at the start, lost in between, away at the end with its evaluation: the run ends, and everybody is in the summary."""
     absent = plan(tmp_path, "north,0,,dead", "south,2,,lost", "west,3-,,dead", "east,1,evaluate,lost")
