@@ -14,7 +14,7 @@ from comity.core.finite import first_not_finite, is_finite
 from comity.core.fit import plain
 from comity.core.key import Key
 from comity.core.party import Party
-from comity.core.record import Params, Sealed, leaves, on_device, post, received
+from comity.core.record import Params, Sealed, is_record, on_device, post, received
 from comity.core.task import Task
 from comity.core.wrapper import work_of
 from comity.engines.running import KeptMoments, RunningWork
@@ -76,7 +76,7 @@ class Site:
         """What came of a work that is done; the party's new state is kept, until a letter says that it does not count."""
         mine, reply = running.result
         post(reply, self.party.id, running.call.round)
-        keeps = running.kept.uses > 0 or (mine is not self.mine and bool(leaves(mine) or leaves(self.mine)))
+        keeps = running.kept.uses > 0 or (mine is not self.mine and (_holds_something(mine) or _holds_something(self.mine)))
         ruined = ""
         if keeps:
             ruined = "" if is_finite(mine) else first_not_finite(mine)
@@ -126,3 +126,12 @@ class Site:
 
     def _moved(self, tree: Any) -> Any:
         return on_device(tree, self._device)
+
+
+def _holds_something(tree: Any) -> bool:
+    """Whether there is anything in a state but names and empty places."""
+    if isinstance(tree, dict):
+        return any(map(_holds_something, tree.values()))
+    if is_record(tree):
+        return any(map(_holds_something, vars(tree).values()))
+    return any(map(_holds_something, tree)) if isinstance(tree, list | tuple) else tree is not None
