@@ -156,6 +156,32 @@ def test_stopped_on_processes(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("every_round")
+@pytest.mark.parametrize(("text", "after"), [("fedufo", 1), ("fedufo", 3), ("scaffold", 2)])
+def test_parties_live_where_they_lived(text: str, after: int, tmp_path: Path) -> None:
+    """Who shares a worker is trained together, which rounds in its own way; a lost reply leaves a home without a state."""
+    lost = tmp_path / "lost.csv"
+    lost.write_text("party,round,work,how\nsouth,1,,lost\nnorth,2,,lost\n")
+    places = {"engine": "stacked", "workers": 2, "model": "mlp2(width=8)", "participation": 0.7, "absent": str(lost)}
+    whole = run(text, tmp_path / "whole", rounds=ROUNDS, **places)
+    stopped = tmp_path / "stopped"
+    with pytest.raises(KeyboardInterrupt):
+        run(text, stopped, rounds=ROUNDS, progress=Interrupt(during=after + 1), **places)
+    result = run(text, stopped, rounds=ROUNDS, resume=True, **places)
+    assert homes(stopped) == homes(whole.folder)
+    assert tables(stopped) == tables(whole.folder)
+    for party, theta in weights(whole).items():
+        for name, value in theta.items():
+            assert torch.equal(weights(result)[party][name], value), f"{name} of {party} differs"
+
+
+def homes(folder: Path) -> dict[str, int]:
+    """Which worker each party lived at when the last checkpoint was made."""
+    told: dict[str, int] = json.loads((folder / "checkpoints" / "manifest.json").read_text())["counters"]["homes"]
+    assert len(set(told.values())) == 2
+    return told
+
+
+@pytest.mark.usefixtures("every_round")
 @pytest.mark.parametrize("text", ["scaffold+dbe", "adcol"])
 def test_stopped_twice(text: str, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):

@@ -41,9 +41,14 @@ class Engine(ABC):
     def save(self, folder: Path, t: int) -> list[Saved]:
         """Write the party states that changed since the last save; all are settled."""
 
+    @property
+    def homes(self) -> Mapping[int, int]:
+        """Which worker each party lives at, where there are several: who is trained together decides how numbers are rounded."""
+        return {}
+
     @abstractmethod
-    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, Call]) -> None:
-        """Put saved states back: each is that after the call which is named for its party."""
+    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, Call], homes: Mapping[int, int]) -> None:
+        """Put saved states back, each that after the call which is named for its party, and parties where they lived."""
 
     def close(self) -> None:
         """Let go of processes and connections."""

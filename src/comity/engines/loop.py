@@ -55,5 +55,5 @@ class LoopEngine(Engine):
     def save(self, folder: Path, t: int) -> list[Saved]:
         return self.sites.save(folder, t)
 
-    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, Call]) -> None:
+    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, Call], homes: Mapping[int, int]) -> None:
         self.sites.load(folder, states, versions)

@@ -108,7 +108,13 @@ class ProcessEngine(Engine):
             self._send(w, {"do": "save", "folder": str(folder), "round": t})
         return [Saved(*item) for w in range(len(self._lines)) for item in self._receive(w)["saved"]]
 
-    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, Call]) -> None:
+    @property
+    def homes(self) -> Mapping[int, int]:
+        return self._homes
+
+    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, Call], homes: Mapping[int, int]) -> None:
+        if all(w < len(self._lines) for w in homes.values()):  # there may have been more workers
+            self._homes |= homes
         kept = {saved.party: saved for saved in states}
         for w, hand in enumerate(self._deal(kept)):
             self._homes |= dict.fromkeys(hand, w)

@@ -115,7 +115,8 @@ class _Rounds:
         self.net.versions = _versions(manifest)
         self.net.attendance.waiting = set(counters.get("waiting", ()))
         self._void = {int(t): why for t, why in counters.get("void", {}).items()}
-        self._engine.load(self._checkpoints.folder, manifest.parties.values(), self.net.versions)
+        homes = {int(i): w for i, w in counters.get("homes", {}).items()}
+        self._engine.load(self._checkpoints.folder, manifest.parties.values(), self.net.versions, homes)
         self.net.ledger.total.update(counters["bytes"])
         self.net.steps = counters["steps"]
         self.net.server_steps = counters["server_steps"]
@@ -231,6 +232,7 @@ class _Rounds:
             counters["schedule"] = self.schedule.dump()
             counters["remarks"] = list(self.net.remarks)
             counters["versions"] = {i: list(version) for i, version in self.net.versions.items()}
+            counters["homes"] = dict(self._engine.homes)
             counters["void"] = self._void
             counters["waiting"] = sorted(self.net.attendance.waiting)
             self._checkpoints.save(t, self._state, self._engine, self._tables.files, counters)
