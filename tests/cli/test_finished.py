@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from comity.data.groups import Groups
 from comity.errors import ComityError, Refusal
 from comity.experiments.result import Result
 from comity.experiments.run import run
+from comity.measure import mdl
 from comity.studies.export import export, load
 
 GAPS = """
@@ -108,7 +110,8 @@ def test_refusals(gaps: Path, tmp_path: Path) -> None:
         load(tmp_path / "out")
 
 
-def test_measure(tmp_path: Path) -> None:
+def test_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mdl, "CHEAP", replace(mdl.CHEAP, points=3, seeds=2, steps=20))  # a description length takes a minute else
     run("fedavg+dbe", out=tmp_path / "run", partition="iid|keep(samples=40)", parties=3, rounds=1, model="mlp2(width=16)")
     shown = works("measure", tmp_path / "run", "--layers", "fc2", "--samples", "100").out
     assert "fc2" in shown

@@ -162,7 +162,7 @@ def test_it_is_refused_before_memory_is_taken(name):
 def test_what_is_shared_is_counted_as_often_as_it_occurs():
     """The largest bomb that is read still costs all its readers little."""
     made = blob(bomb(15))
-    with quickly():
+    with quickly(10):  # the garbage collector looks through all of a long test session
         tree = decode(made)
         assert payload(tree) == 0
         assert leaves(tree) == []
