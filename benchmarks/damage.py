@@ -166,7 +166,7 @@ def _without_time(told: Any) -> Any:
     """What must be equal in equal runs; checksums are no figures."""
     if isinstance(told, dict):
         return {k: _without_time(v) for k, v in told.items() if k not in ("seconds", "crc", "files", "lengths")}
-    return told
+    return [_without_time(v) for v in told] if isinstance(told, list) else told
 
 
 def files(folder: Path, *leave_out: str) -> dict[str, Any]:
@@ -206,14 +206,14 @@ def reported(root: Path, known: Path) -> Try:
     page = root / "report.html"
     ended = comity("report", root, "--quick", "--out", page)
     text = page.read_text(encoding="utf-8") if page.exists() else ""
-    text = text.replace(root.name, "").replace(str(root.parent), "")
+    text = text.replace(str(root.parent), "").replace(root.name, "")
     return Try(ended.code, text, ended.err + "".join(re.findall(r'role="note".*?</', text, re.DOTALL)))
 
 
 def tabled(root: Path, known: Path) -> Try:
     """`comity report --table`: the ranking as text."""
     ended = comity("report", root, "--table", "markdown")
-    return Try(ended.code, ended.out, ended.err + "".join(re.findall("^> .*", ended.out, re.MULTILINE)))
+    return Try(ended.code, ended.out, ended.err + "".join(re.findall("^> .*|.*not finished.*", ended.out, re.MULTILINE)))
 
 
 def represented(run: Path, *args: object, **more: object) -> dict[str, Any]:
