@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,7 @@ def test_a_ruined_model_is_not_exported(tmp_path: Path, monkeypatch: pytest.Monk
     result = Result(tmp_path / "run", job, summary)
     whole = result.model("p0")
     ruined = {k: torch.full_like(v, float("nan")) for k, v in decode(encode(whole.theta)).items()}
-    monkeypatch.setattr(Result, "model", lambda self, party: type(whole)(whole.task, ruined))
+    monkeypatch.setattr(Result, "model", lambda self, party: replace(whole, theta=ruined))
     with pytest.raises(ComityError, match=r"The model of p0 is not exported: theta\..* is not finite"):
         export(result, "p0", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,6 +51,22 @@ def made_in(folder: Path, algorithm: str, data: Path) -> Result:
     return run(algorithm, out=folder, data=str(data), model="mlp2(width=8)", rounds=2, validation=0)
 
 
+def alone(folder: Path) -> Any:
+    """The script beside an exported model, as a module of its own."""
+    before = sys.path[:]
+    sys.path.insert(0, str(folder))
+    sys.modules.pop("preparation", None)
+    try:
+        spec = spec_from_file_location("predict_alone", folder / "predict.py")
+        assert spec is not None
+        assert spec.loader is not None
+        made = module_from_spec(spec)
+        spec.loader.exec_module(made)
+    finally:
+        sys.path[:] = before
+    return made
+
+
 def raw(data: Path) -> Dataset:
     space: dict[str, object] = {}
     exec(compile(data.read_text(encoding="utf-8"), str(data), "exec"), space)
@@ -64,10 +82,16 @@ def test_an_exported_model_says_what_the_run_would(algorithm: str, gaps: Path, t
     export(result, "south", tmp_path / "out")
     dataset, federation = raw(gaps), result.job.federation
     rows = list(federation.split.parties["south"].test)
-    asked = load(tmp_path / "out").predict(dataset.x[rows])
     logits = result.model("south").logits(federation.parties["south"].test.x)
-    assert [name for name, _ in asked] == [("low", "middle", "high")[k] for k in logits.argmax(1)]
-    assert [p for _, p in asked] == pytest.approx(logits.softmax(1).max(1).values.tolist(), abs=1e-6)
+    taken = load(tmp_path / "out")
+    assert taken.class_names == ("low", "middle", "high")
+    assert torch.equal(taken.predict(dataset.x[rows]), logits.argmax(1))
+    assert torch.equal(taken.predict_proba(dataset.x[rows].numpy()), logits.softmax(1))
+    assert torch.equal(result.model("south").predict_proba(dataset.x[rows].tolist()), logits.softmax(1))
+    np.save(tmp_path / "new.npy", dataset.x[rows].numpy())
+    _, likely, remarks = alone(tmp_path / "out").predict(tmp_path / "new.npy")
+    assert np.array_equal(likely, logits.softmax(1).numpy()), "torch alone says the same, to the last bit"
+    assert remarks == ()
 
 
 def test_images_as_bytes(tmp_path: Path) -> None:
@@ -77,20 +101,26 @@ def test_images_as_bytes(tmp_path: Path) -> None:
     result = run("fedavg", federation, rounds=1, model="lenet5", out=tmp_path / "run")
     export(result, "a", tmp_path / "out")
     rows = list(federation.split.parties["a"].test)
-    asked = load(tmp_path / "out").predict(x[rows].numpy())
     logits = result.model("a").logits(federation.parties["a"].test.x)
-    assert [p for _, p in asked] == pytest.approx(logits.softmax(1).max(1).values.tolist(), abs=1e-6)
+    assert torch.equal(load(tmp_path / "out").predict_proba(x[rows].numpy()), logits.softmax(1))
+    assert torch.equal(result.model("a").predict_proba(x[rows][:, 0].tolist()), logits.softmax(1))  # height and width are enough
+    np.savez(tmp_path / "new.npz", x=x[rows].numpy())
+    assert np.array_equal(alone(tmp_path / "out").predict(tmp_path / "new.npz")[1], logits.softmax(1).numpy())
 
 
 def test_the_commands(gaps: Path, tmp_path: Path) -> None:
     made_in(tmp_path / "run", "fedavg+dbe", gaps)
     works("export", tmp_path / "run", "--party", "north", "--out", tmp_path / "out")
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {"weights.safetensors", "model.json", "predict.py", "card.md"}
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+        "weights.safetensors", "model.json", "predict.py", "preparation.py", "model.pt2", "model.onnx", "card.md",
+    }  # fmt: skip
     np.savez(tmp_path / "new.npz", x=raw(gaps).x[:3].numpy())
     command = [sys.executable, str(tmp_path / "out" / "predict.py"), str(tmp_path / "new.npz")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert len(done.stdout.splitlines()) == 3
-    assert done.stdout.split("\t")[0] in ("low", "middle", "high")
+    head, *lines = done.stdout.splitlines()
+    assert head == "row,prediction,probability,p(low),p(middle),p(high)"
+    assert len(lines) == 3
+    assert lines[0].split(",")[1] in ("low", "middle", "high")
     assert "north" in (tmp_path / "out" / "card.md").read_text(encoding="utf-8")
     told = json.loads((tmp_path / "out" / "model.json").read_text(encoding="utf-8"))
     assert list(told["preprocess"]["fills"]) == ["north"]  # nobody else's figures go along

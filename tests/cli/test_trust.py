@@ -306,11 +306,14 @@ def predicted(script: Path, *args: object) -> Ended:
     before, sys.argv = sys.argv, [str(script), *map(str, args)]
     try:
         with contextlib.redirect_stdout(out):
-            runpy.run_path(str(script))
+            sys.modules.pop("preparation", None)
+            sys.path.insert(0, str(script.parent))
+            runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:
         return Ended(1, out.getvalue(), str(end.code))
     finally:
         sys.argv = before
+        sys.path.remove(str(script.parent))
     return Ended(0, out.getvalue(), "")
 
 
@@ -319,19 +322,18 @@ def test_exported_models(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     works("export", tmp_path / "out", "--party", "p1", "--out", tmp_path / "gift")
     np.save(tmp_path / "x.npy", np.zeros((2, 1, 8, 8)))
     script, samples = tmp_path / "gift" / "predict.py", tmp_path / "x.npy"
-    assert predicted(script, samples).out.count("\n") == 2
+    ours = predicted(script, samples)
+    assert ours.out.count("\n") == 3
     become_somebody_else(monkeypatch, tmp_path)
     forget(mine)
     (tmp_path / "ran").unlink()
     with pytest.raises(Refusal, match="trust=True") as refused:
         load(tmp_path / "gift")
     assert str(mine) in str(refused.value)
-    assert predicted(script, samples) == Ended(1, "", str(refused.value))
+    assert predicted(script, samples) == ours, "the script needs nobody's code: the network lies beside it"
     assert not (tmp_path / "ran").exists()
-    assert load(tmp_path / "gift", trust=True).predict(np.zeros((1, 1, 8, 8)))
+    assert len(load(tmp_path / "gift", trust=True).predict(np.zeros((1, 1, 8, 8)))) == 1
     assert (tmp_path / "ran").exists()
-    assert predicted(script, samples, "--trust").out.count("\n") == 2
-    assert predicted(script).err.startswith("usage: ")
 
 
 def test_the_secret_is_the_users(mine: Path, tmp_path: Path) -> None:

@@ -329,7 +329,7 @@ def test_what_is_judged_is_not_changed(fed: Federation, tmp_path: Path) -> None:
     assert first == second  # before the first step all is as it was
     for name in fed.names:
         test = fed.parties[name].test
-        right = (two.model(name).predict(test.x) == test.y).float().mean().item()
+        right = (two.model(name).predict(test) == test.y).float().mean().item()
         assert two.summary["accuracy"]["per_party"][name] == pytest.approx(right)
 
 

@@ -186,6 +186,7 @@ OTHERS = {
     "name": "others", "description": "another", "licence": "CC0", "home": "iid", "class_names": ["b", "a", "c", "d"],
     "notes": [], "mean": [0.1, 0.2, 0.4], "std": [0.6], "classes": 5, "missing": "impute", "version": 3,
     "groups": {"who": ["bob", "ann", "cyd"], "where": ["Zürich", "b 2"]}, "fingerprint": "0", "test": "0",
+    "scale": "own", "scaled": [1], "schema": True,
 }  # fmt: skip
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import typer
 
 from comity.cli.options import Settings, data_app, with_experiment
+from comity.errors import Refusal
 from comity.experiments.config import experiment
 
 
@@ -54,26 +55,159 @@ def prepare(
         screen.out.print(note, soft_wrap=True)
 
 
+Label = Annotated[str | None, typer.Option("--label", help="the column of a table that holds the class; label unless told")]
+Names = Annotated[str | None, typer.Option(help="only these columns, as in a,b")]
+Drop = Annotated[str | None, typer.Option("--drop", help="not these columns, as in a,b")]
+Kinds = Annotated[list[str] | None, typer.Option("--kind", help="what a column is: age=number, ward=words or ill=flag")]
+Missing = Annotated[str | None, typer.Option("--missing", help="words that stand for a missing value, as in -9,unknown")]
+Rename = Annotated[list[str] | None, typer.Option("--rename", help="what files call a column and what it is: Alter=age")]
+Units = Annotated[list[str] | None, typer.Option("--unit", help="a column's unit, as in age=years")]
+MergeCase = Annotated[
+    bool | None, typer.Option("--merge-case/--keep-case", help="words that differ in case or blanks only are one, or two")
+]
+Scale = Annotated[
+    str | None, typer.Option("--scale", help="numbers by each party's own figures, everybody's (shared), or as they are (none)")
+]
+SkipUnlabelled = Annotated[bool, typer.Option("--skip-unlabelled", help="leave out rows without a label")]
+
+
+def _wishes(
+    label: str | None,
+    columns: str | None,
+    drop: str | None,
+    kinds: list[str] | None,
+    missing: str | None,
+    rename: list[str] | None,
+    units: list[str] | None,
+    merge_case: bool | None,
+    scale: str | None,
+) -> dict[str, Any]:
+    """What was said of the columns, and nothing of what was not."""
+    said = {
+        "label": label,
+        "columns": _listed(columns),
+        "drop": _listed(drop),
+        "kinds": _paired("kind", kinds),
+        "missing": _listed(missing),
+        "rename": _paired("rename", rename),
+        "units": _paired("unit", units),
+        "merge_case": merge_case,
+        "scale": scale,
+    }
+    return {name: value for name, value in said.items() if value is not None and value not in ((), {})}
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    return () if text is None else tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _paired(option: str, given: list[str] | None) -> dict[str, str]:
+    """`name=value` options as a dict."""
+    made = {}
+    for text in given or ():
+        name, sign, value = text.partition("=")
+        if not (name.strip() and sign and value.strip()):
+            raise Refusal(f"--{option} takes name=value, as in --{option} age=number, not {text!r}.")
+        made[name.strip()] = value.strip()
+    return made
+
+
 @data_app.command("import")
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="FOLDER", help="one file (npz, csv, parquet) or folder of images a party")],
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="a file (csv, xlsx, parquet, npz) or a folder of pictures a party; or one file"),
+    ],
     out: Annotated[Path, typer.Option("--out", help="folder for the imported data, then used as --data FOLDER")],
-    label: Annotated[str, typer.Option("--label", help="the column of a table that holds the class")] = "label",
+    label: Label = None,
+    columns: Names = None,
+    drop: Drop = None,
+    kinds: Kinds = None,
+    missing: Missing = None,
+    rename: Rename = None,
+    units: Units = None,
+    merge_case: MergeCase = None,
+    scale: Scale = None,
+    skip_unlabelled: SkipUnlabelled = False,
+    schema: Annotated[Path | None, typer.Option("--schema", help="follow this schema.json, which all parties agreed on")] = None,
     size: Annotated[int | None, typer.Option("--size", help="pixels a side that images are brought to")] = None,
     name: Annotated[str | None, typer.Option("--name", help="what to call the data")] = None,
     classes: Annotated[int | None, typer.Option("--classes", help="how many there are, if not all are seen")] = None,
-    standardise: Annotated[bool, typer.Option("--standardise", help="each party's columns, by its own figures")] = False,
+    standardise: Annotated[bool, typer.Option("--standardise", help="the same as --scale own", hidden=True)] = False,
 ) -> None:
-    """Bring one's own federation."""
+    """Bring one's own federation, or one's own part of one."""
     from comity.cli import screen
-    from comity.data.importing import import_federation
+    from comity.data.importing import about_schema, import_federation, read_schema
 
-    scale: Literal["none", "own"] = "own" if standardise else "none"
-    made = import_federation(source, out, name=name, label=label, size=size, classes=classes, scale=scale)
-    (names,) = (g.names for g in made.groups.values())
-    screen.out.print(
-        f"{len(made)} samples of {len(names)} parties ({', '.join(names)}), {made.classes} classes, in {out}", soft_wrap=True
+    wishes = _wishes(label, columns, drop, kinds, missing, rename, units, merge_case, scale or ("own" if standardise else None))
+    agreed = None if schema is None else read_schema(schema)
+    made = import_federation(
+        source, out, name=name, size=size, classes=classes, schema=agreed, skip_unlabelled=skip_unlabelled, **wishes
     )
-    for note in made.notes:
+    (names,) = (g.names for g in made.groups.values())
+    parties = "the party" if len(names) == 1 else f"{len(names)} parties"
+    screen.out.print(
+        f"{len(made)} samples of {parties} ({', '.join(names)}), {made.classes} classes"
+        + (f" ({', '.join(made.class_names)})" if made.class_names else "")
+        + f", in {out}",
+        soft_wrap=True,
+    )
+    for note in (*made.notes, *(about_schema(made.schema) if made.schema else ())):
         screen.out.print(note, soft_wrap=True)
-    screen.out.print(f"Use them with --data {out}", soft_wrap=True)
+    screen.out.print(f"Use them with --data {out}; look at them with comity data inspect --data {out}", soft_wrap=True)
+
+
+@data_app.command("schema")
+def schema(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER|FILE...", help="parties' tables, or the schema files that parties made of theirs"),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="the schema's file")],
+    label: Label = None,
+    columns: Names = None,
+    drop: Drop = None,
+    kinds: Kinds = None,
+    missing: Missing = None,
+    rename: Rename = None,
+    units: Units = None,
+    merge_case: MergeCase = None,
+    scale: Scale = None,
+    skip_unlabelled: SkipUnlabelled = False,
+) -> None:
+    """What parties' tables have in common: columns, words, classes. Parties who never see each other's files agree on one.
+
+    Each describes its own file (`comity data schema north.csv --out north.json`); these go to one of them, who makes one of all
+    (`comity data schema north.json south.json --out schema.json`), which everybody imports by. They hold no rows, but all words
+    of all columns of words.
+    """
+    from comity.cli import screen
+    from comity.data.formats.common import few
+    from comity.data.importing import agreed_schema
+
+    wishes = _wishes(label, columns, drop, kinds, missing, rename, units, merge_case, scale)
+    made = agreed_schema(sources, skip_unlabelled=skip_unlabelled, **wishes)
+    if out.exists():
+        raise Refusal(f"{out} is there already: choose another --out.")
+    made.write(out)
+    rows = [[c.name, c.kind, few(c.words, 6) if c.words else c.unit, "yes" if c.may_be_missing else "no"] for c in made.columns]
+    screen.table(["column", "kind", "words or unit", "may be missing"], rows, f"{made.label}: {few(made.classes)}", words=4)
+    for column, why in made.left_out.items():
+        screen.out.print(f"{column} is left out: it {why}.", soft_wrap=True)
+    screen.out.print(f"The schema is in {out}: read it, then import with --schema {out}", soft_wrap=True)
+
+
+@data_app.command("deal")
+@with_experiment
+def deal(
+    settings: Settings, out: Annotated[Path, typer.Option("--out", help="folder for the parties' files; it must not exist yet")]
+) -> None:
+    """Write each party's own file from a split: what it would have if the data were really in several places."""
+    from comity.cli import screen
+    from comity.data.dealing import deal as write
+    from comity.data.formats.common import few
+    from comity.experiments.build import federation_of
+
+    asked = experiment(settings)
+    files = write(federation_of(asked).without(asked.without or ()), asked.data, out)
+    screen.out.print(f"{len(files)} files are in {out}: {few((file.name for file in files), 8)}", soft_wrap=True)

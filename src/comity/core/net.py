@@ -240,6 +240,9 @@ class Net:
             wish = self.info.peers[i] if i < len(self.info.peers) else None
             self._charge("introduce", name, SERVER, "setup", payload([name, 0, list(wish or ())]))
             self._charge("introduce", SERVER, name, "setup", payload([self.info.task.classes, self.info.width]))
+            if self.info.shared_columns:  # count, sum and squares of each go up, mean and spread come down
+                self._charge("scale", name, SERVER, "setup", 3 * 8 * self.info.shared_columns)
+                self._charge("scale", SERVER, name, "setup", 2 * 8 * self.info.shared_columns)
 
     def take_notes(self) -> list[Note]:
         """The notes since the last call, which are then forgotten."""

@@ -143,6 +143,8 @@ class Info:
     """The numbers of parties and newcomers in the whole federation, of which some may be left out of this run."""
     whole: int = 0
     """How many parties the whole federation has from the start: cohorts are drawn from all of them."""
+    shared_columns: int = 0
+    """Of how many columns all send sums and squares before the start, so that they are scaled alike."""
 
     @property
     def parties(self) -> range:

@@ -15,8 +15,9 @@ from torch import Tensor
 from comity.core.key import Key
 from comity.core.samples import PartyData, Samples, combine, numbers
 from comity.data import partitions, protocols, shifts
-from comity.data.federation import Federation, Preprocess, share
+from comity.data.federation import Federation, Preprocess, Sums, share
 from comity.data.groups import Groups, Piece
+from comity.data.preparation import Schema
 from comity.data.split import Indices, Share, Split
 from comity.data.steps import STEPS, Steps
 from comity.errors import Refusal
@@ -32,7 +33,9 @@ class Dataset:
     """Pooled samples. Images are N x C x H x W with values in [0, 1], or as bytes (uint8) from 0 to 255.
 
     `mean` and `std` (one number, or one a channel) are fixed constants, applied after a party's feature shift:
-    statistics of the pooled data would tell each party about the others. With `missing="impute"`, values that are not
+    statistics of the pooled data would tell each party about the others. With `scale="own"` the columns or channels `scaled` have
+    mean 0 and spread 1 by the party's own training samples instead, with `"shared"` by those of all parties, whose sums and
+    squares are an exchange, and charged. With `missing="impute"`, values that are not
     numbers become the mean of the party's own training samples (0 where it has none, which is `mean` before it is applied),
     and a column that says so is added for each feature that is missing somewhere.
     """
@@ -51,9 +54,13 @@ class Dataset:
     missing: Literal["refuse", "impute"] = "refuse"
     class_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what a user should know: what is missing, what was changed
+    scale: Literal["fixed", "own", "shared"] = "fixed"
+    scaled: tuple[int, ...] = ()
+    schema: Schema | None = field(default=None, repr=False)  # of a table: what its columns were, before they became numbers
 
     def __post_init__(self) -> None:
         coerce("missing", self.missing, Literal["refuse", "impute"])
+        coerce("scale", self.scale, Literal["fixed", "own", "shared"])
         self._take_values()
         for by, group in self.groups.items():
             if not isinstance(group, Groups):
@@ -133,7 +140,9 @@ class Dataset:
 
     @cached_property
     def marked(self) -> tuple[int, ...]:
-        """The features that are missing somewhere: each gets a column that says where."""
+        """The features that are missing somewhere, or may be by the schema: each gets a column that says where."""
+        if self.schema:
+            return self.schema.marked
         return tuple(torch.where(self.x.isnan().any(0))[0].tolist()) if self.missing == "impute" else ()
 
     @property
@@ -145,7 +154,9 @@ class Dataset:
     @cached_property
     def _fingerprint(self) -> str:
         groups = [(by, g.names, combine(g.of.tolist())) for by, g in self.groups.items()]
-        more = [groups, self.missing] if groups or self.missing != "refuse" else []
+        more: list[object] = [groups, self.missing] if groups or self.missing != "refuse" else []
+        if self.scale != "fixed" or self.schema:
+            more += [self.scale, self.scaled, self.schema and self.schema.told()]
         return combine((Samples(self.x, self.y).digest(), self.classes, self.mean, self.std, *more))
 
     def fingerprint(self) -> str:
@@ -223,20 +234,44 @@ class Dataset:
         """The parties' tensors, from a split alone: a new split and a saved one take the same way."""
         shifted = protocols.read(split.test).shifted
         key = Key.root(split.seed).fold("data", "shift")
+        done = self._scaled_for(split)
         everyone = cache(self._take)  # what is the same for all parties is held once
         parties: dict[str, PartyData] = {}
         fills: dict[str, Tensor] = {}
         for name, part in split.parties.items():
+            how = done.for_party(name)
             seen = part.train + part.validation + (part.test if shifted else ())
             order = tuple(sorted(seen))  # noise belongs to a sample, whichever part of the data it is in
-            own = self._take(order, part.shift, key.fold(name))
+            own = self._take(order, how, part.shift, key.fold(name))
             train, validation = (own.take(np.searchsorted(order, i)) for i in (part.train, part.validation))
-            test = own.take(np.searchsorted(order, part.test)) if shifted else everyone(part.test)
+            test = own.take(np.searchsorted(order, part.test)) if shifted else everyone(part.test, how)
             if self.missing == "impute":  # from what the party trains on, and nothing else
                 fills[name] = train.x.nanmean(0).nan_to_num(0.0)
             parties[name] = self._finished(PartyData(train, validation, test), part, fills.get(name))
-        done = replace(self.preprocess, fills={name: tuple(fill.tolist()) for name, fill in fills.items()})
-        return Federation(self.name, parties, self.classes, self.shape, split, self.notes, done, self.class_names)
+        done = replace(done, fills={name: tuple(fill.tolist()) for name, fill in fills.items()})
+        return Federation(
+            self.name,
+            parties,
+            self.classes,
+            self.shape,
+            split,
+            self.notes,
+            done,
+            self.class_names,
+            self.schema,
+            len(self.scaled) if self.scale == "shared" else 0,
+        )
+
+    def _scaled_for(self, split: Split) -> Preprocess:
+        """What is done to each party's values in this split: constants come from what it trains on, unless they are fixed."""
+        if self.scale == "fixed" or not self.scaled:
+            return self.preprocess
+        sums = {name: Sums.of(self.x[list(part.train)], self.scaled) for name, part in split.parties.items()}
+        channels = self.x.shape[1]
+        if self.scale == "own":
+            return replace(self.preprocess, own={name: one.constants(channels, self.scaled) for name, one in sums.items()})
+        mean, std = sum(sums.values(), Sums.nothing(self.scaled)).constants(channels, self.scaled)
+        return replace(self.preprocess, mean=mean, std=std)
 
     def _finished(self, data: PartyData, part: Share, fill: Tensor | None) -> PartyData:
         """A party's samples with its own names for the classes, and with missing values filled in."""
@@ -248,11 +283,11 @@ class Dataset:
             parts = [replace(s, x=self.preprocess.filled(s.x, fill)) for s in parts]
         return PartyData(*parts)
 
-    def _take(self, indices: Indices, shift: str | None = None, key: Key | None = None) -> Samples:
+    def _take(self, indices: Indices, how: Preprocess, shift: str | None = None, key: Key | None = None) -> Samples:
         """These samples, shifted and then normalised."""
         samples = Samples(self.x, self.y).take(indices)
         if not (shift and key):
-            return Samples(self.preprocess.normal(samples.x), samples.y)
-        values = samples.x.float() / self.preprocess.divisor if self._bytes else samples.x
+            return Samples(how.normal(samples.x), samples.y)
+        values = samples.x.float() / how.divisor if self._bytes else samples.x
         x = shifts.apply(shift, values, key)
-        return Samples(replace(self.preprocess, divisor=1.0).normal(x), samples.y)
+        return Samples(replace(how, divisor=1.0).normal(x), samples.y)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from comity.core.key import Key
 from comity.core.samples import Array, Ints, PartyData, Samples, combine
+from comity.data.preparation import Schema
 from comity.data.protocols import Own, check_validation, read, stratified
 from comity.data.split import Share, Split, check_name
 from comity.errors import Refusal, unknown
@@ -32,12 +32,8 @@ class Preprocess:
     """Columns that may be missing: a column each is added that says where they were."""
     fills: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """What each party fills in for a missing value, by column, after normalising."""
-
-    @staticmethod
-    def of(plain: Mapping[str, Any]) -> Preprocess:
-        """The same as it was read from a JSON file, where tuples are lists."""
-        fills = {party: tuple(values) for party, values in plain["fills"].items()}
-        return Preprocess(plain["divisor"], tuple(plain["mean"]), tuple(plain["std"]), tuple(plain["marked"]), fills)
+    own: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
+    """Each party's own mean and std, where it has such."""
 
     @property
     def black(self) -> tuple[float, ...]:
@@ -45,8 +41,13 @@ class Preprocess:
         return tuple(-m / s for m, s in zip(self.mean, self.std, strict=True))
 
     def for_party(self, party: str) -> Preprocess:
-        """The same, without what others fill in."""
-        return replace(self, fills={party: self.fills[party]} if party in self.fills else {})
+        """What is done to one party's values, and nothing of the others'."""
+        mean, std = self.own.get(party, (self.mean, self.std))
+        fills = {party: self.fills[party]} if party in self.fills else {}
+        return replace(self, mean=mean, std=std, fills=fills, own={})
+
+    def __hash__(self) -> int:
+        return hash((self.divisor, self.mean, self.std, self.marked))
 
     def normal(self, x: Tensor) -> Tensor:
         """Values divided by `divisor`, less `mean`, over `std`."""
@@ -65,6 +66,45 @@ class Preprocess:
         return self.filled(x, torch.tensor(next(iter(self.fills.values())))) if self.fills else x
 
 
+@dataclass(frozen=True)
+class Sums:
+    """What a party tells of its numbers so that all can be scaled alike: count, sum and sum of squares of each column."""
+
+    count: Tensor
+    total: Tensor
+    squares: Tensor
+
+    @staticmethod
+    def of(x: Tensor, columns: Sequence[int]) -> Sums:
+        """Those of some samples' columns or channels; what is missing does not count."""
+        values = x[:, list(columns)].double()
+        over = [0, *range(2, x.dim())]
+        there = ~values.isnan()
+        values = values.nan_to_num(0.0)
+        return Sums(there.sum(over).double(), values.sum(over), values.square().sum(over))
+
+    @staticmethod
+    def nothing(columns: Sequence[int]) -> Sums:
+        """Those of no samples."""
+        zero = torch.zeros(len(columns), dtype=torch.float64)
+        return Sums(zero, zero, zero)
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(self.count + other.count, self.total + other.total, self.squares + other.squares)
+
+    def constants(self, width: int, columns: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and spread of all `width` columns; 0 and 1 for those that are not scaled, were never seen or never vary."""
+        middle = self.total / self.count.clamp(min=1)
+        spread = (self.squares / self.count.clamp(min=1) - middle.square()).clamp(min=0).sqrt()
+        spread = torch.where(spread > SAME * middle.abs().clamp(min=SAME), spread, 1.0)
+        mean, std = torch.zeros(width, dtype=torch.float64), torch.ones(width, dtype=torch.float64)
+        mean[list(columns)], std[list(columns)] = middle, spread
+        return tuple(mean.tolist()), tuple(std.tolist())
+
+
+SAME = 1e-6  # a spread that is smaller than this part of the mean is rounding
+
+
 @dataclass(frozen=True, eq=False)
 class Federation:
     """Parties in a fixed order, whose data differ but are of one shape and one set of classes."""
@@ -79,6 +119,10 @@ class Federation:
     preprocess: Preprocess = Preprocess()
     """What was done to the values."""
     class_names: tuple[str, ...] = ()
+    schema: Schema | None = field(default=None, repr=False)
+    """Of a table: what its columns were, before they became numbers."""
+    shared_columns: int = 0
+    """Of how many columns parties send sums and squares, so that all scale them alike."""
 
     @property
     def names(self) -> list[str]:

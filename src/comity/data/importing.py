@@ -1,15 +1,16 @@
 """People's own federation: a folder with one file or one sub-folder a party becomes a dataset that `--data` takes.
 
-A party is `north.npz` (arrays), `south.csv`, `.csv.gz` or `.parquet` (a table with one row a sample), or a folder `east` with
-a folder of pictures a class. Its file name is its name. All parties must bring the same kind of data, in the same shape.
+A party is `north.npz` (arrays), `south.csv`, `.csv.gz`, `.xlsx` or `.parquet` (a table with one row a sample), or a folder `east`
+with a folder of pictures a class. Its file name is its name. All parties must bring the same kind of data. Tables may differ in
+columns, their order, words and separators: a schema says what becomes of them (`schema.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,16 +18,29 @@ from numpy.typing import NDArray
 
 from comity.data import prepared
 from comity.data.dataset import Dataset
-from comity.data.formats import Table, numeric, picture_files, read_csv, read_image, read_images, read_npz, read_parquet
-from comity.data.formats.common import bad, few, folder_of, inside, labels, same_length, shown
+from comity.data.formats import (
+    Table,
+    numeric,
+    picture_files,
+    read_csv,
+    read_image,
+    read_images,
+    read_npz,
+    read_parquet,
+    read_xlsx,
+)
+from comity.data.formats.common import bad, few, inside, labels, present, same_length
 from comity.data.groups import Groups
+from comity.data.preparation import Schema, Unusable, encode, folded
+from comity.data.schema import Wishes, classes_by, describe, labels_of, merge
 from comity.data.sets.common import planes
 from comity.data.split import check_name
 from comity.errors import Refusal
 
-KINDS = {".npz": "arrays", ".csv": "a table", ".csv.gz": "a table", ".parquet": "a table"}
+KINDS = {".npz": "arrays", ".csv": "a table", ".csv.gz": "a table", ".xlsx": "a table", ".parquet": "a table"}
+TABLES = "a table"
 PICTURES = "pictures"
-WORDS = 256  # a column with more different words is a name or a date, not a kind
+ENDINGS = ".npz, .csv, .csv.gz, .xlsx or .parquet"
 LEAST = 4  # samples: what the partition `natural` asks of a party
 Array = NDArray[Any]
 
@@ -47,6 +61,8 @@ class Brought:
     parties: dict[str, Contribution]
     about: str
     notes: tuple[str, ...] = ()
+    schema: Schema | None = None
+    """Of tables; their labels are numbers already."""
 
 
 def import_federation(
@@ -54,46 +70,115 @@ def import_federation(
     out: Path,
     *,
     name: str | None = None,
-    label: str = "label",
     size: int | None = None,
     classes: int | None = None,
-    scale: Literal["none", "own"] = "none",
+    scale: str | None = None,
+    wishes: Wishes | None = None,
+    schema: Schema | None = None,
+    skip_unlabelled: bool = False,
+    **about_columns: Any,
 ) -> Dataset:
-    """Bring the parties of a folder into one dataset, written to `out`, which must not exist yet.
+    """Bring the parties of a folder, or the one of a file, into one dataset, written to `out`, which must not exist yet.
 
-    `label` is the column of a table that holds the classes; `size` the pixels a side that pictures are brought to; `classes`
-    how many there are, where no party has the last of them. Values are used as they are, unless `scale="own"`: then each
-    party's columns are standardised with the mean and spread of that party's own file.
+    `size` is the pixels a side that pictures are brought to; `classes` how many there are, where no party has the last of them.
+    Tables follow `schema`, or one is made of them as the `wishes` say (`label`, `columns`, `drop`, ...: those may also be given
+    by themselves). Their numbers are scaled unless told otherwise: `scale` is `own`, `shared` or `none`; arrays are used as they
+    are unless told otherwise, and pictures always.
     """
     if out.exists():
         raise Refusal(f"{out} is there already: choose another folder, or remove it.")
-    root = folder_of(source)
-    if out.resolve().is_relative_to(root.resolve()):
+    found = parties_in(source)
+    if source.is_dir() and out.resolve().is_relative_to(source.resolve()):
         raise Refusal(f"{out} would lie among the parties of {source}: choose a folder outside it.")
-    if scale not in ("none", "own"):
-        raise Refusal(f"scale must be none or own, not {shown(scale)}.")
-    brought = _read(root, label, size)
-    if scale == "own":
-        brought = _scaled(brought)
-    prepared.save(_dataset(name or root.resolve().name, brought, classes), out)
+    if schema is not None and (wishes or about_columns or scale):
+        raise Refusal("A schema says all about the columns: leave out the other options, or change the schema.")
+    if scale is not None:
+        about_columns["scale"] = scale
+    asked = replace(wishes, **about_columns) if wishes else Wishes(**about_columns)
+    kind = _one_kind(found)
+    if schema is not None and kind != TABLES:
+        raise Refusal(f"A schema is for tables, but the parties of {source} bring {kind}.")
+    if size is not None and kind != PICTURES:
+        raise Refusal(f"size is for pictures, but the parties of {source} bring {kind}.")
+    if kind == PICTURES:
+        if scale not in (None, "none"):
+            raise Refusal("scale is for tables and signals: pictures are used as they are.")
+        brought = Brought(_pictures(found, size), "pictures by class")
+    elif kind == "arrays":
+        brought = Brought({name: _arrays(path) for name, path in found.items()}, "arrays")
+    else:
+        tables = tables_of(found, asked.label if schema is None else schema.label, skip_unlabelled)
+        brought = _tables(tables, schema or schema_of(tables, asked), strict=schema is not None)
+    made = _dataset(name or _stem(source), brought, classes, scale or "none")
+    prepared.save(made, out)
     return prepared.read(out)
 
 
-def _read(root: Path, label: str, size: int | None) -> Brought:
-    """Everybody's files, by what they are."""
-    found = _parties(root)
+def read_schema(path: Path) -> Schema:
+    """A schema from its file."""
+    try:
+        return Schema.read(path)
+    except Unusable as why:
+        raise Refusal(str(why)) from why
+
+
+def agreed_schema(sources: Sequence[Path], *, skip_unlabelled: bool = False, **about_columns: Any) -> Schema:
+    """One schema of parties' tables, in folders or files, and of the schemas that parties made of theirs."""
+    parties: dict[str, Schema] = {}
+    files: dict[str, Path] = {}
+    for source in sources:
+        if source.suffix == ".json":
+            parties[source.stem] = read_schema(source)
+        else:
+            files |= parties_in(source)
+    if parties and "label" not in about_columns:
+        about_columns["label"] = next(iter(parties.values())).label
+    wishes = _as_before(Wishes(**about_columns), parties, about_columns)
+    if files and _one_kind(files) != TABLES:
+        raise Refusal("A schema is for tables: arrays and pictures need none.")
+    for name, table in tables_of(files, wishes.label, skip_unlabelled).items():
+        parties[name] = describe(table, wishes)
+    return merge(parties, wishes)
+
+
+def _as_before(wishes: Wishes, parties: Mapping[str, Schema], said: Mapping[str, Any]) -> Wishes:
+    """What all the schemas that are to become one say alike is not asked again."""
+    for name in ("missing", "merge_case", "scale"):
+        told = {getattr(schema, name) for schema in parties.values()}
+        if name not in said and len(told) == 1 and told != {False}:
+            wishes = replace(wishes, **{name: told.pop()})
+        elif name not in said and len(told) > 1:
+            raise Refusal(f"The schemas differ in {name}: say which it is to be, with --{name.replace('_', '-')}.")
+    return wishes
+
+
+def parties_in(source: Path) -> dict[str, Path]:
+    """The parties' files or folders, by name: those of a folder, or the one that is named."""
+    if source.is_dir():
+        return _parties(source)
+    if not source.exists() and not source.suffix:
+        raise Refusal(f"There is no folder {source}.")
+    path = present(source)
+    if not (ending := _ending(path)):
+        raise bad(path, f"is no party's file: it must be {ENDINGS}")
+    name = path.name[: -len(ending)]
+    check_name(name)
+    return {name: path}
+
+
+def _stem(source: Path) -> str:
+    name = source.resolve().name
+    return name[: -len(_ending(source))] if source.is_file() else name
+
+
+def _one_kind(found: Mapping[str, Path]) -> str:
+    """What all parties bring."""
     kinds = {name: _kind(path) for name, path in found.items()}
     first, kind = next(iter(kinds.items()))
     for name, other in kinds.items():
         if other != kind:
             raise Refusal(f"Party {name!r} brings {other} but party {first!r} {kind}: all parties must bring the same.")
-    if kind == PICTURES:
-        return Brought(_pictures(found, size), "pictures by class")
-    if size is not None:
-        raise Refusal(f"size is for pictures, but the parties of {root} bring {kind}.")
-    if kind == "arrays":
-        return Brought({name: _arrays(path) for name, path in found.items()}, "arrays")
-    return _tables({name: _table(path) for name, path in found.items()}, label)
+    return kind
 
 
 def _parties(root: Path) -> dict[str, Path]:
@@ -104,7 +189,7 @@ def _parties(root: Path) -> dict[str, Path]:
     for path in inside(root):
         ending = _ending(path)
         if path.is_file() and not ending:
-            raise bad(path, "is no party's file: it must be .npz, .csv, .csv.gz or .parquet, or a folder of pictures")
+            raise bad(path, f"is no party's file: it must be {ENDINGS}, or a folder of pictures")
         name = path.name if path.is_dir() else path.name[: -len(ending)]
         check_name(name)
         if name in found:
@@ -186,104 +271,83 @@ def _common_size(files: Mapping[str, list[Path]]) -> tuple[int, int]:
 # Tables.
 
 
-def _table(path: Path) -> Table:
-    return read_parquet(path) if _ending(path) == ".parquet" else read_csv(path)
+READERS = {".parquet": read_parquet, ".xlsx": read_xlsx}
 
 
-def _tables(tables: dict[str, Table], label: str) -> Brought:
-    """Columns of numbers as they are, columns of words as zeros and ones, over all words that any party has."""
-    first, model = next(iter(tables.items()))
-    for name, table in tables.items():
-        lost = next((c for c in (label, *model.names) if c not in table), None)
-        if lost is not None:
-            raise Refusal(f"The table of party {name!r} has no column called {shown(lost)}; it has {few(table.names)}.")
-        extra = next((c for c in table.names if c not in model), None)
-        if extra is not None:
-            raise Refusal(f"The table of party {name!r} has a column {shown(extra)}, which that of party {first!r} has not.")
-    columns = [c for c in model.names if c != label]
-    if not columns:
-        raise Refusal(f"The table of party {first!r} has no column but {shown(label)}, so there is nothing to learn from.")
-    words = {c: _words({name: table[c] for name, table in tables.items()}, c) for c in columns}
+def tables_of(found: Mapping[str, Path], label: str, skip_unlabelled: bool = False) -> dict[str, Table]:
+    """The parties' tables; without the rows that have no label, if they are to be skipped."""
+    read = {name: READERS.get(_ending(path), _csv)(path) for name, path in found.items()}
+    return {name: _labelled(table, label) for name, table in read.items()} if skip_unlabelled else read
+
+
+def _csv(path: Path) -> Table:
+    return read_csv(path, delimiter=None)
+
+
+def _labelled(table: Table, label: str) -> Table:
+    name = next((name for name in table.names if folded(name) == folded(label)), None)
+    if name is None:
+        return table
+    there = np.array([text != "" for text in labels_of(table[name], Schema((), label, ()))])
+    if not there.any():
+        raise bad(table.path, f"has no label in any row of {name!r}")
+    return Table(table.path, table.names, [column[there] for column in table.columns])
+
+
+def schema_of(tables: Mapping[str, Table], wishes: Wishes) -> Schema:
+    """One schema of everybody's tables: each is described by itself, as whoever is alone would do it."""
+    return merge({name: describe(table, wishes) for name, table in tables.items()}, wishes)
+
+
+def _tables(tables: Mapping[str, Table], schema: Schema, strict: bool) -> Brought:
+    """Everybody's rows as the schema says, and what there is to say of that."""
     parties = {}
+    notes: list[str] = []
     for name, table in tables.items():
-        x = np.concatenate([_encoded(table, c, words[c]) for c in columns], axis=1)
-        parties[name] = Contribution(Path(table.path), x, table[label], np.zeros(len(x), np.bool_))
-    many = {c: len(w) for c, w in words.items() if w}
-    told = few(f"{c} ({n})" for c, n in many.items())
-    notes = (f"words became a column of 0 and 1 each, for all words that any party has (none set where one is missing): {told}.",)
-    return Brought(parties, f"tables with the columns {few(columns)}", notes if many else ())
+        columns = dict(zip(table.names, table.columns, strict=True))
+        try:
+            encoded = encode(schema, columns, len(table), str(table.path), strict=strict)
+        except Unusable as why:
+            raise Refusal(str(why)) from why
+        notes += [remark.replace(str(table.path), f"party {name!r}") for remark in encoded.remarks]
+        parties[name] = Contribution(Path(table.path), encoded.x, classes_by(schema, table), np.zeros(len(table), np.bool_))
+    names = few(column.name for column in schema.columns)
+    return Brought(parties, f"tables with the columns {names}", tuple(notes), schema)
 
 
-def _words(parts: Mapping[str, Array], column: str) -> tuple[str, ...]:
-    """All words of a column in any party; none if it is made of numbers."""
-    texts = {name: values for name, values in parts.items() if not _numbers(values)}
-    if not texts:
-        return ()
-    plain = next((name for name, values in parts.items() if name not in texts and (values.astype(str) != "").any()), None)
-    if plain is not None:
-        other, values = next(iter(texts.items()))
-        word = next(str(v) for v in values if not _numbers(np.array([v])))
-        raise Refusal(f"The column {column!r} of party {other!r} has {shown(word)}, but that of party {plain!r} only numbers.")
-    found = sorted({str(v) for values in parts.values() for v in values} - {""})
-    if len(found) > WORDS:
-        raise Refusal(
-            f"The column {column!r} has {len(found)} different words, more than {WORDS}, so it names no kinds: remove "
-            "it, or make numbers of it."
-        )
-    return tuple(found)
+def about_schema(schema: Schema) -> list[str]:
+    """What whoever imports should know of what becomes of the columns."""
+    lines = [
+        f"{name} is left out: it {why}. To use it, say --kind '{name}=words' or number." for name, why in schema.left_out.items()
+    ]
+    many = {column.name: len(column.words) for column in schema.columns if column.kind == "words"}
+    if many:
+        told = few(f"{column} ({n})" for column, n in many.items())
+        lines.append(f"Words became a column of 0 and 1 each, for all words that any party has (none set where missing): {told}.")
+    return [*lines, SCALED[schema.scale]]
 
 
-def _numbers(values: Array) -> bool:
-    """Whether a column is made of numbers, or of text that reads as such."""
-    try:
-        numeric(values)
-    except Refusal:
-        return False
-    return True
-
-
-def _encoded(table: Table, column: str, words: tuple[str, ...]) -> NDArray[np.float32]:
-    """A column as numbers, or one column a word."""
-    if not words:
-        return table.numeric(column).astype(np.float32)[:, None]
-    is_word: NDArray[np.bool_] = table[column].astype(str)[:, None] == np.array(words)
-    return is_word.astype(np.float32)
+SCALED = {
+    "own": "Numbers are standardised, each party's by the mean and spread of its own training samples (not so: --scale none).",
+    "shared": "Numbers are standardised by the mean and spread of everybody's training samples: each party's sums and squares "
+    "are sent for that, and charged.",
+    "fixed": "Numbers are scaled by the constants of the schema.",
+    "none": "Numbers are used as they are: networks learn badly from numbers of different sizes (--scale own).",
+}
 
 
 # From what they bring to one dataset.
 
 
-def _scaled(brought: Brought) -> Brought:
-    """Each party's features with mean 0 and spread 1, by its own training samples; zeros and ones stay what they are."""
-    made = {}
-    for name, party in brought.parties.items():
-        if party.x.dtype == np.uint8 or party.x.ndim > 3:
-            raise Refusal("scale is for tables and signals: pictures are used as they are.")
-        over = (0, *range(2, party.x.ndim))  # a signal's channel is one feature
-        learn = party.x[~party.test].astype(np.float64)
-        count = (~np.isnan(learn)).sum(over, keepdims=True).clip(1)
-        mean = np.nansum(learn, over, keepdims=True) / count
-        std = np.sqrt(np.nansum((learn - mean) ** 2, over, keepdims=True) / count)
-        flags = np.isin(learn, (0, 1)).all(over, keepdims=True)
-        mean = np.where(flags, 0, mean)
-        std = np.where(flags | (std == 0), 1, std)
-        made[name] = party._replace(x=((party.x - mean) / std).astype(np.float32))
-    told = (
-        "columns were standardised at import with the mean and spread of each party's own file (of its training part where "
-        "it has a test part)."
-    )
-    return replace(brought, parties=made, notes=(*brought.notes, told))
-
-
-def _dataset(name: str, brought: Brought, classes: int | None) -> Dataset:
+def _dataset(name: str, brought: Brought, classes: int | None, scale: str) -> Dataset:
     """All parties' samples, one party after the other."""
-    parties = brought.parties
+    parties, schema = brought.parties, brought.schema
     _check(parties)
-    answers, names = _answers(parties, classes)
+    answers, names = _named(schema, parties, classes) if schema else _answers(parties, classes)
     x = np.concatenate([party.x for party in parties.values()])
     y = np.concatenate(answers)
     test = np.concatenate([party.test for party in parties.values()])
-    kinds = len(names) or classes or int(y.max()) + 1
+    kinds = max(len(schema.classes), classes or 0) if schema else len(names) or classes or int(y.max()) + 1
     if kinds < 2:
         raise Refusal("All samples have the same label, so there is nothing to learn.")
     if kinds > max(len(y), classes or 0):
@@ -291,7 +355,13 @@ def _dataset(name: str, brought: Brought, classes: int | None) -> Dataset:
     of = np.repeat(np.arange(len(parties)), [len(party.y) for party in parties.values()])
     empty = np.isnan(x) if x.dtype != np.uint8 else np.zeros((1, 1), np.bool_)
     notes = [*brought.notes, *_told(parties, y, kinds, empty, test)]
-    constants: dict[str, Any] = {} if x.ndim == 4 else {"mean": (0.0,), "std": (1.0,)}
+    more: dict[str, Any] = {} if x.ndim == 4 else {"mean": (0.0,), "std": (1.0,)}
+    if schema:
+        more |= _prepared_by(schema)
+    elif scale != "none":
+        flags = np.isin(x, (0, 1)).all((0, *range(2, x.ndim)))
+        more |= {"scale": scale, "scaled": tuple(np.flatnonzero(~flags).tolist())}
+        notes.append(SCALED[scale])
     return Dataset(
         name=name,
         x=torch.from_numpy(np.ascontiguousarray(x)),
@@ -302,11 +372,31 @@ def _dataset(name: str, brought: Brought, classes: int | None) -> Dataset:
         official_test=torch.from_numpy(test) if test.any() else None,
         groups={"party": Groups(tuple(parties), of)},
         home="natural(by=party)",
-        missing="impute" if empty.any() else "refuse",
+        missing="impute" if empty.any() or (schema and schema.marked) else "refuse",
         class_names=names,
         notes=tuple(f"{name}: {note}" for note in notes),
-        **constants,
+        **more,
     )
+
+
+def _prepared_by(schema: Schema) -> dict[str, Any]:
+    """What a dataset does to its values, as the schema says."""
+    if schema.scale in ("own", "shared"):
+        return {"schema": schema, "scale": schema.scale, "scaled": schema.scaled}
+    if schema.scale == "none":
+        return {"schema": schema}
+    constants = [(c.mean, c.std) if c.kind == "number" else (0.0, 1.0) for c in schema.columns for _ in range(c.width)]
+    return {"schema": schema, "mean": tuple(m for m, _ in constants), "std": tuple(s for _, s in constants)}
+
+
+def _named(
+    schema: Schema, parties: Mapping[str, Contribution], classes: int | None
+) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
+    """Labels by their numbers in the schema, and their names where these are words."""
+    words = () if all(name.isdecimal() for name in schema.classes) else schema.classes
+    if classes is not None and classes != len(schema.classes) and (words or classes < len(schema.classes)):
+        raise Refusal(f"The parties' labels are {len(schema.classes)} words, not {classes}: leave out classes.")
+    return [party.y for party in parties.values()], words
 
 
 def _check(parties: dict[str, Contribution]) -> None:
@@ -332,6 +422,15 @@ def _check(parties: dict[str, Contribution]) -> None:
             raise Refusal(f"Party {name!r} has infinite values: remove or fill them.")
         if party.x.ndim > 2 and np.isnan(party.x).any():
             raise Refusal(f"Party {name!r} has values that are missing, which can be filled in tables only: fill them.")
+
+
+def _numbers(values: Array) -> bool:
+    """Whether labels are numbers, or text that reads as such."""
+    try:
+        numeric(values)
+    except Refusal:
+        return False
+    return True
 
 
 def _answers(parties: dict[str, Contribution], classes: int | None) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:

@@ -23,11 +23,14 @@ from comity.checksums import CRC, with_crc, without_crc
 from comity.core.samples import combine
 from comity.data.dataset import Dataset
 from comity.data.groups import Groups
+from comity.data.preparation import Schema, Unusable
 from comity.errors import Refusal
 
-VERSION = 4
+VERSION = 5
+UNSCALED = 4  # the last version without a schema, and whose values were scaled before they were written
 UNCHECKED = 3  # the last version whose descriptions had no checksum
-TOLD = ("name", "classes", "description", "licence", "mean", "std", "home", "missing", "class_names", "notes")
+TOLD = ("name", "classes", "description", "licence", "mean", "std", "home", "missing", "class_names", "notes", "scale", "scaled")
+SCHEMA = "schema.json"
 
 
 def save(dataset: Dataset, folder: Path) -> None:
@@ -43,7 +46,9 @@ def save(dataset: Dataset, folder: Path) -> None:
             np.save(beside / f"group-{k}.npy", group.of)
         told = {name: getattr(dataset, name) for name in TOLD}
         told |= {"version": VERSION, "groups": {by: g.names for by, g in dataset.groups.items()}}
-        told |= {"fingerprint": dataset.fingerprint(), "test": _digest(dataset)}
+        told |= {"fingerprint": dataset.fingerprint(), "test": _digest(dataset), "schema": dataset.schema is not None}
+        if dataset.schema:
+            dataset.schema.write(beside / SCHEMA)
         (beside / "dataset.json").write_text(json.dumps(with_crc(told), indent=1), encoding="utf-8")
         beside.chmod(0o755)
         with contextlib.suppress(OSError):  # it is there already: somebody else was quicker
@@ -68,9 +73,10 @@ def read(folder: Path) -> Dataset:
         known: dict[str, Any] = {name: tuple(v) if isinstance(v := told[name], list) else v for name in TOLD}
         x = torch.from_numpy(arrays["x"])
         y = torch.from_numpy(np.array(arrays["y"]))
-        made = Dataset(x=x, y=y, official_test=held, groups=groups, **known)
+        schema = Schema.read(folder / SCHEMA) if told["schema"] else None  # the fingerprint knows what it says
+        made = Dataset(x=x, y=y, official_test=held, groups=groups, schema=schema, **known)
         same = (told["fingerprint"], told["test"]) == (made.fingerprint(), _digest(made))
-    except (OSError, ValueError, TypeError, KeyError, EOFError, AttributeError, RecursionError, Refusal) as why:
+    except (OSError, ValueError, TypeError, KeyError, EOFError, AttributeError, RecursionError, Refusal, Unusable) as why:
         raise Refusal(f"{folder} holds no dataset that Comity wrote, or a damaged one; import it again.") from why
     if not same:
         raise Refusal(f"{folder} is not what was written there: it is damaged, or from another version; import it again.")
@@ -81,7 +87,11 @@ def _description(told: Mapping[str, Any]) -> dict[str, Any]:
     """What a dataset.json says; a ValueError if it is not what was written, and a note if that cannot be known."""
     if told["version"] == UNCHECKED and CRC not in told:
         note = f"{told['name']}: imported by an earlier version; whether its description was changed since cannot be checked."
-        return {**told, "notes": [*told["notes"], note]}
-    if told["version"] != VERSION or CRC not in told:
+        return {**EARLIER, **told, "notes": [*told["notes"], note]}
+    if told["version"] not in (VERSION, UNSCALED) or CRC not in told:
         raise ValueError("another version, or no checksum")
-    return without_crc(told)
+    return EARLIER | without_crc(told)
+
+
+EARLIER: dict[str, Any] = {"scale": "fixed", "scaled": (), "schema": False}
+"""What earlier versions did not say."""

@@ -30,12 +30,15 @@ class Introductions:
     classes: int
     black: tuple[float, ...]
     """What preprocessing makes of the value 0, channel by channel: augmentation fills in with it."""
+    shared_columns: int = 0
+    """Of how many columns they send sums and squares, so that all scale them alike."""
 
     @staticmethod
     def of(federation: Federation) -> Introductions:
         """What the parties of a simulated federation would say."""
         sizes = dict(zip(federation.names, federation.sizes, strict=True))
-        return Introductions(sizes, federation.shape, federation.classes, federation.preprocess.black)
+        black = federation.preprocess.black
+        return Introductions(sizes, federation.shape, federation.classes, black, federation.shared_columns)
 
     @property
     def names(self) -> list[str]:

@@ -13,6 +13,7 @@ from comity.core.ledger import Charge
 from comity.core.net import Note
 from comity.core.record import Params
 from comity.core.task import Task, in_chunks
+from comity.data.inputs import Inputs
 from comity.engines.site import Site
 from comity.errors import ComityError, unknown
 from comity.experiments.build import Job
@@ -26,14 +27,24 @@ class Deployed:
 
     task: Task
     theta: Params
+    inputs: Inputs
+    class_names: tuple[str, ...]
+    """What the party calls the classes, by their numbers."""
 
     def logits(self, x: Tensor) -> Tensor:
-        """Scores for each class."""
+        """Scores for each class, of samples that are prepared already."""
         return in_chunks(lambda part: self.task.logits(self.theta, part), x)
 
-    def predict(self, x: Tensor) -> Tensor:
-        """The most likely class of each sample."""
-        return self.logits(x).argmax(1)
+    def predict_proba(self, x: Any) -> Tensor:
+        """How likely each class is, for each sample: what training did to the party's samples is done to these first.
+
+        `x` is as the party has it: an array, tensor, list or pandas frame, unscaled, with missing values (see `Inputs.prepared`).
+        """
+        return self.logits(self.inputs.prepared(x)).softmax(1)
+
+    def predict(self, x: Any) -> Tensor:
+        """The most likely class of each sample, by its number; `x` as for `predict_proba`."""
+        return self.logits(self.inputs.prepared(x)).argmax(1)
 
 
 @dataclass
@@ -50,8 +61,12 @@ class Result:
         ('round', 'party', 'split', 'metric', 'value')
         >>> sum(row.bytes for row in result.ledger if row.kind == "up") == result.summary["bytes"]["up"]
         True
-        >>> result.model("p0").predict(fed.parties["p0"].test.x[:3]).shape
-        torch.Size([3])
+        >>> model = result.model("p0")
+        >>> pictures = comity.load("digits").x[:3]  # as they are in the dataset, from 0 to 1
+        >>> model.predict(pictures).shape, model.predict_proba(pictures.numpy()).shape
+        (torch.Size([3]), torch.Size([3, 10]))
+        >>> model.predict(fed.parties["p0"].test).shape == fed.parties["p0"].test.y.shape  # Samples are prepared already
+        True
     """
 
     folder: Path
@@ -77,7 +92,19 @@ class Result:
         checkpoints = self._checkpoints()
         mine = self._kept(i, checkpoints)
         letter = self.job.algorithm.view(checkpoints.server_state(), i)
-        return Deployed(self.job.algorithm.party_for(who, mine).task, self.job.algorithm.model(mine, letter, who))
+        theta = self.job.algorithm.model(mine, letter, who)
+        return Deployed(self.job.algorithm.party_for(who, mine).task, theta, self._inputs(party), self._class_names(party))
+
+    def _inputs(self, party: str) -> Inputs:
+        federation = self.job.federation
+        return Inputs(federation.shape, federation.preprocess.for_party(party), federation.schema)
+
+    def _class_names(self, party: str) -> tuple[str, ...]:
+        """What the party calls the classes: a concept shift gives each its own names."""
+        federation = self.job.federation
+        names = federation.class_names or tuple(map(str, range(federation.classes)))
+        labels = federation.split.parties[party].labels
+        return tuple(names[labels.index(k)] for k in range(len(names))) if labels else names
 
     def state(self, party: str) -> Any:
         """What the method keeps at that party."""

@@ -46,6 +46,7 @@ def _info(common: CommonGround) -> Info:
         peers=tuple(_peers(common, name) for name in seats.names),
         places=seats.places,
         whole=len(seats.invited),
+        shared_columns=common.introductions.shared_columns,
     )
 
 

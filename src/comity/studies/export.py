@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor, nn
 
 from comity import algorithms, models
 from comity.checksums import Checksum, with_crc, without_crc
@@ -16,41 +21,21 @@ from comity.core.codec import decode, encode
 from comity.core.finite import first_not_finite
 from comity.core.party import Party
 from comity.core.record import record
-from comity.core.samples import Array, PartyData, Samples
+from comity.core.samples import PartyData, Samples
 from comity.core.task import Task
 from comity.core.training import Training
+from comity.data import Federation, preparation
 from comity.data.federation import Preprocess
+from comity.data.inputs import Inputs
+from comity.data.preparation import Schema, Unusable
 from comity.errors import ComityError, Refusal
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.result import Deployed, Result
 from comity.experiments.trust import check, code_in, mark
+from comity.studies import predict
 
-PREDICT = '''"""Predict with this model: python predict.py SAMPLES.npz (with an array x; or .npy) prints each sample's class.
-
-Inputs are as the party has them, before any scaling; `model.json` says what is done to them. Where the model's network or
-method is a Python file of somebody else's, --trust lets it run.
-"""
-
-import sys
-from pathlib import Path
-
-import numpy as np
-
-from comity.errors import ComityError
-from comity.studies.export import load
-from comity.text import harmless
-
-files = [argument for argument in sys.argv[1:] if argument != "--trust"]
-if len(files) != 1:
-    sys.exit("usage: python predict.py SAMPLES.npz [--trust]")
-given = np.load(files[0], allow_pickle=False)
-try:
-    model = load(Path(__file__).parent, trust="--trust" in sys.argv)
-except ComityError as why:
-    sys.exit(harmless(str(why)))
-for name, certainty in model.predict(given["x"] if hasattr(given, "files") else given):
-    print(f"{harmless(name)}\\t{certainty:.4f}")
-'''
+WHAT_PREDICTS = (Path(predict.__file__), Path(preparation.__file__))
+"""The scripts that lie beside every exported model."""
 
 
 @record
@@ -61,23 +46,23 @@ class State:
     mine: Any
 
 
-@dataclass(frozen=True)
-class Exported:
-    """A model that was exported."""
+class Alone(nn.Module):
+    """A party's network by itself, for torch's own exporters: prepared samples in, scores out."""
 
-    deployed: Deployed
-    preprocess: Preprocess
-    names: tuple[str, ...]
+    def __init__(self, deployed: Deployed) -> None:
+        super().__init__()
+        self._task = deployed.task
+        self._names = list(deployed.theta)
+        for k, name in enumerate(self._names):
+            self.register_buffer(f"weight_{k}", deployed.theta[name])
 
-    def predict(self, x: Array) -> list[tuple[str, float]]:
-        """Class and certainty of each sample, given as the party has them."""
-        scores = self.deployed.logits(self.preprocess(torch.as_tensor(np.asarray(x)))).softmax(1)
-        best = scores.max(1)
-        return [(self.names[i], float(p)) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores for each class."""
+        return self._task.logits({name: getattr(self, f"weight_{k}") for k, name in enumerate(self._names)}, x)
 
 
-def export(result: Result, party: str, out: Path) -> None:
-    """Write one party's model to a folder of its own."""
+def export(result: Result, party: str, out: Path) -> list[str]:
+    """Write one party's model to a folder of its own; what there is to say of what could not be written."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise Refusal(f"{out} is there already: choose another --out.")
     job = result.job
@@ -89,15 +74,13 @@ def export(result: Result, party: str, out: Path) -> None:
     if ruined := first_not_finite(State(deployed.theta, mine)):
         raise ComityError(f"The model of {party} is not exported: {ruined} is not finite, as its training has diverged.")
     federation = job.federation
-    labels = federation.split.parties[party].labels
-    names = federation.class_names or tuple(map(str, range(federation.classes)))
     own = how.party.get(party)
     accuracy = result.summary["accuracy"]["per_party"].get(party)
     told = {
         "comity": 1, "party": party, "algorithm": how.algorithm, "set": how.set, "cut": how.cut,
         "model": (own and own.model) or how.model, "classes": federation.classes, "shape": federation.shape,
-        "class_names": [names[labels.index(k)] for k in range(len(names))] if labels else names,
-        "preprocess": asdict(federation.preprocess.for_party(party)),
+        "class_names": deployed.class_names,
+        "preprocess": asdict(deployed.inputs.preprocess), "scaled_by": _scaled_by(federation, party),
         "dataset": federation.name, "rounds": result.summary["rounds"],
         "seed": how.seed, "train_samples": len(federation.parties[party].train), "test_accuracy": accuracy,
         "judged_after_round": result.summary["accuracy"].get("as_of", {}).get(party, result.summary["rounds"]),
@@ -109,12 +92,65 @@ def export(result: Result, party: str, out: Path) -> None:
     mark(out, text, code_in(told["algorithm"], [told["model"]]))
     (out / "weights.safetensors").write_bytes(weights)
     write_atomically(out / "model.json", text)
-    write_atomically(out / "predict.py", PREDICT)
-    write_atomically(out / "card.md", _card(told))
+    if federation.schema:
+        federation.schema.write(out / "schema.json")
+    for script in WHAT_PREDICTS:
+        text = script.read_text(encoding="utf-8").replace("from comity.data.preparation import", "from preparation import")
+        write_atomically(out / script.name, text)
+    remarks = _write_networks(Alone(deployed), torch.zeros(2, *federation.shape), out)
+    write_atomically(out / "card.md", _card(told, federation.schema, {p.name for p in out.iterdir()}))
+    return remarks
 
 
-def load(folder: Path, *, trust: bool = False) -> Exported:
-    """A model that `export` wrote; `trust` lets the files run that somebody else's names."""
+def _write_networks(network: Alone, sample: Tensor, out: Path) -> list[str]:
+    """The network for torch alone and as ONNX, as far as it can be."""
+    try:
+        with _quietly():
+            program = torch.export.export(network, (sample,), dynamic_shapes=({0: torch.export.Dim("samples", min=1)},))
+            torch.export.save(program, out / "model.pt2")
+    except Exception as why:  # whatever torch says of a network of somebody's own
+        return [
+            f"There is no model.pt2, so that predict.py does not work: torch cannot export this network ({_first_line(why)})."
+        ]
+    if find_spec("onnxscript") is None:
+        return ["There is no model.onnx, which needs more packages: pip install comity[onnx], and export again."]
+    try:
+        with _quietly():
+            torch.onnx.export(
+                program, (sample,), out / "model.onnx", dynamo=True, input_names=["samples"], output_names=["scores"],
+                external_data=False, verbose=False,
+            )  # fmt: skip
+    except Exception as why:
+        return [f"There is no model.onnx: torch cannot write this network so ({_first_line(why)})."]
+    return []
+
+
+def _first_line(why: Exception) -> str:
+    return (str(why).strip() or type(why).__name__).splitlines()[0][:200]
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what torch's exporters say of packages that nobody needs here."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _scaled_by(federation: Federation, party: str) -> str:
+    """Whose data the constants come from that numbers are scaled by."""
+    if party in federation.preprocess.own:
+        return f"{party}'s own training samples"
+    return "all parties' training samples" if federation.shared_columns else "fixed constants"
+
+
+def load(folder: Path, *, trust: bool = False) -> Deployed:
+    """A model that `export` wrote, to predict with in Python; `trust` lets the files run that somebody else's names."""
     try:
         text = (folder / "model.json").read_text(encoding="utf-8")
         told = without_crc(json.loads(text))
@@ -126,27 +162,48 @@ def load(folder: Path, *, trust: bool = False) -> Exported:
         state = decode(weights)
         shape = tuple(told["shape"])
         classes = int(told["classes"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
+        how = told["preprocess"]
+        fills = {party: tuple(values) for party, values in how["fills"].items()}
+        preprocess = Preprocess(how["divisor"], tuple(how["mean"]), tuple(how["std"]), tuple(how["marked"]), fills)
+        schema = Schema.read(folder / "schema.json") if (folder / "schema.json").exists() else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, Unusable) as why:
         raise ComityError(f"{folder} holds no exported model, or a damaged one.") from why
     network = models.build(told["model"], shape, classes)
     task = Task(network, classes, told["cut"] or network.cut)
     nothing = Samples(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64))
     party = Party(0, told["party"], task, Training(), PartyData(nothing, nothing, nothing))
     task = algorithm.party_for(party, state.mine).task
-    return Exported(Deployed(task, state.theta), Preprocess.of(told["preprocess"]), tuple(told["class_names"]))
+    return Deployed(task, state.theta, Inputs(shape, preprocess, schema), tuple(told["class_names"]))
 
 
-def _card(told: dict[str, Any]) -> str:
+def _card(told: dict[str, Any], schema: Schema | None, files: set[str]) -> str:
     accuracy = "not judged" if told["test_accuracy"] is None else f"{told['test_accuracy']:.1%} on its own test samples"
     if told["test_accuracy"] is not None and told["judged_after_round"] != told["rounds"]:
         accuracy += f", but after round {told['judged_after_round']}: the party was not heard at the end"
+    onnx = (
+        "\n- `model.onnx`: the network alone, for other runtimes: its input `samples` is prepared already, its output `scores` "
+        "has one score a class (softmax makes them probabilities)."
+        if "model.onnx" in files
+        else ""
+    )
+    works = "`python predict.py NEW.csv`" if schema else "`python predict.py NEW.npz`"
     return f"""# The model of {told["party"]}
 
 - Method: {told["algorithm"]}, {told["rounds"]} rounds, seed {told["seed"]}, with the network {told["model"]}.
 - Data: {told["dataset"]}; this party trained on {told["train_samples"]} samples of shape {"x".join(map(str, told["shape"]))}.
 - Accuracy: {accuracy}. On other data it may be anything: judge it on samples of your own before it is used.
 - Classes: {", ".join(told["class_names"])}.
-- Inputs: as the party has them; `model.json` says how they are scaled before the network sees them.
-- `python predict.py SAMPLES.npz` prints a class and a certainty for each sample; the certainty is a softmax, not a promise.
+- Use: {works} takes samples as {told["party"]} has them and prints a class and its probability for each. It needs torch and
+  numpy. The probability is a softmax, not a promise.{onnx}
+- Numbers are scaled by {told["scaled_by"]} (`model.json`, `preprocess`).
 - The weights were learned from this party's data and, through {told["algorithm"]}, from others': treat them as such.
-"""
+{_columns(schema) if schema else ""}"""
+
+
+def _columns(schema: Schema) -> str:
+    """The columns that the model takes, as a table."""
+    lines = ["", "| column | kind | unit | may be missing |", "| --- | --- | --- | --- |"]
+    for column in schema.columns:
+        kind = f"one of {', '.join(column.words)}" if column.kind == "words" else column.kind
+        lines.append(f"| {column.name} | {kind} | {column.unit} | {'yes' if column.may_be_missing else 'no'} |")
+    return "\n".join(lines) + "\n"

@@ -10,7 +10,7 @@ from comity.data.formats.images import Pictures, picture_files, read_image, read
 from comity.data.formats.leaf import Leaf, read_leaf
 from comity.data.formats.mat import read_mat, read_svhn_mat
 from comity.data.formats.npz import read_npz
-from comity.data.formats.table import Table, codes, numeric, read_csv, read_parquet
+from comity.data.formats.table import Table, codes, numeric, read_csv, read_parquet, read_xlsx
 from comity.data.formats.uci import Heart, read_adult, read_heart, read_heart_site
 
 __all__ = [
@@ -41,4 +41,5 @@ __all__ = [
     "read_parquet",
     "read_svhn_mat",
     "read_uci_har",
+    "read_xlsx",
 ]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import re
+import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import date, datetime
 from functools import cached_property
+from itertools import chain
 from math import isfinite
 
 import numpy as np
@@ -27,10 +29,10 @@ from comity.data.formats.common import (
     reading,
     shown,
 )
+from comity.data.preparation import NUMBER, separator_of, without_decimal_comma
 
 MISSING = ("", "?")
 MOST_BLANK = 1_000_000
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,19 +98,27 @@ def codes(column: Array, values: Sequence[str], what: str = "The column") -> NDA
     return made
 
 
-def read_csv(path: Source, header: Sequence[str] | None = None, delimiter: str = ",", ignore: tuple[str, ...] = ()) -> Table:
+def read_csv(
+    path: Source, header: Sequence[str] | None = None, delimiter: str | None = ",", ignore: tuple[str, ...] = ()
+) -> Table:
     """The columns of a csv file (or csv.gz) in UTF-8, by name, as str without spaces around; missing ('?' or nothing) is ''.
 
     Its first row names the columns, unless `header` does. Blank lines, and lines that begin with one of `ignore`, are
-    passed over.
+    passed over. Without a `delimiter` its first line shows what separates the cells; where that is no comma, 3,5 is 3.5.
     """
     rows: list[tuple[str, ...]] = []  # lists would be looked through by the garbage collector again and again
     names = None if header is None else list(header)
     blank = 0
     with opened(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
+        first = next(text, "")
+        between = separator_of(first) if delimiter is None else delimiter
+        plain = without_decimal_comma if delimiter is None and between != "," else str
         # A line that is passed over becomes a blank one, so that the reader's count stays that of the file.
         lines = csv.reader(
-            ("\n" if line.startswith(ignore) else line for line in text), delimiter=delimiter, skipinitialspace=True, strict=True
+            ("\n" if line.startswith(ignore) else line for line in chain([first], text)),
+            delimiter=between,
+            skipinitialspace=True,
+            strict=True,
         )
         try:
             for row in lines:
@@ -125,7 +135,7 @@ def read_csv(path: Source, header: Sequence[str] | None = None, delimiter: str =
                 elif len(cells) != len(names):
                     raise bad(path, f"has {len(cells)} cells in line {lines.line_num}, but {len(names)} columns")
                 else:
-                    rows.append(tuple("" if cell in MISSING else cell for cell in cells))
+                    rows.append(tuple("" if cell in MISSING else plain(cell) for cell in cells))
         except csv.Error as why:
             raise bad(path, f"has a cell in line {lines.line_num} that is too long, or whose quotes do not match") from why
     if not rows or names is None:
@@ -158,6 +168,38 @@ def read_parquet(path: Source) -> Table:
             else:
                 raise bad(path, f"has a column {name!r} of type {shown(str(values.type))}, but only numbers and text can be read")
     return Table(path, list(held.column_names), columns)
+
+
+def read_xlsx(path: Source) -> Table:
+    """The first sheet of an Excel file: its first row names the columns; what formulas made is read, not the formulas."""
+    file = present(path)
+    openpyxl = optional("openpyxl", path)
+    with reading(path), parsing(path, f"is no Excel file (.xlsx), or {DAMAGED}"):
+        with zipfile.ZipFile(file) as packed:
+            check_unpacked(path, sum(part.file_size for part in packed.infolist()), file.stat().st_size)
+        book = openpyxl.load_workbook(file, read_only=True, data_only=True)
+        try:
+            rows = [row for row in book.worksheets[0].iter_rows(values_only=True) if any(cell is not None for cell in row)]
+        finally:
+            book.close()
+    if len(rows) < 2:
+        raise bad(path, "has no rows")
+    names = [_text(cell) for cell in rows[0]]
+    while names and not names[-1]:
+        names.pop()
+    if any(cell is not None for row in rows[1:] for cell in row[len(names) :]):
+        raise bad(path, f"has cells beyond its {len(names)} named columns")
+    _check_names(path, names)
+    return Table(path, names, [np.array([_text(row[k]) for row in rows[1:]], np.str_) for k in range(len(names))])
+
+
+def _text(cell: object) -> str:
+    """A cell of a sheet as text."""
+    if cell is None:
+        return ""
+    if isinstance(cell, datetime | date):
+        return cell.isoformat()
+    return str(int(cell)) if isinstance(cell, bool) else str(cell).strip()
 
 
 def _check_names(path: Source, names: Iterable[str]) -> None:

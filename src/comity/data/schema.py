@@ -1,0 +1,299 @@
+"""What parties' tables have in common: each is described by itself, and the descriptions become one schema.
+
+Nobody needs to see another's file for that: `comity data schema` describes a file, and makes one schema of several descriptions.
+A folder with everybody's files takes the same way, so that parties who import alone get what a pooled import would give them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comity.data.formats.common import few
+from comity.data.formats.table import Table
+from comity.data.preparation import NUMBER, Cells, Column, Missing, Schema, Unusable, cells_of, find, folded, text_of
+from comity.errors import Refusal, shown, unknown
+
+WORDS = 256  # a column with more different words is a name or a date, not a kind
+MANY = 20  # rows from which on it says something that all of them differ
+MOST_NUMBERED = 100_000  # classes
+LONG = 40  # letters of a text that is no word
+DATE = re.compile(r"(\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})([ T]\d{1,2}:\d{2}.*)?", re.ASCII)
+NAMES_A_ROW = re.compile(r"(^|[^a-z])(id|nr|no|number|key|mrn|pid|uuid|case|patient)([^a-z]|$)", re.IGNORECASE)
+KINDS = ("number", "flag", "words")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What whoever imports says of the columns."""
+
+    label: str = "label"
+    columns: tuple[str, ...] = ()
+    """Only these are used, if there are any."""
+    drop: tuple[str, ...] = ()
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    merge_case: bool | None = None
+    """Whether words that differ in case only are one; None: that is to be asked."""
+    scale: str = "own"
+    rename: Mapping[str, str] = field(default_factory=dict)
+    """What files call a column, and what it is to be called."""
+    units: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, kind in self.kinds.items():
+            if kind not in KINDS:
+                raise unknown(f"kind (of {name}) called", kind, KINDS)
+        if self.scale not in ("own", "shared", "none"):
+            raise Refusal(f"scale must be own, shared or none, not {shown(self.scale)}.")
+
+    def also_called(self, column: str) -> tuple[str, ...]:
+        """Other names of a column."""
+        return tuple(theirs for theirs, ours in self.rename.items() if ours == column)
+
+
+# One party's table.
+
+
+def describe(table: Table, wishes: Wishes) -> Schema:
+    """The schema of one table by itself."""
+    where = str(table.path)
+    names = {_agreed(name, wishes): name for name in table.names}
+    label = find(names, wishes.label, (), where)
+    if label is None:
+        raise Refusal(f"{where} has no column called {shown(wishes.label)}, which is to be learned; it has {few(table.names)}.")
+    columns: list[Column] = []
+    left_out: dict[str, str] = {}
+    for agreed, name in names.items():
+        if agreed == label or agreed in wishes.drop or (wishes.columns and agreed not in wishes.columns):
+            continue
+        plain = Column(agreed, "", unit=wishes.units.get(agreed, ""), also_called=wishes.also_called(agreed))
+        texts = cells_of(plain, Schema((), "", (), wishes.missing), table[name])
+        found = _described(plain, texts, wishes, where)
+        if isinstance(found, str):
+            left_out[agreed] = found
+        else:
+            columns.append(found)
+    schema = Schema((), wishes.label, (), wishes.missing, bool(wishes.merge_case), wishes.scale, left_out)
+    schema = replace(schema, label_also_called=tuple(sorted({*wishes.also_called(wishes.label), label} - {wishes.label})))
+    return replace(schema, columns=tuple(columns), classes=_classes(table[names[label]], schema, where))
+
+
+def _agreed(name: str, wishes: Wishes) -> str:
+    return wishes.rename.get(name, name)
+
+
+def _described(plain: Column, texts: list[str], wishes: Wishes, where: str) -> Column | str:
+    """A column as it is in one table, or why it is better left out."""
+    there = [text for text in texts if text]
+    gaps = len(there) < len(texts)
+    told = wishes.kinds.get(plain.name)
+    numeric = [bool(NUMBER.fullmatch(text)) and isfinite(float(text)) for text in there]
+    if not there:
+        return replace(plain, kind=told or "", may_be_missing=True)
+    if told is None and all(numeric):
+        if why := _number_that_is_none(plain.name, there):
+            return why
+        told = "flag" if {float(text) for text in there} <= {0.0, 1.0} else "number"
+    if told is None and sum(numeric) > len(there) / 2:
+        row = next(row for row, text in enumerate(texts) if text and not NUMBER.fullmatch(text))
+        raise Refusal(
+            f"The column {plain.name!r} of {where} has {shown(texts[row])} in row {row + 1}, but numbers in most: correct it, or "
+            f"say --missing {texts[row]!r} or --kind '{plain.name}=words'."
+        )
+    if told is None:
+        if why := _words_that_are_none(there):
+            return why
+        told = "words"
+    words = tuple(sorted(set(there))) if told == "words" else ()
+    return replace(plain, kind=told, words=words, may_be_missing=gaps)
+
+
+def _number_that_is_none(name: str, there: Sequence[str]) -> str:
+    """Why a column of numbers says nothing about a sample, if it does not."""
+    values = [float(text) for text in there]
+    if len(values) < MANY or len(set(values)) < len(values) or any(value != int(value) for value in values):
+        return ""
+    if NAMES_A_ROW.search(name) or max(values) - min(values) == len(values) - 1:
+        return "looks like an identifier: a whole number that is another one in each row"
+    return ""
+
+
+def _words_that_are_none(there: Sequence[str]) -> str:
+    """Why a column of words says nothing that can be learned, if it does not."""
+    if sum(bool(DATE.fullmatch(text)) for text in there) > 0.9 * len(there):
+        return "looks like dates, of which no number can be made without knowing what they mean"
+    different = len(set(there))
+    if len(there) >= MANY and different == len(there):
+        return "looks like an identifier: each row has another word"
+    if sum(map(len, there)) > LONG * len(there) or (len(there) >= MANY and different > len(there) / 2):
+        return "looks like free text: most rows have another"
+    return ""
+
+
+def _classes(cells: Cells, schema: Schema, where: str) -> tuple[str, ...]:
+    """The label's classes by name: words in their order, or all whole numbers up to the largest."""
+    there = {text for text in labels_of(cells, schema) if text}
+    if not there:
+        raise Refusal(f"{where} has no label in any row of {schema.label!r}.")
+    return _ordered(there, f"The label {schema.label!r} of {where}")
+
+
+def _ordered(there: set[str], what: str) -> tuple[str, ...]:
+    if not all(NUMBER.fullmatch(text) for text in there):
+        return tuple(sorted(there))
+    values = [float(text) for text in there]
+    if any(value < 0 or value != int(value) for value in values):
+        raise Refusal(f"{what} has {min(values):g} among its numbers, but classes are words, or whole numbers from 0.")
+    if max(values) >= MOST_NUMBERED:
+        raise Refusal(f"{what} has the number {max(values):g}: number the classes 0, 1, 2, ...")
+    return tuple(map(str, range(int(max(values)) + 1)))
+
+
+def labels_of(cells: Cells, schema: Schema) -> list[str]:
+    """A table's labels as text, empty where they are missing."""
+    missing = Missing(schema.missing)
+    return ["" if (text := text_of(cell)) in missing else text for cell in cells]
+
+
+# Several parties' descriptions.
+
+
+def merge(parties: Mapping[str, Schema], wishes: Wishes) -> Schema:
+    """One schema of several parties' own."""
+    first, model = next(iter(parties.items()))
+    left_out: dict[str, str] = {}
+    for name, schema in parties.items():
+        if folded(schema.label) != folded(model.label):
+            raise Refusal(f"The label of {name!r} is {schema.label!r} but that of {first!r} {model.label!r}: they must agree.")
+        left_out = {**schema.left_out, **left_out}
+    order = dict.fromkeys(column.name for schema in parties.values() for column in schema.columns)
+    columns = [_merged(name, parties, wishes) for name in _without_doubles(order) if name not in left_out]
+    for column in columns:
+        if not column.kind:
+            left_out[column.name] = "is empty at all parties"
+    _check_asked(wishes, {column.name for column in columns} | left_out.keys(), parties)
+    used = tuple(column for column in columns if column.kind)
+    if not used:
+        raise Refusal(f"There is no column but {model.label!r} that could be used{_why(left_out)}.")
+    label = f"The label {model.label!r}"
+    classes = _one_spelling({word for schema in parties.values() for word in schema.classes}, wishes, label)
+    also = sorted({name for schema in parties.values() for name in (schema.label, *schema.label_also_called)} - {wishes.label})
+    return Schema(
+        used,
+        wishes.label,
+        _ordered(set(classes), label),
+        wishes.missing,
+        bool(wishes.merge_case),
+        wishes.scale,
+        left_out,
+        tuple(also),
+    )
+
+
+def _why(left_out: Mapping[str, str]) -> str:
+    return f" ({'; '.join(f'{name} {why}' for name, why in left_out.items())})" if left_out else ""
+
+
+def _check_asked(wishes: Wishes, there: set[str], parties: Mapping[str, Schema]) -> None:
+    """Whoever names a column that nobody has has mistyped it."""
+    known = sorted(there | set(wishes.drop))
+    for name in (*wishes.columns, *wishes.kinds, *wishes.units):
+        if name not in known and name != wishes.label:
+            raise unknown("column called", name, known)
+
+
+def _without_doubles(names: Mapping[str, None]) -> list[str]:
+    """Column names, those that differ in case or blanks once."""
+    seen: dict[str, str] = {}
+    for name in names:
+        seen.setdefault(folded(name), name)
+    return list(seen.values())
+
+
+class Own(NamedTuple):
+    """A party's description of a column."""
+
+    party: str
+    column: Column
+
+
+def _merged(name: str, parties: Mapping[str, Schema], wishes: Wishes) -> Column:
+    """A column as all parties have it; who has none has it missing."""
+    own = [Own(party, c) for party, schema in parties.items() for c in schema.columns if folded(c.name) == folded(name)]
+    kinds = {one.column.kind: one.party for one in own if one.column.kind}
+    if "words" in kinds and len(kinds) > 1:
+        other = next(kind for kind in kinds if kind != "words")
+        words_there = [word for one in own for word in one.column.words]
+        word = min(words_there, key=lambda word: bool(NUMBER.fullmatch(word)))
+        raise Refusal(
+            f"The column {name!r} of party {kinds['words']!r} has {shown(word)}, but that of party {kinds[other]!r} only "
+            f"numbers: correct one of them, or say --kind '{name}=words'."
+        )
+    kind = next(iter(kinds)) if len(kinds) == 1 else "number" if kinds else ""
+    words = {word for one in own for word in one.column.words}
+    if kind == "words":
+        words = set(_one_spelling(words, wishes, f"The column {name!r}"))
+    if len(words) > WORDS:
+        raise Refusal(
+            f"The column {name!r} has {len(words)} different words, more than {WORDS}, so it names no kinds: leave it out with "
+            f"--drop {name!r}, or make numbers of it."
+        )
+    units = sorted({one.column.unit for one in own} - {""})
+    if len(units) > 1:
+        raise Refusal(f"The column {name!r} has the unit {units[0]!r} at one party and {units[1]!r} at another: they must agree.")
+    called = {other for one in own for other in (one.column.name, *one.column.also_called)} - {name}
+    return Column(
+        name,
+        kind,
+        tuple(sorted(words)),
+        may_be_missing=len(own) < len(parties) or any(one.column.may_be_missing for one in own),
+        unit=units[0] if units else "",
+        also_called=tuple(sorted(called)),
+    )
+
+
+def _one_spelling(words: set[str], wishes: Wishes, what: str) -> list[str]:
+    """Words, those that differ in case or blanks only as one of them, if that is wanted; whether it is must be said."""
+    alike: dict[str, list[str]] = {}
+    for word in sorted(words):
+        alike.setdefault(folded(word), []).append(word)
+    doubled = next((same for same in alike.values() if len(same) > 1), None)
+    if doubled and wishes.merge_case is None:
+        raise Refusal(
+            f"{what} has {shown(doubled[0])} and {shown(doubled[1])}, which differ in case or blanks only: say --merge-case if "
+            "they are one, --keep-case if they are two."
+        )
+    if not wishes.merge_case:
+        return sorted(words)
+    return [min(same, key=lambda word: (word != word.lower(), word)) for same in alike.values()]
+
+
+# Labels by a schema.
+
+
+def classes_by(schema: Schema, table: Table) -> NDArray[np.int64]:
+    """Each row's class by its number."""
+    where = str(table.path)
+    try:
+        name = find(dict.fromkeys(table.names), schema.label, schema.label_also_called, where)
+    except Unusable as why:
+        raise Refusal(str(why)) from why
+    if name is None:
+        raise Refusal(f"{where} has no column called {shown(schema.label)}, which is to be learned; it has {few(table.names)}.")
+    plain = folded if schema.merge_case else str
+    known = {plain(word): k for k, word in enumerate(schema.classes)}
+    made = np.empty(len(table), np.int64)
+    for row, text in enumerate(labels_of(table[name], schema)):
+        if not text:
+            raise Refusal(f"{where} has no label in row {row + 1} of {name!r}: fill it in, or say --skip-unlabelled.")
+        if plain(text) not in known:
+            raise Refusal(f"{where} has the label {shown(text)} in row {row + 1}, which is not one of {few(schema.classes)}.")
+        made[row] = known[plain(text)]
+    return made

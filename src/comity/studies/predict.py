@@ -1,0 +1,147 @@
+"""Predict with this model: python predict.py NEW.csv [--out PREDICTIONS.csv] [--allow-unknown]
+
+NEW is as the party has it, before any scaling: a table as csv (its own column names, in any order; words; missing cells), or an
+array `x` in an npz or npy file; pictures also as files or a folder of them. For each row it writes the class, how likely it is
+to the model, and how likely each class is. It needs torch and numpy, and Pillow for files of pictures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from comity.data.preparation import Schema, Unusable, encode, filled, normalised, read_table
+
+HERE = Path(__file__).resolve().parent
+ROWS = 512  # at a time
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
+
+
+def values_of(
+    path: Path, told: Mapping[str, Any], schema: Schema | None, allow_unknown: bool
+) -> tuple[NDArray[Any], tuple[str, ...]]:
+    """The samples of a file as numbers, NaN where one is missing, and what is to be said of them."""
+    kind = path.suffix.lower()
+    if kind in (".npz", ".npy"):
+        try:
+            held = np.load(path, allow_pickle=False)
+            x = held["x"] if kind == ".npz" else held
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as why:
+            raise Unusable(f"{path} holds no array called x.") from why
+        return as_samples(x, told, path), ()
+    if path.is_dir() or kind in PICTURES:
+        return as_samples(read_pictures(path, told), told, path), ()
+    if schema is None:
+        raise Unusable(f"{path} is no array (.npz, .npy), which this model takes.")
+    if not path.is_file():
+        raise Unusable(f"There is no file {path}.")
+    table = read_table(path)
+    made = encode(schema, table, len(next(iter(table.values()), ())), str(path), allow_unknown=allow_unknown)
+    return made.x, made.remarks
+
+
+def as_samples(x: NDArray[Any], told: Mapping[str, Any], path: Path) -> NDArray[Any]:
+    """An array in the shape that the model takes; pictures may have their colours last."""
+    marked = len(told["preprocess"]["marked"])
+    first, *rest = told["shape"]
+    expected = (first - marked, *rest)
+    if x.dtype.kind not in "biuf":
+        raise Unusable(f"{path} holds no numbers.")
+    if len(expected) == 3 and x.ndim == 3:
+        x = x[:, None]
+    if len(expected) == 3 and x.ndim == 4 and x.shape[1:] != expected and x.shape[-1] == expected[0]:
+        x = x.transpose(0, 3, 1, 2)
+    if x.shape[1:] != expected:
+        raise Unusable(f"{path} has samples of shape {tuple(x.shape[1:])}, but this model takes {expected}.")
+    most = 1 if told["preprocess"]["divisor"] == 1 else 255
+    if len(expected) == 3 and len(x) and not (x.min() >= 0 and x.max() <= most):
+        raise Unusable(f"{path} has pictures with values from {x.min():g} to {x.max():g}, but this model takes 0 to {most}.")
+    return x
+
+
+def read_pictures(path: Path, told: Mapping[str, Any]) -> NDArray[Any]:
+    """Files of pictures, in the order of their names, brought to the model's size."""
+    try:
+        from PIL import Image
+    except ImportError as why:
+        raise Unusable(f"{path} can only be read with Pillow: pip install pillow, or give an npz file.") from why
+    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in PICTURES) if path.is_dir() else [path]
+    if not files:
+        raise Unusable(f"{path} holds no pictures.")
+    channels, height, width = told["shape"]
+    made = []
+    for file in files:
+        try:
+            with Image.open(file) as picture:
+                plain = picture.convert("L" if channels == 1 else "RGB")
+                plain = plain if plain.size == (width, height) else plain.resize((width, height), Image.Resampling.BICUBIC)
+                made.append(np.asarray(plain, np.uint8).reshape(height, width, -1).transpose(2, 0, 1))
+        except OSError as why:
+            raise Unusable(f"{file} is no picture that can be read.") from why
+    x = np.stack(made)
+    return x if told["preprocess"]["divisor"] != 1 else x / np.float32(255)
+
+
+def predict(path: Path, allow_unknown: bool = False) -> tuple[list[str], NDArray[np.float32], tuple[str, ...]]:
+    """How likely each class is for each row, and what is to be said of the rows."""
+    told = json.loads((HERE / "model.json").read_text(encoding="utf-8"))
+    schema = Schema.read(HERE / "schema.json") if (HERE / "schema.json").exists() else None
+    values, remarks = values_of(path, told, schema, allow_unknown)
+    how = told["preprocess"]
+    x = normalised(values, how["divisor"], how["mean"], how["std"])
+    fill = next(iter(how["fills"].values()), None)
+    if fill is not None:
+        x = filled(x, fill, how["marked"])
+    if not np.isfinite(x).all():
+        raise Unusable(f"{path} has values that are missing or not finite, which this model cannot take.")
+    if not (HERE / "model.pt2").exists():
+        raise Unusable("This network could not be written down for torch alone: use comity.studies.export.load in Python.")
+    model = torch.export.load(HERE / "model.pt2").module()
+    with torch.no_grad():
+        parts = [model(torch.from_numpy(x[at : at + ROWS])) for at in range(0, len(x), ROWS)]
+    return list(told["class_names"]), torch.cat(parts).softmax(1).numpy(), remarks
+
+
+def harmless(text: str) -> str:
+    """A name from somebody's file, without what a terminal would obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def main() -> None:
+    """From the command's arguments to the table."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("new", type=Path)
+    options.add_argument("--out", type=Path, help="a csv file; the screen unless told")
+    options.add_argument("--allow-unknown", action="store_true", help="take words that the model never saw as missing")
+    args = options.parse_args()
+    try:
+        names, likely, remarks = predict(args.new, args.allow_unknown)
+    except Unusable as why:
+        sys.exit(harmless(str(why)))
+    for remark in remarks:
+        print(harmless(remark), file=sys.stderr)
+    names = [harmless(name) for name in names]
+    rows: list[list[object]] = [["row", "prediction", "probability", *(f"p({name})" for name in names)]]
+    for row, each in enumerate(likely, 1):
+        best = int(each.argmax())
+        rows.append([row, names[best], f"{each[best]:.6f}", *(f"{p:.6f}" for p in each)])
+    if args.out:
+        with args.out.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows(rows)
+        print(f"{len(rows) - 1} predictions are in {args.out}")
+    else:
+        csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
