@@ -179,11 +179,6 @@ def adult(root: Path) -> None:
     write(root / "adult.test", "|1x3 Cross validator\n" + row.format("Doctorate", "<=50K."))
 
 
-def heart(root: Path) -> None:
-    for site in ("cleveland", "hungarian", "switzerland", "va"):
-        write(root / f"processed.{site}.data", "63,1,1,145,233,1,2,150,0,2.3,3,0,6,0\n67,1,4,?,0,0,2,-9,1,1.5,2,3,3,2\n")
-
-
 def agnews(root: Path) -> None:
     for part in ("train", "test"):
         write(root / "ag_news_csv" / f"{part}.csv", '"3","Wall St.","Short-sellers"\n"1","Iraq","Oil"\n')

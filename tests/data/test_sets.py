@@ -22,7 +22,6 @@ from originals import (
     eicu,
     fashion,
     har,
-    heart,
     idx,
     leaf,
     letters,
@@ -41,7 +40,10 @@ from originals import (
 )
 
 from comity.data import Dataset, catalogue, load
+from comity.data.files import data_folders
+from comity.data.formats import read_csv
 from comity.data.sets.identities import query_and_gallery
+from comity.data.sets.tables import HEART_FILES
 from comity.errors import Refusal
 from comity.measure.retrieval import retrieval
 
@@ -83,10 +85,6 @@ BUILD: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
     "eicu": (eicu, {"samples": 6, "y": [0, 1, 0] * 2, "groups": {"hospital": ("north", "south")}}),
     "har": (har, {"samples": 4, "y": [0, 5, 0, 5], "groups": {"subject": ("person 1", "person 2")}}),
     "adult": (adult, {"samples": 3, "y": [0, 1, 0], "groups": {"doctorate": ("non-phd", "phd")}}),
-    "heart": (
-        heart,
-        {"samples": 8, "y": [0, 1] * 4, "groups": {"site": ("cleveland", "hungarian", "switzerland", "va_long_beach")}},
-    ),
     "agnews": (agnews, {"samples": 4, "y": [2, 0, 2, 0]}),
 }
 
@@ -103,7 +101,7 @@ def test_the_original_files(name: str, here: Path) -> None:
     assert {by: group.names for by, group in data.groups.items()} == wanted.get("groups", {})
     assert tuple(data.groups) == card["groups"]
     assert data.classes == wanted.get("classes", card["classes"])
-    assert data.x.shape[1:] == card["shape"] if name != "heart" else data.x.shape[1:] == (22,)
+    assert data.x.shape[1:] == card["shape"]
     if "held" in wanted:
         assert data.official_test is not None
         assert data.official_test.tolist() == wanted["held"]
@@ -212,7 +210,6 @@ TINY, CUB = "tiny-imagenet-200/val/val_annotations.txt", "CUB_200_2011/"
         ("eicu", lambda root: eicu(root, y=(0, 1)), "north.npz", ["2 for stays in y but 3 in x"]),
         ("eicu", lambda root: eicu(root, y=(0, 1, 2)), "north.npz", ["the label 2 in row 3"]),
         ("adult", relabel("adult.data", "Bachelors", "School"), "adult.data", ["'School' in row 1, which is not a known value"]),
-        ("heart", relabel("processed.va.data", "6,0", "6,7"), "processed.va.data", ["has the num 7 in row 1"]),
         ("agnews", relabel("ag_news_csv/test.csv", '"1"', '"5"'), "test.csv", ["has the label 5 in row 2"]),
     ],
 )
@@ -250,16 +247,46 @@ def test_a_test_part_of_a_fifth_is_always_the_same(here: Path) -> None:
     }
 
 
-def test_both_sources_of_heart_name_the_sites_alike(here: Path) -> None:
-    header = "site,age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,num\n"
-    sites = ("cleveland", "hungarian", "switzerland", "va_long_beach")
-    rows = "{0},63,1,1,145,233,1,2,150,0,2.3,3,0,6,0\n{0},67,1,4,,0,0,2,,1,1.5,2,3,3,2\n"
-    write(here / "heart_disease_4_hospitals.csv", header + "".join(rows.format(site) for site in sites))
-    table = load("heart")
-    heart(here)
-    original = load("heart")
-    assert original.fingerprint() == table.fingerprint()
-    assert original.shape == (22 + 3,)  # trestbps, chol and thalach are missing somewhere
+def test_the_embedded_hospitals_are_those_of_the_published_file() -> None:
+    """Cell by cell, in other words: what was made from the file is what is in it."""
+    source = next(
+        (f / "heart_disease_4_hospitals.csv" for f in data_folders() if (f / "heart_disease_4_hospitals.csv").is_file()), None
+    )
+    if source is None:
+        pytest.skip("no heart_disease_4_hospitals.csv in COMITY_DATA")
+    theirs = read_csv(source)
+    codes = {
+        "sex": "female,male", "chest_pain": ",typical angina,atypical angina,non-anginal pain,asymptomatic",
+        "resting_ecg": "normal,ST-T abnormal,hypertrophy", "st_slope": ",up,flat,down",
+        "thallium": ",,,normal,,,fixed defect,reversible defect",
+    }  # fmt: skip
+    sites = sorted(set(theirs["site"]))
+    ours = [read_csv(HEART_FILES / f"{site}.csv") for site in sites]
+    mine = np.concatenate([np.flatnonzero(theirs["site"] == site) for site in sites])
+    for name, other in zip(ours[0].names, theirs.names[1:], strict=True):
+        there = theirs.numeric(other)[mine]
+        cells = np.concatenate([table[name] for table in ours])
+        if name == "diagnosis":
+            assert (cells == np.where(there > 0, "ill", "healthy")).all()
+        elif name in codes:
+            words = np.array(codes[name].split(","))
+            assert (cells == np.where(np.isnan(there), "", words[np.nan_to_num(there).astype(int)])).all()
+        else:
+            assert np.array_equal(np.concatenate([table.numeric(name) for table in ours]), there, equal_nan=True)
+
+
+def test_heart_is_imported_by_its_schema() -> None:
+    data = load("heart")
+    assert (len(data), data.classes, data.class_names, data.home) == (920, 2, ("healthy", "ill"), "natural(by=site)")
+    assert data.shape == next(card["shape"] for card in catalogue() if card["name"] == "heart")
+    fed = data.partition("auto")
+    assert fed.names == ["cleveland", "hungarian", "switzerland", "va_long_beach"]
+    assert data.schema is not None
+    at = [column.name for column in data.schema.columns].index("cholesterol")
+    assert at == 4
+    cholesterol = data.x[:, 1 + 2 + 4 + 1]
+    assert not (cholesterol == 0).any(), "a cholesterol of 0 was not measured"
+    assert fed.parties["switzerland"].train.x.isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -343,7 +370,6 @@ REAL = [
     ("office-caltech", 611, 156, {"domain": 2}),
     ("har", 10299, 2947, {"subject": 30}),
     ("adult", 48842, 16281, {"doctorate": 2}),
-    ("heart", 920, 0, {"site": 4}),
     ("agnews", 21652, 7600, {}),
 ]
 

@@ -15,8 +15,10 @@ from comity.experiments.config import experiment
 @data_app.command("inspect")
 @with_experiment
 def inspect_data(settings: Settings) -> None:
-    """Who has what: training samples by party and class."""
+    """Who has what: training samples by party and class; of tables what is missing, ranges, and what may be wrong."""
     from comity.cli import screen
+    from comity.data import load
+    from comity.data.inspection import inspect
     from comity.experiments.build import federation_of
 
     asked = experiment(settings)
@@ -29,9 +31,34 @@ def inspect_data(settings: Settings) -> None:
         + [str(n) if n else "·" for n in line]
         for (name, d), line in zip(federation.parties.items(), counts, strict=True)
     ]
-    columns = ["party", *(["shift"] if shifts else []), "train", "validation", "test", *map(str, range(federation.classes))]
+    classes = federation.class_names or tuple(map(str, range(federation.classes)))
+    columns = ["party", *(["shift"] if shifts else []), "train", "validation", "test", *classes]
     title = f"{federation.name}: samples of shape {'x'.join(map(str, federation.shape))}, {federation.split.partition}"
     screen.table(columns, rows, title, words=1 + shifts)
+    found = inspect(federation, load(asked.data))
+    some = federation.names[:MOST_SHOWN]
+    if any(share for by in found.missing.values() for share in by.values()):
+        lines = [[column, *(_share(by[party]) for party in some)] for column, by in found.missing.items()]
+        screen.table(["missing", *some], lines, words=1)
+    if found.ranges:
+        spans = [[column, *(_span(by[party]) for party in some)] for column, by in found.ranges.items()]
+        screen.table(["5th, middle, 95th", *some], spans, words=1)
+    if found.missing and len(some) < len(federation.names):
+        screen.out.print(f"Of columns, only the first {MOST_SHOWN} parties are shown.")
+    for doubt in found.doubts:
+        screen.out.print(f"Look at this: {doubt}", soft_wrap=True)
+
+
+MOST_SHOWN = 8  # parties beside each other
+
+
+def _share(missing: float) -> str:
+    return "·" if not missing else f"{missing:.0%}" if missing >= 0.01 else "<1%"
+
+
+def _span(one: tuple[float, float, float] | None) -> str:
+    """Between what a party's values lie, and their middle."""
+    return "·" if one is None else ", ".join(f"{value:.4g}" for value in one)
 
 
 @data_app.command("prepare")

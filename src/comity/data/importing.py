@@ -31,6 +31,7 @@ from comity.data.formats import (
 )
 from comity.data.formats.common import bad, few, inside, labels, present, same_length
 from comity.data.groups import Groups
+from comity.data.inspection import missing_by_column
 from comity.data.preparation import Schema, Unusable, encode, folded
 from comity.data.schema import Wishes, classes_by, describe, labels_of, merge
 from comity.data.sets.common import planes
@@ -87,9 +88,27 @@ def import_federation(
     """
     if out.exists():
         raise Refusal(f"{out} is there already: choose another folder, or remove it.")
-    found = parties_in(source)
     if source.is_dir() and out.resolve().is_relative_to(source.resolve()):
         raise Refusal(f"{out} would lie among the parties of {source}: choose a folder outside it.")
+    made = read_federation(
+        parties_in(source), name or _stem(source), size, classes, scale, wishes, schema, skip_unlabelled, **about_columns
+    )
+    prepared.save(made, out)
+    return prepared.read(out)
+
+
+def read_federation(
+    found: Mapping[str, Path],
+    name: str,
+    size: int | None = None,
+    classes: int | None = None,
+    scale: str | None = None,
+    wishes: Wishes | None = None,
+    schema: Schema | None = None,
+    skip_unlabelled: bool = False,
+    **about_columns: Any,
+) -> Dataset:
+    """What parties' files or folders hold as one dataset; the rest as for `import_federation`."""
     if schema is not None and (wishes or about_columns or scale):
         raise Refusal("A schema says all about the columns: leave out the other options, or change the schema.")
     if scale is not None:
@@ -97,9 +116,9 @@ def import_federation(
     asked = replace(wishes, **about_columns) if wishes else Wishes(**about_columns)
     kind = _one_kind(found)
     if schema is not None and kind != TABLES:
-        raise Refusal(f"A schema is for tables, but the parties of {source} bring {kind}.")
+        raise Refusal(f"A schema is for tables, but these parties bring {kind}.")
     if size is not None and kind != PICTURES:
-        raise Refusal(f"size is for pictures, but the parties of {source} bring {kind}.")
+        raise Refusal(f"size is for pictures, but these parties bring {kind}.")
     if kind == PICTURES:
         if scale not in (None, "none"):
             raise Refusal("scale is for tables and signals: pictures are used as they are.")
@@ -109,9 +128,7 @@ def import_federation(
     else:
         tables = tables_of(found, asked.label if schema is None else schema.label, skip_unlabelled)
         brought = _tables(tables, schema or schema_of(tables, asked), strict=schema is not None)
-    made = _dataset(name or _stem(source), brought, classes, scale or "none")
-    prepared.save(made, out)
-    return prepared.read(out)
+    return _dataset(name, brought, classes, scale or "none")
 
 
 def read_schema(path: Path) -> Schema:
@@ -241,7 +258,7 @@ def _arrays(path: Path) -> Contribution:
 # Pictures.
 
 
-def _pictures(found: dict[str, Path], size: int | None) -> dict[str, Contribution]:
+def _pictures(found: Mapping[str, Path], size: int | None) -> dict[str, Contribution]:
     """One folder a class in each party's folder, all brought to one size."""
     files: dict[str, list[Path]] = {}
     for name, path in found.items():
@@ -302,17 +319,31 @@ def schema_of(tables: Mapping[str, Table], wishes: Wishes) -> Schema:
 def _tables(tables: Mapping[str, Table], schema: Schema, strict: bool) -> Brought:
     """Everybody's rows as the schema says, and what there is to say of that."""
     parties = {}
-    notes: list[str] = []
     for name, table in tables.items():
         columns = dict(zip(table.names, table.columns, strict=True))
         try:
             encoded = encode(schema, columns, len(table), str(table.path), strict=strict)
         except Unusable as why:
             raise Refusal(str(why)) from why
-        notes += [remark.replace(str(table.path), f"party {name!r}") for remark in encoded.remarks]
         parties[name] = Contribution(Path(table.path), encoded.x, classes_by(schema, table), np.zeros(len(table), np.bool_))
     names = few(column.name for column in schema.columns)
+    notes = _missing(schema, {name: party.x for name, party in parties.items()})
     return Brought(parties, f"tables with the columns {names}", tuple(notes), schema)
+
+
+def _missing(schema: Schema, parties: Mapping[str, Array]) -> list[str]:
+    """How much is missing, and who lacks a column altogether."""
+    by_party = {name: missing_by_column(schema, x) for name, x in parties.items()}
+    cells = sum(len(x) for x in parties.values()) * len(schema.columns)
+    share = sum(sum(by_party[name].values()) * len(x) for name, x in parties.items()) / cells
+    if not share:
+        return []
+    never = {name: [column for column, one in columns.items() if one == 1] for name, columns in by_party.items()}
+    lacking = "".join(f"; {name} never has {few(columns)}" for name, columns in never.items() if columns)
+    return [
+        f"{share:.0%} of all values are missing{lacking}: numbers are filled with the mean of the party's own training samples, "
+        "and a column each says where; a missing word is a row of zeros."
+    ]
 
 
 def about_schema(schema: Schema) -> list[str]:
@@ -354,7 +385,7 @@ def _dataset(name: str, brought: Brought, classes: int | None, scale: str) -> Da
         raise Refusal(f"The labels run up to {kinds - 1}, but there are only {len(y)} samples: number the classes 0, 1, 2, ...")
     of = np.repeat(np.arange(len(parties)), [len(party.y) for party in parties.values()])
     empty = np.isnan(x) if x.dtype != np.uint8 else np.zeros((1, 1), np.bool_)
-    notes = [*brought.notes, *_told(parties, y, kinds, empty, test)]
+    notes = [*brought.notes, *_told(parties, y, kinds, empty & (schema is None), test)]
     more: dict[str, Any] = {} if x.ndim == 4 else {"mean": (0.0,), "std": (1.0,)}
     if schema:
         more |= _prepared_by(schema)

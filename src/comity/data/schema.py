@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import isfinite
 from typing import NamedTuple
 
@@ -120,7 +121,8 @@ def _number_that_is_none(name: str, there: Sequence[str]) -> str:
     values = [float(text) for text in there]
     if len(values) < MANY or len(set(values)) < len(values) or any(value != int(value) for value in values):
         return ""
-    if NAMES_A_ROW.search(name) or max(values) - min(values) == len(values) - 1:
+    counted = all(after - before == 1 for before, after in pairwise(values))
+    if NAMES_A_ROW.search(name) or counted:
         return "looks like an identifier: a whole number that is another one in each row"
     return ""
 

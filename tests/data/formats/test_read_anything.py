@@ -54,6 +54,15 @@ def _parquet() -> bytes:
     return stream.getvalue()
 
 
+def _sheet() -> bytes:
+    book = pytest.importorskip("openpyxl").Workbook()
+    for row in (["a", "b"], [1, "word"], [2.5, None]):
+        book.active.append(row)
+    stream = io.BytesIO()
+    book.save(stream)
+    return stream.getvalue()
+
+
 def _idx() -> bytes:
     return bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 48, 0, 0, 0, 64]) + SAMPLES.tobytes()
 
@@ -74,7 +83,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], Callable[[], bytes]]] = {
     "csv.gz": (f.read_csv, lambda: gzip.compress(b"a,b\n1,2\n3,4\n" * 50)),
     "parquet": (f.read_parquet, _parquet),
     "adult": (f.read_adult, lambda: b"39, S, 7, B, 13, N, A, N, W, M, 2, 0, 40, U, >50K\n"),
-    "heart": (f.read_heart_site, lambda: b"63,1,1,145,?,1,2,150,0,2.3,3,-9,6,0\n"),
+    "xlsx": (f.read_xlsx, _sheet),
 }
 
 

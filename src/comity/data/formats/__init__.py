@@ -11,12 +11,11 @@ from comity.data.formats.leaf import Leaf, read_leaf
 from comity.data.formats.mat import read_mat, read_svhn_mat
 from comity.data.formats.npz import read_npz
 from comity.data.formats.table import Table, codes, numeric, read_csv, read_parquet, read_xlsx
-from comity.data.formats.uci import Heart, read_adult, read_heart, read_heart_site
+from comity.data.formats.uci import read_adult
 
 __all__ = [
     "Cifar",
     "Har",
-    "Heart",
     "Leaf",
     "Pictures",
     "Table",
@@ -27,8 +26,6 @@ __all__ = [
     "read_cifar_binary",
     "read_cifar_python",
     "read_csv",
-    "read_heart",
-    "read_heart_site",
     "read_idx",
     "read_idx_pair",
     "read_image",

@@ -177,10 +177,9 @@ def read_xlsx(path: Source) -> Table:
     with reading(path), parsing(path, f"is no Excel file (.xlsx), or {DAMAGED}"):
         with zipfile.ZipFile(file) as packed:
             check_unpacked(path, sum(part.file_size for part in packed.infolist()), file.stat().st_size)
-        book = openpyxl.load_workbook(file, read_only=True, data_only=True)
-        try:
+        with file.open("rb") as stream:
+            book = openpyxl.load_workbook(stream, read_only=True, data_only=True)
             rows = [row for row in book.worksheets[0].iter_rows(values_only=True) if any(cell is not None for cell in row)]
-        finally:
             book.close()
     if len(rows) < 2:
         raise bad(path, "has no rows")

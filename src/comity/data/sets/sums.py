@@ -58,7 +58,6 @@ SUMS: Mapping[str, Mapping[str, str]] = {
         "adult_train.csv.gz": "73c4e40272dd7c57c018c34f8b10997956ff731e904bb093fd67832f4a62f02d",
         "adult_test.csv.gz": "340be5beff7b7f0cff0717dc37d48f1821cac3a499c8020ce31b8459fcf9b2cc",
     },
-    "heart": {"heart_disease_4_hospitals.csv": "80f3ad20ecb6e380d0f4220430a682dbbff7598367c85bb861f9a82685a7358d"},
     "agnews": {
         "ag_news_train.csv.gz": "38adb1d397842d3bf50183e291d35ad891bb5fd9c43d36cd14237a0f721df356",
         "ag_news_test.csv.gz": "8051f6e7c76229adb4759f95fe61814f63108edcdfecd15cafaaec33868e90cf",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +12,10 @@ from numpy.typing import NDArray
 
 from comity.data.dataset import Dataset
 from comity.data.files import Found, Way
-from comity.data.formats import Table, codes, read_adult, read_csv, read_heart
-from comity.data.formats.common import bad, labels
-from comity.data.formats.uci import HEART as HEART_COLUMNS
-from comity.data.formats.uci import HOSPITALS
+from comity.data.formats import Table, codes, read_adult, read_csv
+from comity.data.formats.common import labels
 from comity.data.groups import Groups
+from comity.data.importing import read_federation, read_schema
 from comity.data.library import Card, Entry, register
 from comity.data.sets.sums import SUMS
 
@@ -110,90 +111,31 @@ register(Entry(ADULT, _adult_ways(ADULT, "dirichlet(alpha=0.5)")))
 register(Entry(ADULT_PHD, _adult_ways(ADULT_PHD, "natural(by=doctorate)")))
 
 
-# Numbers with a mean and a spread: round figures of adults with chest pain, not statistics of these data.
-HEART_NUMBERS = {
-    "age": (54, 9),
-    "trestbps": (130, 20),
-    "chol": (240, 50),
-    "thalach": (140, 25),
-    "oldpeak": (1, 1),
-    "ca": (0.7, 0.9),
-}
-HEART_YES = ("sex", "fbs", "exang")
-HEART_KINDS = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "slope": (1, 2, 3), "thal": (3, 6, 7)}
-HEART_FINDINGS = (*HEART_NUMBERS, *HEART_YES, *HEART_KINDS)
-HEART_FILES = tuple(f"processed.{site}.data" for site in HOSPITALS)
-HEART_SITES = {"va": "va_long_beach"}  # what the file names are short for
+# Imported by our own importer and schema, from files that come with Comity.
 HEART = Card(
     name="heart",
     samples=920,
     classes=2,
-    shape=(38,),
+    shape=(30,),
     description="Has a patient heart disease? 13 findings from four hospitals (Detrano et al. 1989)",
     licence="CC BY 4.0; name A. Janosi, W. Steinbrunn, M. Pfisterer, R. Detrano",
     groups=("site",),
-    missing="filled with the mean of the hospital's own training samples (a fixed middle value where it never measured "
-    "it); a column each says what was filled",
+    missing="numbers are filled with the mean of the hospital's own training samples, and a column each says where; a missing "
+    "word is a row of zeros",
 )
+HEART_FILES = Path(__file__).parent.parent / "embedded" / "heart"
 
 
-def _heart(numbers: dict[str, NDArray[np.float64]], y: NDArray[np.int64], site: NDArray[Any]) -> Dataset:
-    """13 findings as 22 columns; a blood pressure or cholesterol of 0 was not measured."""
-    for name in ("trestbps", "chol"):
-        numbers[name] = np.where(numbers[name] == 0, np.nan, numbers[name])
-    columns = [numbers[name] for name in (*HEART_NUMBERS, *HEART_YES)]
-    columns += [np.where(np.isnan(numbers[n]), np.nan, numbers[n] == kind) for n, kinds in HEART_KINDS.items() for kind in kinds]
-    plain = [(0.0, 1.0)] * (len(columns) - len(HEART_NUMBERS))
-    mean, std = zip(*HEART_NUMBERS.values(), *plain, strict=True)
-    sites, of = np.unique(site, return_inverse=True)
-    empty = [
-        f"{site} has no {', '.join(lacking)}"
-        for k, site in enumerate(sites)
-        if (lacking := [n for n, v in numbers.items() if np.isnan(v[of == k]).all()])
-    ]
-    share = np.mean([np.isnan(v).mean() for v in numbers.values()])
-    notes = (f"heart: {share:.0%} of all values are missing{'; ' + '; '.join(empty) if empty else ''}: {HEART.missing}.",)
-    x = torch.tensor(np.stack(columns, 1), dtype=torch.float32)
-    sick = torch.from_numpy((y > 0).astype(np.int64))
-    mine = {"site": Groups(tuple(map(str, sites)), of)}
-    return Dataset(
-        name=HEART.name,
-        x=x,
-        y=sick,
-        classes=2,
+def _heart() -> Dataset:
+    parties = {path.stem: path for path in sorted(HEART_FILES.glob("*.csv"))}
+    made = read_federation(parties, HEART.name, schema=read_schema(HEART_FILES / "schema.json"))
+    return replace(
+        made,
+        groups={"site": made.groups["party"]},
+        home="natural(by=site)",
         description=HEART.description,
         licence=HEART.licence,
-        official_test=None,
-        mean=tuple(map(float, mean)),
-        std=tuple(map(float, std)),
-        groups=mine,
-        home="natural(by=site)",
-        missing="impute",
-        class_names=("no disease", "disease"),
-        notes=notes,
     )
 
 
-def _heart_csv(found: Found) -> Dataset:
-    table = read_csv(found["heart_disease_4_hospitals.csv"])
-    if (table["site"] == "").any():
-        raise bad(table.path, "has rows without a site")
-    num = labels(table.place("num"), table.numeric("num"), 5, what="num")
-    return _heart({name: table.numeric(name) for name in HEART_FINDINGS}, num, table["site"])
-
-
-def _heart_original(found: Found) -> Dataset:
-    made = read_heart(found[HEART_FILES[0]].parent)
-    names = np.array([HEART_SITES.get(name, name) for name in HOSPITALS])[made.site]
-    return _heart({name: made.x[:, k] for k, name in enumerate(HEART_COLUMNS[:-1])}, made.y, names)
-
-
-register(
-    Entry(
-        HEART,
-        (
-            Way(_heart_original, HEART_FILES),
-            Way(_heart_csv, ("heart_disease_4_hospitals.csv",), sums=SUMS["heart"]),
-        ),
-    )
-)
+register(Entry(HEART, make=_heart))

@@ -1,0 +1,363 @@
+"""What parties' tables have in common: what a column is, what is missing, and one schema of several parties' own."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import comity
+from comity.data import load
+from comity.data.importing import about_schema, agreed_schema, import_federation, read_schema
+from comity.data.preparation import Column, Schema, Unusable, encode, filled, normalised
+from comity.errors import Refusal
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def schema_of(folder: Path, **about: Any) -> Schema:
+    return agreed_schema([folder], **about)
+
+
+def kinds(schema: Schema) -> dict[str, str]:
+    return {column.name: column.kind for column in schema.columns}
+
+
+# --- what a column is
+
+
+def rows(header: str, *lines: str, times: int = 1) -> str:
+    return "\n".join([header, *lines * times]) + "\n"
+
+
+def test_what_a_column_is(tmp_path: Path) -> None:
+    lines = [
+        f"{1000 + k},{k % 7 + 0.5},{k % 2},{'m' if k % 3 else 'f'},2024-01-{k % 28 + 1:02},thing {k},{k},{k % 2}"
+        for k in range(30)
+    ]
+    write(tmp_path / "a.csv", rows("case_id,age,smokes,sex,admitted,note,row,label", *lines))
+    schema = schema_of(tmp_path)
+    assert kinds(schema) == {"age": "number", "smokes": "flag", "sex": "words"}
+    assert {name: why.partition(":")[0].partition(",")[0] for name, why in schema.left_out.items()} == {
+        "case_id": "looks like an identifier",
+        "admitted": "looks like dates",
+        "note": "looks like an identifier",
+        "row": "looks like an identifier",
+    }
+    assert any("'case_id=words'" in line for line in about_schema(schema)), "what to type is said"
+    told = schema_of(tmp_path, kinds={"row": "number", "smokes": "words"}, drop=("sex",))
+    assert kinds(told) == {"age": "number", "smokes": "words", "row": "number"}
+    assert kinds(schema_of(tmp_path, columns=("age", "sex"))) == {"age": "number", "sex": "words"}
+
+
+def test_free_text_is_left_out(tmp_path: Path) -> None:
+    long = "a long remark about what happened on the ward that night as number"
+    write(tmp_path / "a.csv", rows("x,remark,label", *[f"{k % 5 + 0.5},{long} {k % 15},{k % 2}" for k in range(30)]))
+    assert "free text" in schema_of(tmp_path).left_out["remark"]
+
+
+@pytest.mark.parametrize("word", ["NA", "N/A", "nan", "NaN", "null", "NULL", "-", ".", "", "?", " na "])
+def test_what_stands_for_missing(word: str, tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.csv", rows("age,sex,label", f"{word},m,yes", f"2.5,{word},no", "3.5,f,no"))
+    data = import_federation(tmp_path / "in", tmp_path / "out")
+    assert data.x[:, 0].isnan().tolist() == [True, False, False]
+    assert data.x[:, 1:].tolist() == [[0, 1], [0, 0], [1, 0]]
+
+
+def test_more_words_for_missing(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", rows("age,sex,label", "-9,m,yes", "2.5,unknown,no", "3.5,f,no"))
+    schema = schema_of(tmp_path, missing=("-9", "unknown"))
+    assert [column.may_be_missing for column in schema.columns] == [True, True]
+    assert schema.columns[1].words == ("f", "m")
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|", ","])
+def test_separators_and_decimal_commas(separator: str, tmp_path: Path) -> None:
+    comma = separator == ","
+    cells = [["age", "sex", "label"], ["3.5" if comma else "3,5", "m", "yes"], ["4", "f", "no"]]
+    write(tmp_path / "in" / "a.csv", "\n".join(separator.join(line) for line in cells))
+    data = import_federation(tmp_path / "in", tmp_path / "out")
+    assert data.x[:, 0].tolist() == [3.5, 4.0]
+    assert data.class_names == ("no", "yes")
+
+
+def test_excel(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for line in (
+        ["age", "sex", "label", None],
+        [63, "m", "yes", None],
+        [None, "f", "no", None],
+        [None] * 4,
+        [2.5, "m", "no", None],
+    ):
+        book.active.append(line)
+    (tmp_path / "in").mkdir()
+    book.save(tmp_path / "in" / "a.xlsx")
+    data = import_federation(tmp_path / "in", tmp_path / "out")
+    assert data.x[:, 0].nan_to_num(-1).tolist() == [63, -1, 2.5]
+    assert data.x[:, 1:].tolist() == [[0, 1], [1, 0], [0, 1]]
+
+
+def test_words_that_differ_in_case_only(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.csv", rows("sex,x,label", "M,1.5,dead", "f,2.5,alive"))
+    write(tmp_path / "in" / "b.csv", rows("sex,x,label", "m,1.5,Dead ", "f,2.5,ALIVE"))
+    with pytest.raises(Refusal, match="'M' and 'm', which differ in case or blanks only: say --merge-case if they are one"):
+        schema_of(tmp_path / "in")
+    one = schema_of(tmp_path / "in", merge_case=True)
+    assert (one.classes, one.columns[0].words) == (("alive", "dead"), ("f", "m"))
+    two = schema_of(tmp_path / "in", merge_case=False)
+    assert (two.classes, two.columns[0].words) == (("ALIVE", "Dead", "alive", "dead"), ("M", "f", "m"))
+    data = import_federation(tmp_path / "in", tmp_path / "out", merge_case=True)
+    assert data.y.tolist() == [1, 0, 1, 0]
+    assert data.x[:, :2].tolist() == [[0, 1], [1, 0]] * 2
+
+
+def test_a_column_that_one_party_lacks(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.csv", rows("age,ward,label", "1.5,A,yes", "2.5,B,no"))
+    write(tmp_path / "in" / "b.csv", rows("label,age", "yes,1.5", "no,"))
+    data = import_federation(tmp_path / "in", tmp_path / "out")
+    assert data.x[2:].nan_to_num(-1).tolist() == [[1.5, 0, 0], [-1, 0, 0]]
+    assert any("b never has ward" in note for note in data.notes)
+    assert data.schema is not None
+    assert [column.may_be_missing for column in data.schema.columns] == [True, True]
+
+
+def test_other_names_of_columns(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.csv", rows("age,outcome", "1.5,yes", "2.5,no"))
+    write(tmp_path / "in" / "b.csv", rows("Ausgang,Alter", "yes,1.5", "no,3.5"))
+    with pytest.raises(Refusal, match=r"b\.csv has no column called 'outcome'"):
+        schema_of(tmp_path / "in", label="outcome")
+    data = import_federation(tmp_path / "in", tmp_path / "out", label="outcome", rename={"Alter": "age", "Ausgang": "outcome"})
+    assert data.x[:, 0].tolist() == [1.5, 2.5, 1.5, 3.5]
+    assert data.schema is not None
+    assert data.schema.columns[0].also_called == ("Alter",)
+
+
+def test_names_of_columns_that_differ_in_case_are_one(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", rows("age,label", "1.5,yes", "2.5,no"))
+    write(tmp_path / "b.csv", rows("Age ,LABEL", "1.5,yes", "2.5,no"))
+    schema = schema_of(tmp_path)
+    assert kinds(schema) == {"age": "number"}
+    assert schema.label_also_called == ("LABEL",)
+
+
+def test_rows_without_a_label(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.csv", rows("age,label", "1.5,yes", "2.5,NA", "3.5,no"))
+    with pytest.raises(Refusal, match=r"no label in row 2 of 'label': fill it in, or say --skip-unlabelled"):
+        import_federation(tmp_path / "in", tmp_path / "out")
+    assert import_federation(tmp_path / "in", tmp_path / "out", skip_unlabelled=True).y.tolist() == [1, 0]
+
+
+# --- alone and together
+
+CELLS = {
+    "age": st.sampled_from(["31", "45.5", "70", "", "NA"]),
+    "sex": st.sampled_from(["m", "f", "?"]),
+    "flag": st.sampled_from(["0", "1", ""]),
+    "ward": st.sampled_from(["A", "B", "C 1"]),
+    "outcome": st.sampled_from(["dead", "alive"]),
+}
+
+
+@st.composite
+def federations(draw: st.DrawFn) -> dict[str, tuple[list[str], str, list[list[str]]]]:
+    made = {}
+    for name in draw(st.lists(st.sampled_from(["north", "south", "east", "west"]), min_size=1, max_size=4, unique=True)):
+        columns = draw(st.permutations([*draw(st.sets(st.sampled_from(["age", "sex", "flag", "ward"]), min_size=1)), "outcome"]))
+        lines = draw(st.lists(st.tuples(*(CELLS[c] for c in columns)), min_size=5, max_size=8))
+        made[name] = list(columns), draw(st.sampled_from([",", ";", "\t"])), [list(line) for line in lines]
+    return made
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(parties=federations())
+def test_alone_by_schema_is_together_byte_for_byte(parties: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    here = tmp_path_factory.mktemp("federation")
+    (here / "in").mkdir()
+    for name, (columns, separator, lines) in parties.items():
+        with (here / "in" / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, delimiter=separator).writerows([columns, *lines])
+    try:
+        pooled = import_federation(here / "in", here / "pooled", label="outcome")
+    except Refusal as why:
+        assert "same label" in str(why) or "no column but" in str(why)  # noqa: PT017 - which refusal it is is the point
+        return
+    descriptions = []
+    for name in sorted(parties):
+        descriptions.append(here / f"{name}.json")
+        try:
+            agreed_schema([here / "in" / f"{name}.csv"], label="outcome").write(descriptions[-1])
+        except Refusal as why:
+            assert "no column but" in str(why)  # noqa: PT017 - a party with empty columns only has nothing to tell
+            return
+    agreed = agreed_schema(descriptions)
+    assert agreed == pooled.schema
+    x = []
+    for name in sorted(parties):
+        alone = import_federation(here / "in" / f"{name}.csv", here / f"alone-{name}", schema=agreed)
+        x.append(alone.x.numpy())
+        assert alone.class_names == pooled.class_names
+        assert alone.shape == pooled.shape
+        ours = load(str(here / f"alone-{name}")).partition("auto").parties[name]
+        theirs = load(str(here / "pooled")).partition("auto").parties[name]
+        for part in ("train", "validation", "test"):
+            assert getattr(ours, part).x.numpy().tobytes() == getattr(theirs, part).x.numpy().tobytes()
+    assert np.concatenate(x).tobytes() == pooled.x.numpy().tobytes()
+
+
+def test_a_schema_is_a_file_that_people_can_change(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.csv", rows("pressure,label", "120,yes", "0,no", "80,no", "90,yes"))
+    agreed_schema([tmp_path / "in"]).write(tmp_path / "schema.json")
+    told = json.loads((tmp_path / "schema.json").read_text(encoding="utf-8"))
+    assert told["columns"] == [{"name": "pressure", "kind": "number"}]
+    told["columns"][0] |= {"also_missing": ["0"], "may_be_missing": True, "mean": 100.0, "std": 20.0}
+    told["scale"] = "fixed"
+    (tmp_path / "schema.json").write_text(json.dumps(told), encoding="utf-8")
+    data = import_federation(tmp_path / "in", tmp_path / "out", schema=read_schema(tmp_path / "schema.json"))
+    assert data.x[:, 0].isnan().tolist() == [False, True, False, False]
+    assert (data.mean, data.std) == ((100.0,), (20.0,))
+    party = data.partition("auto", validation=0.0, test="own(0.25)").parties["a"]
+    assert set(party.train.x[:, 0].tolist() + party.test.x[:, 0].tolist()) >= {1.0, -1.0} - {None}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"columns": 3}, "holds no schema"),
+        ({"comity_schema": 9}, "another version"),
+        ({"scale": "all"}, "there is no scale called 'all'"),
+        ({"classes": ["a", "a"]}, "'a' is in it twice"),
+        ({"columns": [{"name": "x", "kind": "colour"}]}, "there is no kind called 'colour'"),
+        ({"columns": [{"name": "x", "kind": "number", "std": 0}]}, "std more than 0"),
+        ({"colour": 1}, "holds no schema"),
+    ],
+)
+def test_a_schema_that_makes_no_sense(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.csv", rows("x,label", "1.5,yes", "2.5,no"))
+    made = agreed_schema([tmp_path / "in"]).told()
+    (tmp_path / "schema.json").write_text(json.dumps(made | change), encoding="utf-8")
+    with pytest.raises(Refusal, match=message):
+        read_schema(tmp_path / "schema.json")
+
+
+def test_a_damaged_schema_is_noticed(tmp_path: Path) -> None:
+    """The words of a column that have changed places would make other patients of all."""
+    write(tmp_path / "in" / "a.csv", rows("sex,label", "m,yes", "f,no", times=4))
+    import_federation(tmp_path / "in", tmp_path / "out")
+    text = (tmp_path / "out" / "schema.json").read_text(encoding="utf-8")
+    (tmp_path / "out" / "schema.json").write_text(text.replace('"no"', '"nope"'), encoding="utf-8")
+    with pytest.raises(Refusal, match="is not what was written there"):
+        load(str(tmp_path / "out"))
+
+
+# --- new rows
+
+SCHEMA = Schema(
+    (
+        Column("age", "number", also_called=("Alter",)),
+        Column("sex", "words", ("f", "m")),
+        Column("ward", "words", ("A", "B"), may_be_missing=True),
+        Column("pressure", "number", may_be_missing=True, also_missing=("0",)),
+    ),
+    "outcome",
+    ("alive", "dead"),
+)
+
+
+def test_new_rows_in_any_order_and_by_other_names() -> None:
+    made = encode(SCHEMA, {"sex": ["m", "f"], "Alter": ["50", "60.5"], "pressure": ["0", 120]}, 2, "new.csv")
+    assert np.array_equal(made.x, np.array([[50, 0, 1, 0, 0, np.nan], [60.5, 1, 0, 0, 0, 120]], np.float32), equal_nan=True)
+    assert made.remarks == ("new.csv has no column 'ward': it is taken as missing.",)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"age": ["5o"], "sex": ["m"]}, "The column 'age' of new.csv has '5o' in row 1, which is not a number"),
+        ({"age": ["50"], "sex": ["x"]}, "The column 'sex' of new.csv has 'x' in row 1, which is not one of its words (f, m)"),
+        ({"age": ["50"]}, "new.csv has no column 'sex', which was never missing before; it has age."),
+        ({"sex": ["m"]}, "new.csv has no column 'age' (also called Alter), which was never missing before"),
+        ({"age": ["50"], "Sex": ["m"], "SEX": ["m"]}, "has the columns 'Sex' and 'SEX', and either may be 'sex'"),
+        ({"age": ["1e999"], "sex": ["m"]}, "has '1e999' in row 1, which is not a number"),
+    ],
+)
+def test_new_rows_that_cannot_be_used(table: dict[str, list[str]], message: str) -> None:
+    with pytest.raises(Unusable) as told:
+        encode(SCHEMA, table, 1, "new.csv")
+    assert message in str(told.value)
+    assert str(told.value).endswith(".")
+
+
+def test_a_cell_that_was_never_missing_before_is_said() -> None:
+    (remark, _, _) = encode(SCHEMA, {"age": ["", "3"], "sex": ["m", "f"]}, 2, "new.csv").remarks
+    assert (
+        remark
+        == "The column 'age' of new.csv is missing in row 1, which it never was before: it is treated like other missing values."
+    )
+    with pytest.raises(Unusable, match="let all parties agree on a schema"):
+        encode(SCHEMA, {"age": ["", "3"], "sex": ["m", "f"]}, 2, "new.csv", strict=True)
+
+
+@given(
+    x=st.lists(st.lists(st.floats(-1e6, 1e6, width=32) | st.just(float("nan")), min_size=3, max_size=3), min_size=1, max_size=5),
+    mean=st.tuples(*[st.floats(-100, 100)] * 3),
+    std=st.tuples(*[st.floats(0.01, 100)] * 3),
+)
+def test_numpy_and_torch_prepare_alike_to_the_last_bit(x: Any, mean: Any, std: Any) -> None:
+    from comity.data.federation import Preprocess
+
+    fill = (0.1, -0.2, 3.0)
+    ours = Preprocess(1.0, mean, std, (0, 2), {"north": fill})(torch.tensor(x, dtype=torch.float32))
+    alone = filled(normalised(np.array(x, np.float32), 1.0, mean, std), fill, (0, 2))
+    assert ours.numpy().tobytes() == alone.tobytes()
+
+
+# --- models in use from Python
+
+
+def test_predict_takes_what_the_party_has(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    lines = [f"{30 + k * 7 % 40},{'m' if k % 3 else ''},{'yes' if k % 40 > 20 else 'no'}" for k in range(80)]
+    write(tmp_path / "in" / "a.csv", rows("age,sex,label", *lines[:40]))
+    write(tmp_path / "in" / "b.csv", rows("age,sex,label", *lines[40:]))
+    data = import_federation(tmp_path / "in", tmp_path / "out", drop=("note",))
+    fed = data.partition("auto")
+    model = comity.run("fedavg+dbe", fed, rounds=2, model="mlp2(width=8)").model("b")
+    rows_of_b = list(fed.split.parties["b"].test)
+    expected = model.logits(fed.parties["b"].test.x).softmax(1)
+    cells = [lines[row].split(",")[:2] for row in rows_of_b]
+    frame = pandas.DataFrame({"sex": [sex or None for _, sex in cells], "age": [float(age) for age, _ in cells], "more": 1})
+    for given_ in (frame, {"age": [age for age, _ in cells], "sex": [sex for _, sex in cells]}, cells, fed.parties["b"].test):
+        assert torch.equal(model.predict_proba(given_), expected)
+        assert torch.equal(model.predict(given_), expected.argmax(1))
+    with pytest.raises(Refusal, match="has 'x' in row 1, which is not one of its words"):
+        model.predict([["50", "x"]])
+    with pytest.raises(Refusal, match="rows of 2 cells: age, sex"):
+        model.predict([[1.0, 2.0, 3.0]])
+
+
+def test_pictures_that_are_prepared_already_are_refused() -> None:
+    """88 % instead of 94 %, without a word: that was so."""
+    digits = comity.load("digits")
+    fed = digits.partition("iid|keep(samples=40)", parties=2, seed=0)
+    model = comity.run("fedavg", fed, rounds=1, model="linear").model("p0")
+    test = fed.parties["p0"].test
+    raw = digits.x[list(fed.split.parties["p0"].test)]
+    for given_ in (raw, raw.numpy(), raw.tolist(), raw[:, 0].numpy(), test):
+        assert torch.equal(model.predict(given_), model.logits(test.x).argmax(1))
+    with pytest.raises(Refusal, match=r"values from -1 to 1, but this model takes them as the party has them, from 0 to 1\."):
+        model.predict(test.x)
+    with pytest.raises(Refusal, match=r"samples of shape \(1, 4, 4\), but this model takes \(1, 8, 8\)"):
+        model.predict(np.zeros((2, 4, 4)))
