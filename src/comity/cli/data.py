@@ -95,6 +95,7 @@ MergeCase = Annotated[
 Scale = Annotated[
     str | None, typer.Option("--scale", help="numbers by each party's own figures, everybody's (shared), or as they are (none)")
 ]
+Positive = Annotated[str | None, typer.Option("--positive", help="the class that sensitivity is about, as in dead")]
 SkipUnlabelled = Annotated[bool, typer.Option("--skip-unlabelled", help="leave out rows without a label")]
 
 
@@ -108,6 +109,7 @@ def _wishes(
     units: list[str] | None,
     merge_case: bool | None,
     scale: str | None,
+    positive: str | None,
 ) -> dict[str, Any]:
     """What was said of the columns, and nothing of what was not."""
     said = {
@@ -120,6 +122,7 @@ def _wishes(
         "units": _paired("unit", units),
         "merge_case": merge_case,
         "scale": scale,
+        "positive": positive,
     }
     return {name: value for name, value in said.items() if value is not None and value not in ((), {})}
 
@@ -155,6 +158,7 @@ def import_(
     units: Units = None,
     merge_case: MergeCase = None,
     scale: Scale = None,
+    positive: Positive = None,
     skip_unlabelled: SkipUnlabelled = False,
     schema: Annotated[Path | None, typer.Option("--schema", help="follow this schema.json, which all parties agreed on")] = None,
     size: Annotated[int | None, typer.Option("--size", help="pixels a side that images are brought to")] = None,
@@ -166,7 +170,8 @@ def import_(
     from comity.cli import screen
     from comity.data.importing import about_schema, import_federation, read_schema
 
-    wishes = _wishes(label, columns, drop, kinds, missing, rename, units, merge_case, scale or ("own" if standardise else None))
+    scale = scale or ("own" if standardise else None)
+    wishes = _wishes(label, columns, drop, kinds, missing, rename, units, merge_case, scale, positive)
     agreed = None if schema is None else read_schema(schema)
     made = import_federation(
         source, out, name=name, size=size, classes=classes, schema=agreed, skip_unlabelled=skip_unlabelled, **wishes
@@ -200,6 +205,7 @@ def schema(
     units: Units = None,
     merge_case: MergeCase = None,
     scale: Scale = None,
+    positive: Positive = None,
     skip_unlabelled: SkipUnlabelled = False,
 ) -> None:
     """What parties' tables have in common: columns, words, classes. Parties who never see each other's files agree on one.
@@ -212,7 +218,7 @@ def schema(
     from comity.data.formats.common import few
     from comity.data.importing import agreed_schema
 
-    wishes = _wishes(label, columns, drop, kinds, missing, rename, units, merge_case, scale)
+    wishes = _wishes(label, columns, drop, kinds, missing, rename, units, merge_case, scale, positive)
     made = agreed_schema(sources, skip_unlabelled=skip_unlabelled, **wishes)
     if out.exists():
         raise Refusal(f"{out} is there already: choose another --out.")

@@ -349,7 +349,7 @@ def _missing(schema: Schema, parties: Mapping[str, Array]) -> list[str]:
 def about_schema(schema: Schema) -> list[str]:
     """What whoever imports should know of what becomes of the columns."""
     lines = [
-        f"{name} is left out: it {why}. To use it, say --kind '{name}=words' or number." for name, why in schema.left_out.items()
+        f"{name!r} is left out: it {why} (to use it: --kind '{name}=words', or number)." for name, why in schema.left_out.items()
     ]
     many = {column.name: len(column.words) for column in schema.columns if column.kind == "words"}
     if many:

@@ -345,6 +345,8 @@ def read_table(path: Path) -> dict[str, list[str]]:
         raise Unusable(f"{path} cannot be read as a table in UTF-8.") from why
     except ValueError as why:
         raise Unusable(f"{path} has no rows.") from why
+    if not rows:
+        raise Unusable(f"{path} has no rows.")
     names = [name.strip() for name in header]
     for k, row in enumerate(rows):
         if len(row) != len(names):

@@ -46,6 +46,8 @@ class Wishes:
     rename: Mapping[str, str] = field(default_factory=dict)
     """What files call a column, and what it is to be called."""
     units: Mapping[str, str] = field(default_factory=dict)
+    positive: str = ""
+    """The class that sensitivity is about: it is counted last."""
 
     def __post_init__(self) -> None:
         for name, kind in self.kinds.items():
@@ -190,13 +192,24 @@ def merge(parties: Mapping[str, Schema], wishes: Wishes) -> Schema:
     return Schema(
         used,
         wishes.label,
-        _ordered(set(classes), label),
+        _with_last(_ordered(set(classes), label), wishes.positive),
         wishes.missing,
         bool(wishes.merge_case),
         wishes.scale,
         left_out,
         tuple(also),
     )
+
+
+def _with_last(classes: tuple[str, ...], positive: str) -> tuple[str, ...]:
+    """Classes with the one at the end that sensitivity is to be about."""
+    if not positive:
+        return classes
+    if positive not in classes:
+        raise unknown("class called", positive, classes)
+    if all(name.isdecimal() for name in classes):
+        raise Refusal("Classes that are numbers stay in their order: the last of them is the positive one.")
+    return (*(name for name in classes if name != positive), positive)
 
 
 def _why(left_out: Mapping[str, str]) -> str:

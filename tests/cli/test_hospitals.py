@@ -1,0 +1,246 @@
+"""From four hospitals' messy files to a model in use on a new patient, by the commands alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness import comity, one_sentence, works
+
+from comity.data import load
+from comity.experiments.folder import RunFolder
+from comity.experiments.result import Result
+from comity.experiments.run import reopen
+
+ABOUT = ("--label", "outcome", "--merge-case", "--rename", "Alter=age", "--unit", "age=years", "--positive", "dead")
+RUN = ("--rounds", "3", "--model", "mlp2(width=8)", "--engine", "loop")
+ALONE = """
+import runpy, sys
+sys.modules["comity"] = None  # whoever asks for it is told that there is none
+sys.argv = sys.argv[1:]
+sys.path.insert(0, sys.argv[0].rpartition("/")[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def patients(count: int, draw: random.Random) -> Iterator[dict[str, Any]]:
+    for number in range(count):
+        age, pressure, sex = draw.randint(30, 90), round(draw.gauss(130, 20), 1), draw.choice("mf")
+        dead = (age - 60) / 10 + (pressure - 130) / 20 + (sex == "m") + draw.gauss(0, 1) > 0.5
+        yield {
+            "id": 1000 + number, "age": age, "pressure": pressure, "sex": sex, "ward": draw.choice("ABC"),
+            "admitted": f"2024-0{draw.randint(1, 9)}-1{draw.randint(0, 9)}", "outcome": "dead" if dead else "alive",
+        }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four files in four ways: other columns and names, orders, separators, words, and missing cells."""
+    folder = tmp_path_factory.mktemp("mine") / "hospitals"
+    folder.mkdir()
+    draw = random.Random(0)
+    with (folder / "north.csv").open("w", encoding="utf-8", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(["id", "age", "sex", "pressure", "ward", "admitted", "outcome"])
+        for p in patients(60, draw):
+            age = p["age"] if draw.random() > 0.1 else draw.choice(["NA", "?", "-"])
+            out.writerow([p["id"], age, p["sex"], p["pressure"], p["ward"], p["admitted"], p["outcome"]])
+    lines = ["Outcome;sex;Alter;pressure"]
+    for p in patients(50, draw):
+        lines.append(f"{p['outcome']};{p['sex']};{p['age']};{str(p['pressure']).replace('.', ',')}")
+    (folder / "south.csv").write_text("\n".join(lines), encoding="utf-8")
+    lines = ["pressure\tage\tsex\toutcome\tward"]
+    for p in patients(40, draw):
+        outcome = p["outcome"].title() if draw.random() < 0.3 else p["outcome"]
+        lines.append(f"{p['pressure']}\t{p['age']}\t{p['sex']}\t{outcome}\t{draw.choice(['A', 'B', 'null'])}")
+    (folder / "east.csv").write_text("\n".join(lines), encoding="utf-8")
+    book = pytest.importorskip("openpyxl").Workbook()
+    book.active.append(["sex", "age", "pressure", "ward", "outcome"])
+    for p in patients(50, draw):
+        book.active.append([p["sex"], p["age"], p["pressure"], p["ward"] if draw.random() > 0.2 else None, p["outcome"]])
+    book.save(folder / "west.xlsx")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def imported(hospitals: Path) -> Path:
+    out = hospitals.parent / "imported"
+    works("data", "import", hospitals, *ABOUT, "--out", out)
+    return out
+
+
+def test_import_asks_for_what_it_cannot_know(hospitals: Path, tmp_path: Path) -> None:
+    said = one_sentence(
+        comity("data", "import", hospitals, "--label", "outcome", "--rename", "Alter=age", "--out", tmp_path / "x"), 2
+    )
+    assert "'Alive' and 'alive', which differ in case or blanks only: say --merge-case" in said
+    said = works("data", "import", hospitals, *ABOUT, "--out", tmp_path / "y").out
+    for part in (
+        "200 samples of 4 parties (east, north, south, west), 2 classes (alive, dead)",
+        "south never has ward",
+        "'id' is left out: it looks like an identifier",
+        "'admitted' is left out: it looks like dates",
+        "Numbers are standardised, each party's by the mean and spread of its own training samples",
+    ):
+        assert part in " ".join(said.split())
+
+
+def test_everyone_alone_by_schema(hospitals: Path, imported: Path, tmp_path: Path) -> None:
+    """Nobody sees another's file: descriptions go round, and what is imported is the same, byte for byte."""
+    files = sorted(hospitals.iterdir())
+    for file in files:
+        works("data", "schema", file, *ABOUT[:-2], "--out", tmp_path / f"{file.stem}.json")
+    told = [tmp_path / f"{file.stem}.json" for file in files]
+    works("data", "schema", *told, "--positive", "dead", "--out", tmp_path / "schema.json")
+    assert (tmp_path / "schema.json").read_bytes() == (imported / "schema.json").read_bytes()
+    x = []
+    for file in files:
+        works("data", "import", file, "--schema", tmp_path / "schema.json", "--out", tmp_path / file.stem)
+        x.append(np.load(tmp_path / file.stem / "x.npy"))
+    assert np.concatenate(x).tobytes() == np.load(imported / "x.npy").tobytes()
+
+
+def test_inspect(imported: Path) -> None:
+    said = works("data", "inspect", "--data", imported).out
+    for part in ("alive", "dead", "missing", "5th, middle, 95th", "Look at this: south never has ward."):
+        assert part in said
+
+
+@pytest.fixture(scope="module")
+def model(imported: Path) -> Path:
+    """What south takes home."""
+    root = imported.parent
+    works("compare", "fedavg", "fedavg+dbe", "--data", imported, *RUN, "--out", root / "compared", "--no-report")
+    works("export", root / "compared" / "fedavg+dbe" / "seed-0", "--party", "south", "--out", root / "model")
+    return root / "model"
+
+
+def run_of(model: Path) -> Result:
+    folder = model.parent / "compared" / "fedavg+dbe" / "seed-0"
+    summary = RunFolder(folder).read_summary()
+    assert summary is not None
+    return Result(folder, reopen(folder), summary)
+
+
+def alone(model: Path, *args: object) -> subprocess.CompletedProcess[str]:
+    """`python predict.py ARGS` where there is no Comity."""
+    command = [sys.executable, "-c", ALONE, str(model / "predict.py"), *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_new_patient(hospitals: Path, model: Path, tmp_path: Path) -> None:
+    """The hospital's own rows, with its own names, order, decimal commas and no label: what the run's own model says."""
+    head, *lines = (hospitals / "south.csv").read_text(encoding="utf-8").splitlines()
+    new = [head.partition(";")[2], *(line.partition(";")[2] for line in lines)]
+    new[3] = "m;;120,5"  # an age that is missing, which it never was at south, but was at others
+    (tmp_path / "new.csv").write_text("\n".join(new), encoding="utf-8")
+    done = alone(model, tmp_path / "new.csv", "--out", tmp_path / "said.csv")
+    assert done.returncode == 0, done.stderr
+    assert "no column 'ward': it is taken as missing" in done.stderr
+    with (tmp_path / "said.csv").open(encoding="utf-8", newline="") as file:
+        said = list(csv.DictReader(file))
+    deployed = run_of(model).model("south")
+    cells = [line.replace(",", ".").split(";") for line in new[1:]]
+    expected = deployed.predict_proba(
+        {"sex": [c[0] for c in cells], "age": [c[1] for c in cells], "pressure": [c[2] for c in cells]}
+    )
+    assert [row["prediction"] for row in said] == [("alive", "dead")[k] for k in expected.argmax(1)]
+    assert [float(row["p(dead)"]) for row in said] == pytest.approx(expected[:, 1].tolist(), abs=1e-6)
+    data = load(str(model.parent / "imported"))
+    fed = data.partition("auto")
+    inside = deployed.logits(fed.parties["south"].test.x).softmax(1)
+    first = int(np.flatnonzero(data.groups["party"].of == 2)[0])
+    at = [row - first for row in fed.split.parties["south"].test]
+    assert torch.equal(expected[[k for k in at if k != 2]], inside[[n for n, k in enumerate(at) if k != 2]])
+
+
+def test_onnx_says_the_same(model: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(model / "model.onnx")
+    deployed = run_of(model).model("south")
+    x = run_of(model).job.federation.parties["south"].test.x
+    (scores,) = session.run(None, {"samples": x.numpy()})
+    assert np.abs(scores - deployed.logits(x).numpy()).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("age,sex,pressure\n50,x,120\n", "has 'x' in row 1, which is not one of its words (f, m)"),
+        ("age,pressure\n50,120\n", "has no column 'sex', which was never missing before; it has age, pressure."),
+        ("age,sex,pressure\nfifty,m,120\n", "The column 'age' of new.csv has 'fifty' in row 1, which is not a number"),
+        ("age,sex,pressure\n50,m\n", "has 2 cells in row 1, but 3 columns"),
+        ("age,sex,pressure\n", "has no rows"),
+        ("", "has no rows"),
+    ],
+)
+def test_rows_that_cannot_be_used(text: str, message: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "new.csv").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["predict.py", "new.csv"])
+    monkeypatch.syspath_prepend(str(model))
+    sys.modules.pop("preparation", None)
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(model / "predict.py"), run_name="__main__")
+    assert message in str(end.value.code)
+    assert str(end.value.code).endswith(".")
+    assert "\n" not in str(end.value.code)
+
+
+def test_the_card_is_true(model: Path) -> None:
+    card = (model / "card.md").read_text(encoding="utf-8")
+    summary = run_of(model).summary
+    assert f"{summary['accuracy']['per_party']['south']:.1%} on its own test samples" in card
+    assert "Numbers are scaled by south's own training samples" in card
+    assert "| age | number | years | yes |" in card
+    assert "| sex | one of f, m |  | no |" in card
+    told = json.loads((model / "model.json").read_text(encoding="utf-8"))
+    fed = run_of(model).job.federation
+    mean, std = fed.preprocess.own["south"]
+    assert (told["preprocess"]["mean"], told["preprocess"]["std"]) == ([*mean], [*std])
+    assert told["preprocess"]["own"] == {}, "nobody else's figures go along"
+
+
+def test_pictures(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    draw = np.random.default_rng(0)
+    for party in ("east", "west"):
+        for k, kind in enumerate(("bright", "dark")):
+            for n in range(6):
+                path = tmp_path / "in" / party / kind / f"{n}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                image.fromarray(draw.integers(100 * (1 - k), 256 - 100 * k, (8, 8, 3), dtype=np.uint8)).save(path)
+    works("data", "import", tmp_path / "in", "--out", tmp_path / "out")
+    small = ("--rounds", "1", "--model", "lenet5", "--engine", "loop", "--validation", "0")
+    works("run", "fedavg", "--data", tmp_path / "out", *small, "--out", tmp_path / "run")
+    works("export", tmp_path / "run", "--party", "east", "--out", tmp_path / "model")
+    done = alone(tmp_path / "model", tmp_path / "in" / "east")
+    assert done.returncode == 0, done.stderr
+    said = [float(line.split(",")[-1]) for line in done.stdout.splitlines()[1:]]
+    deployed = Result(tmp_path / "run", reopen(tmp_path / "run"), {}).model("east")
+    assert said == pytest.approx(deployed.predict_proba(load(str(tmp_path / "out")).x[:12])[:, 1].tolist(), abs=1e-6)
+
+
+def test_dealt_and_imported_again(tmp_path: Path) -> None:
+    """Each hospital's own file, as if nobody had ever pooled them: imported by the schema, they are the federation again."""
+    works("data", "deal", "--data", "heart", "--out", tmp_path / "dealt")
+    assert sorted(p.name for p in (tmp_path / "dealt").iterdir()) == [
+        "cleveland.csv", "hungarian.csv", "switzerland.csv", "va_long_beach.csv",
+    ]  # fmt: skip
+    heart = load("heart")
+    assert heart.schema is not None
+    heart.schema.write(tmp_path / "schema.json")
+    works("data", "import", tmp_path / "dealt", "--schema", tmp_path / "schema.json", "--out", tmp_path / "again")
+    again = load(str(tmp_path / "again"))
+    assert again.x.numpy().tobytes() == heart.x.numpy().tobytes()
+    assert torch.equal(again.y, heart.y)
