@@ -59,7 +59,12 @@ def _write_table(path: Path, dataset: Dataset, schema: Schema, rows: list[int], 
                 if column.kind == "words":
                     cells.append(column.words[int(values.argmax())] if values.any() else "")
                 else:
-                    cells.append(
-                        "" if np.isnan(values[0]) else f"{values[0]:g}" if values[0] == int(values[0]) else repr(float(values[0]))
-                    )
+                    cells.append(_text(values[0]))
             writer.writerow([*cells, labels[row]])
+
+
+def _text(value: np.float32) -> str:
+    """A number as people write it, of which the same number is read; nothing where it is missing."""
+    if np.isnan(value):
+        return ""
+    return str(int(value)) if value == int(value) else str(value)
