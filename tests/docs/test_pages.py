@@ -24,7 +24,7 @@ def blocks(page: str, kind: str) -> list[str]:
     return re.findall(rf"```{kind}\n(.*?)```", text(page), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["compare", "data", "reproduce", "watching"])
+@pytest.mark.parametrize("page", ["compare", "data", "reproduce", "watching", "your-data"])
 def test_commands_work(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COMITY_DATA", raising=False)
@@ -43,6 +43,16 @@ def test_the_example_of_an_experiment(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("sys.argv", ["comity", "reproduce", str(path), "--scale", "smoke", "--out", str(tmp_path / "out")])
     cli.main()
     assert "| AVG | ADCOL | 80.20 ± 0.50 |" in (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
+
+
+def test_the_example_of_a_patient() -> None:
+    (example,) = blocks("your-data", "python")
+    *lines, last = example.strip().splitlines()
+    space: dict[str, object] = {}
+    exec("\n".join(lines), space)
+    names, likely = eval(last, space)
+    assert names == ("healthy", "ill")
+    assert likely.shape == (1, 2)
 
 
 def test_the_example_of_a_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
