@@ -24,9 +24,10 @@ from comity.experiments.folder import CONFIG, MARKS, RunFolder
 from comity.experiments.run import reopen
 from comity.experiments.tables import ABSENCES, LEDGER, METRICS, TIMING, Table, Timing
 from comity.experiments.trust import Untrusted, check, code_of
-from comity.measure.accuracy import mean
 from comity.measure.conventions import Line, curve, party_curves
+from comity.measure.figures import mean
 from comity.spec import parse
+from comity.studies.answers import same_parties
 
 SOLO = "solo"
 CENTRALIZED = "centralized"
@@ -292,9 +293,7 @@ class Group:
     @cached_property
     def same_parties(self) -> bool:
         """Whether a party has the same samples under every seed; if not, its name is all it has in common with itself."""
-        splits = {run.seed: run.split for run in self.runs if run.split}.values()
-        held = [{name: frozenset(s.train + s.validation + s.test) for name, s in split.items()} for split in splits]
-        return all(one == held[0] for one in held)
+        return same_parties({run.seed: run.split for run in self.runs if run.split}.values())
 
     def comparable(self, method: Method) -> list[Run]:
         """A method's finished runs that may be averaged party by party."""
