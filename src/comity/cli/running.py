@@ -81,7 +81,7 @@ def _finish(folder: Path, summary: dict[str, Any]) -> None:
     from comity.measure.doubts import doubts
 
     metric = METRICS[summary["metric"]]
-    got = summary[metric.name] or {}
+    got = summary.get(metric.name) or {}
     sent = summary["bytes"]
     if got.get("mean") is None:
         screen.out.print(f"{summary['algorithm']}: no {metric.title}, as a model has diverged", soft_wrap=True)
@@ -119,8 +119,10 @@ def _heard(block: dict[str, Any]) -> int:
 
 def _others(summary: dict[str, Any], metric: Metric) -> str:
     """A run's figures by all metrics but the chosen one."""
-    blocks = [(other, summary.get(other.name)) for other in METRICS.values() if other is not metric]
-    return ", ".join(f"{other.title} {block['mean']:.1%}" for other, block in blocks if block and block["mean"] is not None)
+    from comity.measure.summary import blocks
+
+    known = [(other, block.get("mean")) for other, block in blocks(summary) if other is not metric]
+    return ", ".join(f"{other.title} {mean:.1%}" for other, mean in known if mean is not None)
 
 
 @app.command()

@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from comity.core.ledger import Charge
 from comity.core import metrics
+from comity.core.ledger import Charge
 from comity.core.net import Note
 from comity.errors import ComityError
 from comity.experiments.folder import RunFolder

@@ -44,7 +44,7 @@ def party_curves(rows: Sequence[Note], metric: str = ACCURACY.name) -> dict[str,
 
 
 def curve(rows: Sequence[Note], whom: str = "mean", sizes: Mapping[str, int] | None = None, metric: str = ACCURACY.name) -> Line:
-    """Test accuracy, or another metric, by round, of all parties in one figure; `sizes` are their test samples, for `weighted`."""
+    """Test accuracy, or another metric, by round, of all parties in one figure; `sizes` (test samples) are for `weighted`."""
     if whom == "global":
         return {r.round: r.value for r in rows if (r.party, r.split, r.metric) == (SERVER, "pooled", metric)}
     if whom not in WHOM or (whom == "weighted" and sizes is None):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from comity.core.attendance import Absence
 from comity.core.ledger import SERVER
-from comity.core.metrics import ACCURACY, Metric, fitting
+from comity.core.metrics import ACCURACY, METRICS, Metric, fitting
 from comity.core.net import Note
 from comity.errors import ComityError
 from comity.measure.figures import by_round, carried, mean
@@ -128,6 +128,14 @@ def _newcomers(rows: list[Note]) -> dict[str, dict[str, float]]:
             found[row.party][stage] = row.value
     whole = {party: got for party, got in found.items() if len(got) == 3}  # who was not heard is in the table of absences
     return {party: got | {"gain": got["joined"] - got["alone"]} for party, got in whole.items()}
+
+
+def blocks(summary: Mapping[str, Any]) -> list[tuple[Metric, dict[str, Any]]]:
+    """The metrics of which a summary has figures, with their blocks; runs of earlier versions have fewer."""
+    two = "sensitivity" in summary  # whose AUC is no micro average
+    keys = {metric: metric.name for metric in METRICS.values() if metric.name not in ("auc", "auc_micro")}
+    keys[METRICS["auc" if two else "auc_micro"]] = "auc"
+    return [(metric, summary[key]) for metric, key in keys.items() if summary.get(key)]
 
 
 def summarise(
