@@ -186,8 +186,8 @@ def _show_comparison(rows: Sequence[Standing], settled: Experiment, seeds: int) 
     title = f"{settled.data}, {settled.partition}, {settled.rounds} rounds" + (f", {seeds} seeds" if seeds > 1 else "")
     screen.table(columns, [_cells(row, seeds > 1) for row in rows], title)
     screen.out.print(
-        f"worst: the worst party{'' if metric is ACCURACY else f', by {metric.title}'}. gained, hurt: parties whose 95% interval against SOLO, paired over their test samples, "
-        "excludes zero."
+        f"worst: the worst party{'' if metric is ACCURACY else f', by {metric.title}'}. "
+        "gained, hurt: parties whose 95% interval against SOLO, paired over their test samples, excludes zero."
         + (" newcomers: their accuracy after joining, and what it gave them against training alone." if late else "")
         + (" *: see the notes." if any(row.doubts for row in rows) else ""),
         style="dim",

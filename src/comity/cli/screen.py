@@ -159,7 +159,7 @@ def in_full(made: Table) -> None:
 
 
 def show_curves(folders: Mapping[str, Sequence[Path]], metric: Metric) -> None:
-    """The mean of a metric over parties by round, of finished runs: a curve for each name: the mean over its folders, which are its seeds.
+    """The mean of a metric over parties by round, of finished runs: a curve for each name, over its folders, which are its seeds.
 
     Only for people: what programs read stays as it is.
     """

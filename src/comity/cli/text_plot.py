@@ -1,4 +1,4 @@
-"""Accuracy, or another metric, by round, drawn with characters: dots of Braille on a terminal that has them, plain signs elsewhere."""
+"""Figures by round, drawn with characters: dots of Braille on a terminal that has them, plain signs elsewhere."""
 
 from __future__ import annotations
 

@@ -117,7 +117,6 @@ class Run:
         figures += [new[stage] for new in found["newcomers"].values() for stage in ("offered", "joined", "alone", "gain")]
         for _, block in blocks(found):
             figures += [figure for figure in (block["mean"], *block["per_party"].values()) if figure is not None]
-            block["per_party"].get(block.get("worst_party"))  # fails if these are no names
         if not heard or "total" not in found["bytes"] or not all(math.isfinite(figure) for figure in figures):
             raise ValueError
         ", ".join(found["diverged"])  # fails if these are no names

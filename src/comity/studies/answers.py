@@ -164,10 +164,8 @@ def lines(every: Sequence[Answer]) -> list[str]:
         return [str(one) for one in every]
     counts = {verdict: sum(one.verdict == verdict for one in every) for verdict in COUNTED}
     told = ", ".join(f"{count} {COUNTED[verdict]}" for verdict, count in counts.items() if count)
-    return [
-        f"{len(every)} parties: {told}. All are in comparison.json, the first {FIRST} here:",
-        *(str(one) for one in every[:FIRST]),
-    ]
+    head = f"{len(every)} parties: {told}. All are in comparison.json, the first {FIRST} here:"
+    return [head, *(str(one) for one in every[:FIRST])]
 
 
 def how_to_read(methods: int, seeds: Sequence[int], metric: Metric, less: int = 0) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from comity.core.metrics import ACCURACY, METRICS
+from comity.core.metrics import ACCURACY, METRICS, Metric
 from comity.measure.doubts import doubts
 from comity.measure.gain import Gain
 
@@ -81,7 +81,7 @@ def standing(
         algorithm,
         metric,
         figure=[(summary.get(metric) or {}).get("mean") for summary in summaries],
-        worst_figure=[_worst(summary.get(metric) or {}) for summary in summaries],
+        worst_figure=[_worst(summary.get(metric) or {}, METRICS[metric]) for summary in summaries],
         accuracy=[summary["accuracy"]["mean"] for summary in summaries],
         worst=[min(v for v in summary["accuracy"]["per_party"].values() if v is not None) for summary in summaries],
         gained=sum(gain.helped for gain in gains),
@@ -95,9 +95,11 @@ def standing(
     )
 
 
-def _worst(block: Mapping[str, Any]) -> float | None:
+def _worst(block: Mapping[str, Any], metric: Metric) -> float | None:
     """The figure of the worst party, if there is a mean that it is worse than."""
-    return None if block.get("mean") is None else block["per_party"][block["worst_party"]]
+    if block.get("mean") is None:
+        return None
+    return min((v for v in block["per_party"].values() if v is not None), key=lambda figure: metric.sign * figure)
 
 
 def _mean(values: Sequence[float]) -> float | None:
