@@ -93,7 +93,7 @@ def _finish(folder: Path, summary: dict[str, Any]) -> None:
             soft_wrap=True,
         )
     if others := _others(summary, metric):
-        screen.out.print(f"also, mean over parties: {others}", soft_wrap=True)
+        screen.out.print(f"also: {others}", soft_wrap=True)
     if got.get("unfinished") is not None:
         screen.out.print(f"before its last fine-tuning: {got['unfinished']:.1%}")
     for name, new in summary["newcomers"].items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comity.core.metrics import METRICS, Metric
+from comity.core.metrics import ACCURACY, METRICS, Metric
 from comity.errors import ComityError, Refusal
 from comity.experiments.build import Progress, federation_of, prepare
 from comity.experiments.config import Experiment
@@ -77,7 +77,8 @@ def tune(
             summary = run_once(experiments[k], federations[k], folder, progress(experiments[k]), track)
             best = summary[metric.name]["best_round"]
             if best is None:
-                raise ComityError(f"In no round of {folder} does everybody have a figure: there is nothing to choose by.")
+                lacking = "was everybody heard" if metric is ACCURACY else f"does everybody have a figure by metric {metric.name}"
+                raise ComityError(f"In no round of {folder} {lacking}: there is nothing to choose by.")
             known = tuple(f"seed {seed}: {text}" for text in doubts(summary))
             found[k].append(Trial(point, _validation_at(folder, best["round"], metric), best["weighted"], known))
     return sorted((_over_seeds(trials) for trials in found), key=lambda trial: -metric.sign * trial.validation)
