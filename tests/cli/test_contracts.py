@@ -26,7 +26,7 @@ HEADS = {
     "metrics.csv": "round,party,split,metric,value",
     "ledger.csv": "round,work,src,dst,kind,bytes",
     "timing.csv": "round,train,evaluate,checkpoint,memory",
-    "outcomes.csv": "party,sample,correct",
+    "outcomes.csv": "party,sample,correct,truth,answer",
 }
 RUNS: dict[str, tuple[str, ...]] = {
     "fedavg": ("fedavg", "--parties", "4", "--rounds", "5", "--model", "linear"),

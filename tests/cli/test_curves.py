@@ -161,7 +161,7 @@ def test_a_person_sees_it_and_a_program_does_not(nursery: Nursery, tmp_path: Pat
     code, again = on_terminal(nursery, "resume", tmp_path / "run")
     assert (code, "mean accuracy" in frames(again)) == (0, True)
     ended = nursery.run("resume", tmp_path / "run")
-    assert len(ended.out.splitlines()) == 3
+    assert len(ended.out.splitlines()) == 4
     assert ended.out.splitlines()[-1] == f"The run is in {tmp_path / 'run'}"
 
 

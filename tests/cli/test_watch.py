@@ -73,7 +73,7 @@ def test_all_figures_of_a_run(run: Path) -> None:
     assert found.line == pytest.approx(
         {t: sum(float(row["value"]) for row in test if row["round"] == str(t)) / 3 for t in (0, 2, 4)}
     )
-    assert found.party_accuracies == got["accuracy"]["per_party"]
+    assert found.party_figures == got["accuracy"]["per_party"]
     assert {kind: found.bytes[kind] for kind in ("up", "down", "peer", "setup", "eval")} == {
         kind: n for kind, n in got["bytes"].items() if kind != "total"
     }
@@ -202,14 +202,14 @@ def test_a_round_counts_when_it_is_whole(tmp_path: Path) -> None:
     (tmp_path / "timing.csv").write_text("0,1,1,1,5\n", encoding="utf-8")
     found = followed(tmp_path)
     assert found.line == pytest.approx({0: 0.3})
-    assert found.party_accuracies == {"a": 0.2, "b": 0.4}
+    assert found.party_figures == {"a": 0.2, "b": 0.4}
     with (tmp_path / "metrics.csv").open("a", encoding="utf-8") as file:
         file.write("1,b,test,accuracy,0.5\n")
     with (tmp_path / "timing.csv").open("a", encoding="utf-8") as file:
         file.write("1,1,1,1,5\n")
     found.look()
     assert found.line == pytest.approx({0: 0.3, 1: 0.75})
-    assert found.party_accuracies == {"a": 1.0, "b": 0.5}
+    assert found.party_figures == {"a": 1.0, "b": 0.5}
 
 
 @pytest.mark.parametrize("missing", ["metrics.csv", "ledger.csv", "timing.csv", "summary.json", ".lock", "split.json"])
@@ -280,7 +280,7 @@ def test_running_killed_resumed(nursery: Nursery, tmp_path: Path) -> None:
     again.wait()
     found.look()
     new = followed(folder)
-    assert (found.line, found.bytes, found.party_accuracies) == (new.line, new.bytes, new.party_accuracies)
+    assert (found.line, found.bytes, found.party_figures) == (new.line, new.bytes, new.party_figures)
     assert found.done == new.done
     assert known.look() == [found]
 

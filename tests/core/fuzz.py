@@ -23,7 +23,7 @@ import torch
 from comity.core import Empty, Model, Moments, Wrapped, record, seal
 from comity.core.call import Call
 from comity.core.codec import decode, encode
-from comity.core.evaluation import Evaluation, Score
+from comity.core.evaluation import Answers, Evaluation, Score
 from comity.core.record import leaves, payload, post, read_only, unseal
 from comity.engines.sealing import Lock, SharedSecret
 from comity.engines.versions import PartyState
@@ -63,7 +63,7 @@ def legitimate() -> list[Any]:
         PartyState(Model(shared), {"0.local.0": Moments(shared, theta(2), 7)}),
         PartyState(Wrapped(Empty(), {"extra": torch.zeros(0, 4)}), {}),
         Bank(10, 84, {0: upload, 3: upload}, {0: 1, 3: 2}, 5, 2**63 + 5, [[1, 2], None, []], shared),
-        Evaluation(Score(1, 2, 0.5), Score(3, 4, float("nan")), torch.tensor([True, False, True]), None),
+        Evaluation(Score(1, 2, 0.5, {}), Score(3, 4, float("nan"), {"auc": 0.5}), Answers(torch.ones(3), torch.zeros(3), None)),
         {i: Model(shared) for i in range(20)},
         Odd([1, -2, 2**60], {"é": "ñ\n", "none": None, "😀": '"'}, (1, 0.5), True, [(1, [2, {"deep": [[[]]]}]), "x", None]),
         Help(theta(1), None, torch.zeros(2, dtype=torch.bfloat16), 0.5, 3, 0.25),

@@ -34,7 +34,8 @@ def area(logits: Tensor, labels: Tensor) -> float | None:
     """What a party whose model answers so works out at the end."""
     test = Samples(logits, labels)
     none = test.take([])
-    return evaluate(Parrot(), {}, PartyData(none, none, test), final=True).auc  # type: ignore[arg-type]
+    found = evaluate(Parrot(), {}, PartyData(none, none, test), final=True)  # type: ignore[arg-type]
+    return found.test.figures.get("auc" if logits.shape[1] == 2 else "auc_micro")
 
 
 scores = st.one_of(
@@ -160,11 +161,13 @@ def test_a_run_tells_it_at_its_end(classes: int, metric: str, text: str, tmp_pat
 
 
 def test_it_is_worked_out_at_home_and_weighs_a_number(tmp_path: Path) -> None:
-    """Two scores of three numbers go to the server each round; at the end also what was right, and the area if there is one."""
+    """Two scores of three numbers go to the server each round; at the end also the answers (truth, answer and score of each test
+    sample) and a number for each metric that there is: cyd, who has samples of one class only, has no area and no specificity."""
     result = run(2, tmp_path)
     sent = {(r.round, r.src): r.bytes for r in result.ledger if r.kind == "eval" and r.src != "server"}
     tests = {name: len(party.test) for name, party in sites(2).parties.items()}
-    final = {"ann": 24 + tests["ann"] + 4, "bob": 24 + tests["bob"] + 4, "cyd": 24 + tests["cyd"]}
+    metrics = {"ann": 5, "bob": 5, "cyd": 3}
+    final = {name: 24 + 12 * tests[name] + 4 * many for name, many in metrics.items()}
     assert sent == {(t, name): 24 for t in range(3) for name in final} | {(3, name): size for name, size in final.items()}
 
 

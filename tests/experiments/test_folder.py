@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
+import torch
 
 import comity
 from comity.checksums import Checksum
 from comity.core.attendance import Absence
+from comity.core.evaluation import Answers
 from comity.core.ledger import Charge
 from comity.core.net import Note
 from comity.errors import ComityError, Refusal
@@ -60,9 +63,39 @@ def test_a_name_that_no_folder_can_have(tmp_path: Path) -> None:
 
 def test_outcomes_are_read_as_they_were_written(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.write_outcomes({"north": [True, False], "south": [True]})
-    assert folder.outcomes.read_text() == "party,sample,correct\nnorth,0,1\nnorth,1,0\nsouth,0,1\n"
+    one = torch.tensor([1])
+    folder.write_outcomes({"north": Answers(torch.tensor([2, 0]), torch.tensor([2, 1]), None), "south": Answers(one, one, None)})
+    assert folder.outcomes.read_text() == "party,sample,correct,truth,answer\nnorth,0,1,2,2\nnorth,1,0,0,1\nsouth,0,1,1,1\n"
     assert folder.read_outcomes() == {"north": [1, 0], "south": [1]}
+    assert folder.read_answers()["north"].given.tolist() == [2, 1]
+    assert folder.read_answers()["north"].score is None
+
+
+def test_scores_are_read_back_exactly(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    score = torch.randn(5000, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-20, 5).repeat(200)
+    score[:3] = torch.tensor([math.inf, -math.inf, 0.0])
+    truth = torch.arange(5000) % 2
+    folder.write_outcomes({"north": Answers(truth, (score > 0).long(), score)})
+    again = folder.read_answers()["north"]
+    assert again.score is not None
+    assert torch.equal(again.score, score)
+    assert torch.equal(again.scores(2).argmax(1), again.given)
+
+
+def test_outcomes_of_an_earlier_version_have_no_answers(tmp_path: Path) -> None:
+    (tmp_path / "outcomes.csv").write_text("party,sample,correct\nnorth,0,1\n", encoding="utf-8")
+    assert RunFolder(tmp_path).read_outcomes() == {"north": [1]}
+    with pytest.raises(ComityError, match="earlier version"):
+        RunFolder(tmp_path).read_answers()
+
+
+@pytest.mark.parametrize("row", ["north,0,1,0,1", "north,0,1,1", "north,0,1,1,x", "north,0,1,-1,-1", "north,0,1,1,1,x"])
+def test_answers_that_make_no_sense_are_told_in_a_sentence(row: str, tmp_path: Path) -> None:
+    score = ",score" * (row.count(",") == 5)
+    (tmp_path / "outcomes.csv").write_text(f"party,sample,correct,truth,answer{score}\n{row}\n", encoding="utf-8")
+    with pytest.raises(ComityError, match=r"outcomes\.csv cannot be read"):
+        RunFolder(tmp_path).read_answers()
 
 
 @pytest.mark.parametrize(

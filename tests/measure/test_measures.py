@@ -7,7 +7,7 @@ import math
 import pytest
 
 from comity.core.net import Note
-from comity.measure.gain import Gain, gains, paired_interval
+from comity.measure.gain import gains, paired_interval
 from comity.measure.summary import accuracy
 
 
@@ -69,6 +69,6 @@ def test_gains_pair_the_same_samples(tmp_path):
         lines = ["party,sample,correct", *(f"p,{k},{ok}" for k, ok in enumerate(right))]
         (folder / "outcomes.csv").write_text("\n".join(lines) + "\n")
     (gain,) = gains(tmp_path / "ours", tmp_path / "solo")
-    assert gain == Gain("p", 0.25, *paired_interval(2, 1, 4))
+    assert (gain.party, gain.gain, gain.low, gain.high) == ("p", 0.25, *paired_interval(2, 1, 4))
     assert not gain.helped
     assert not gain.hurt

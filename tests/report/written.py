@@ -127,7 +127,7 @@ def loaded(path: Path) -> Any:
 def compared(folder: Path, methods: Sequence[str], seeds: Sequence[int] = (0,), **settings: Any) -> list[Standing]:
     """A small comparison with SOLO."""
     base = experiment(SMALL | settings)
-    return compare(base, methods, seeds, folder, lambda _: Quiet(), lambda _: None)
+    return compare(base, methods, seeds, folder, lambda _: Quiet(), lambda _: None).rows
 
 
 def without_checksums(folder: Path) -> None:

@@ -27,11 +27,13 @@ from comity.cli.options import (
     with_experiment,
     write_report,
 )
+from comity.core.metrics import ACCURACY, METRICS, Metric
 from comity.errors import Refusal
 from comity.experiments.config import Experiment, experiment
 
 if TYPE_CHECKING:
     from comity.experiments.build import Progress
+    from comity.studies.compare import Comparison
     from comity.studies.standing import Standing
 
 
@@ -78,15 +80,21 @@ def _finish(folder: Path, summary: dict[str, Any]) -> None:
     from comity.cli import screen
     from comity.measure.doubts import doubts
 
-    got = summary["accuracy"]
+    metric = METRICS[summary["metric"]]
+    got = summary.get(metric.name) or {}
     sent = summary["bytes"]
-    screen.out.print(
-        f"{summary['algorithm']}: accuracy {got['mean']:.1%} (mean of {_heard(summary)} parties), "
-        f"worst {got['per_party'][got['worst_party']]:.1%} ({got['worst_party']}), "
-        f"best {got['per_party'][got['best_party']]:.1%} ({got['best_party']})",
-        soft_wrap=True,
-    )
-    if got["unfinished"] is not None:
+    if got.get("mean") is None:
+        screen.out.print(f"{summary['algorithm']}: no {metric.title}, as a model has diverged", soft_wrap=True)
+    else:
+        screen.out.print(
+            f"{summary['algorithm']}: {metric.title} {got['mean']:.1%} (mean of {_heard(got)} parties), "
+            f"worst {got['per_party'][got['worst_party']]:.1%} ({got['worst_party']}), "
+            f"best {got['per_party'][got['best_party']]:.1%} ({got['best_party']})",
+            soft_wrap=True,
+        )
+    if others := _others(summary, metric):
+        screen.out.print(f"also: {others}", soft_wrap=True)
+    if got.get("unfinished") is not None:
         screen.out.print(f"before its last fine-tuning: {got['unfinished']:.1%}")
     for name, new in summary["newcomers"].items():
         screen.out.print(
@@ -98,14 +106,23 @@ def _finish(folder: Path, summary: dict[str, Any]) -> None:
         f"up {screen.size(sent['up'])}, down {screen.size(sent['down'])}, peer {screen.size(sent['peer'])}, "
         f"{summary['steps']} steps, {screen.duration(summary['seconds']['total'])}"
     )
-    screen.show_curves({summary["algorithm"]: [folder]})
+    screen.show_curves({summary["algorithm"]: [folder]}, metric)
     screen.out.print(f"The run is in {folder}", soft_wrap=True)
     for text in [*summary.get("remarks", ()), *doubts(summary)]:
         caution(text)
 
 
-def _heard(summary: dict[str, Any]) -> int:
-    return sum(figure is not None for figure in summary["accuracy"]["per_party"].values())
+def _heard(block: dict[str, Any]) -> int:
+    """How many parties have a figure."""
+    return sum(figure is not None for figure in block["per_party"].values())
+
+
+def _others(summary: dict[str, Any], metric: Metric) -> str:
+    """A run's figures by all metrics but the chosen one."""
+    from comity.measure.summary import blocks
+
+    known = [(other, block.get("mean")) for other, block in blocks(summary) if other is not metric]
+    return ", ".join(f"{other.title} {mean:.1%}" for other, mean in known if mean is not None)
 
 
 @app.command()
@@ -144,13 +161,15 @@ def compare(
     with resumable(f"the same command and --out {folder}"):
         if leave_one_out:
             announce(base, algos, every, only)
-        rows = compare_runs(base, algos, every, folder, watched, caution, others)
+        made = compare_runs(base, algos, every, folder, watched, caution, others)
         effects = left_out.effects(base, algos, every, folder, watched, only) if leave_one_out else []
-    made = RunFolder(run_folder(folder, SOLO, every[0])).read_experiment()  # where `auto` is settled
-    _show_comparison(rows, made, len(every))
+    settled = RunFolder(run_folder(folder, SOLO, every[0])).read_experiment()  # where `auto` is settled
+    _show_comparison(made.rows, settled, len(every))
     if effects:
         show(effects)
-    screen.show_curves({row.algorithm: [run_folder(folder, row.algorithm, seed) for seed in every] for row in rows})
+    folders = {row.algorithm: [run_folder(folder, row.algorithm, seed) for seed in every] for row in made.rows}
+    screen.show_curves(folders, METRICS[base.metric])
+    _show_answers(made)
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)
     if report:
         write_report(folder)
@@ -161,12 +180,14 @@ def _show_comparison(rows: Sequence[Standing], settled: Experiment, seeds: int) 
     from comity.cli import screen
 
     late = ["newcomers"] if settled.newcomers else []
-    columns = ["method", "accuracy", "worst", "gained", "hurt", *late, "up", "down", "peer", "time"]
+    metric = METRICS[settled.metric]
+    beside = [] if metric is ACCURACY else [ACCURACY.title]
+    columns = ["method", metric.title, *beside, "worst", "gained", "hurt", *late, "up", "down", "peer", "time"]
     title = f"{settled.data}, {settled.partition}, {settled.rounds} rounds" + (f", {seeds} seeds" if seeds > 1 else "")
     screen.table(columns, [_cells(row, seeds > 1) for row in rows], title)
     screen.out.print(
-        "worst: the worst party. gained, hurt: parties whose 95% interval against SOLO, paired over their test samples, "
-        "excludes zero."
+        f"worst: the worst party{'' if metric is ACCURACY else f', by {metric.title}'}. "
+        "gained, hurt: parties whose 95% interval against SOLO, paired over their test samples, excludes zero."
         + (" newcomers: their accuracy after joining, and what it gave them against training alone." if late else "")
         + (" *: see the notes." if any(row.doubts for row in rows) else ""),
         style="dim",
@@ -175,14 +196,28 @@ def _show_comparison(rows: Sequence[Standing], settled: Experiment, seeds: int) 
         caution(text)
 
 
+def _show_answers(made: Comparison) -> None:
+    """What a comparison says to each party."""
+    from comity.cli import screen
+    from comity.studies.answers import lines
+
+    if not made.answers:
+        return
+    screen.out.print("Does collaborating help?", style="bold")
+    for line in lines(made.answers):
+        screen.out.print(line, soft_wrap=True)
+    screen.out.print(made.reading, style="dim", soft_wrap=True)
+
+
 def _cells(row: Standing, several: bool) -> list[str]:
     """A method's line in the table of a comparison."""
     from comity.cli import screen
 
     return [
         row.algorithm + (" *" if row.doubts else ""),
-        f"{row.mean:.1%}" + (f" ± {100 * row.spread:.1f}" if several else ""),
-        f"{fmean(row.worst):.1%}",
+        "diverged" if row.mean is None else f"{row.mean:.1%}" + (f" ± {100 * row.spread:.1f}" if several else ""),
+        *([] if row.metric == ACCURACY.name else [f"{fmean(row.accuracy):.1%}"]),
+        "" if row.worst_mean is None else f"{row.worst_mean:.1%}",
         f"{row.gained}/{row.judged}" if row.judged else "",
         f"{row.hurt}/{row.judged}" if row.judged else "",
         *([f"{row.joined:.1%} ({100 * (row.joined_gain or 0):+.1f})"] if row.joined is not None else []),
@@ -218,7 +253,9 @@ def tune(
         [*(str(v) for v in t.settings.values()), f"{t.validation:.1%}", f"{t.test:.1%}" + (" *" if t.doubts else "")]
         for t in trials
     ]
-    screen.table([*points, "validation", "test"], rows, f"{base.algorithm}, {base.rounds} rounds each, best by validation first")
+    by = "" if base.metric == ACCURACY.name else f" {METRICS[base.metric].title}"
+    title = f"{base.algorithm}, {base.rounds} rounds each, best by validation{by} first"
+    screen.table([*points, "validation", "test"], rows, title)
     best = ", ".join(f"{n}={v}" for n, v in trials[0].settings.items())
     for t in trials:
         for text in t.doubts:

@@ -5,6 +5,7 @@ All that is printed passes through `out` and `err`, whose strings are text and n
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from rich.text import Text
 
 from comity.cli import text_plot
 from comity.core.ledger import Ledger
+from comity.core.metrics import METRICS, Metric
 from comity.experiments.build import Job
 from comity.experiments.folder import RunFolder
 from comity.measure import conventions
@@ -45,7 +47,7 @@ def traffic(ledger: Ledger) -> int:
 
 
 class Bar:
-    """A live line on a terminal: round, parties done, accuracy, bytes so far, time left."""
+    """A live line on a terminal: round, parties done, the chosen metric, bytes so far, time left."""
 
     def __init__(self, title: str, width: int = 14) -> None:
         self._title = harmless(title).ljust(width)
@@ -59,7 +61,7 @@ class Bar:
             BarColumn(bar_width=24),
             TextColumn("round {task.completed}/{task.total}"),
             TextColumn("parties {task.fields[parties]}"),
-            TextColumn("accuracy {task.fields[accuracy]}"),
+            TextColumn(f"{METRICS[job.experiment.metric].title} {{task.fields[figure]}}"),
             TextColumn("{task.fields[bytes]}"),
             TimeRemainingColumn(),
             console=err,
@@ -67,7 +69,7 @@ class Bar:
         )
         self._progress.start()
         self._task = self._progress.add_task(
-            self._title, total=job.experiment.rounds, completed=first_round, parties="", accuracy="...", bytes=""
+            self._title, total=job.experiment.rounds, completed=first_round, parties="", figure="...", bytes=""
         )
 
     def answered(self, count: int) -> None:
@@ -77,11 +79,11 @@ class Bar:
             shown = f"{min(self._done, self._cohort)}/{self._cohort}"
             self._progress.update(self._task, parties=shown)
 
-    def round(self, t: int, accuracy: float | None, ledger: Ledger) -> None:
+    def round(self, t: int, figure: float | None, ledger: Ledger) -> None:
         """A round is over."""
         self._done = 0
-        if accuracy is not None:
-            self._progress.update(self._task, accuracy=f"{accuracy:.1%}")
+        if figure is not None:
+            self._progress.update(self._task, figure=f"{figure:.1%}")
         self._progress.update(self._task, completed=t, bytes=size(traffic(ledger)))
 
     def end(self) -> None:
@@ -102,22 +104,23 @@ class Lines:
         """Remember where it started."""
         self._rounds = job.experiment.rounds
         self._first = first_round
-        self._accuracy = "..."
+        self._title_of_figure = METRICS[job.experiment.metric].title
+        self._figure = "..."
         self._begin = time.monotonic()
         self._shown = self._begin
 
     def answered(self, count: int) -> None:
         """Too fine for lines."""
 
-    def round(self, t: int, accuracy: float | None, ledger: Ledger) -> None:
+    def round(self, t: int, figure: float | None, ledger: Ledger) -> None:
         """A round is over."""
         now = time.monotonic()
-        self._accuracy = self._accuracy if accuracy is None else f"{accuracy:.1%}"
+        self._figure = self._figure if figure is None else f"{figure:.1%}"
         if t < self._rounds and now - self._shown < self.every:
             return
         self._shown = now
         left = (now - self._begin) / max(t - self._first, 1) * (self._rounds - t)
-        what = f"round {t}/{self._rounds}  accuracy {self._accuracy}  {size(traffic(ledger))}"
+        what = f"round {t}/{self._rounds}  {self._title_of_figure} {self._figure}  {size(traffic(ledger))}"
         print(harmless(f"{self._title}  {what}  {duration(left)} left"), file=sys.stderr, flush=True)
 
     def end(self) -> None:
@@ -155,8 +158,8 @@ def in_full(made: Table) -> None:
     (out if needed <= out.width else Screen(width=needed)).print(made)
 
 
-def show_curves(folders: Mapping[str, Sequence[Path]]) -> None:
-    """The mean accuracy of finished runs by round, a curve for each name: the mean over its folders, which are its seeds.
+def show_curves(folders: Mapping[str, Sequence[Path]], metric: Metric) -> None:
+    """The mean of a metric over parties by round, of finished runs: a curve for each name, over its folders, which are its seeds.
 
     Only for people: what programs read stays as it is.
     """
@@ -164,6 +167,7 @@ def show_curves(folders: Mapping[str, Sequence[Path]]) -> None:
         return
     lines = {}
     for name, seeds in folders.items():
-        lines[name] = conventions.mean_curve([conventions.curve(RunFolder(folder).read_metrics()) for folder in seeds])
-    for row in text_plot.on(out, lines):
+        curves = [conventions.curve(RunFolder(folder).read_metrics(), metric=metric.name) for folder in seeds]
+        lines[name] = {t: value for t, value in conventions.mean_curve(curves).items() if math.isfinite(value)}
+    for row in text_plot.on(out, lines, title=f"mean {metric.title}"):
         out.print(row)

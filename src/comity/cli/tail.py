@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import time
@@ -13,12 +14,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from comity.core import metrics
 from comity.core.ledger import Charge
 from comity.core.net import Note
 from comity.errors import ComityError
 from comity.experiments.folder import RunFolder
 from comity.experiments.tables import LEDGER, METRICS, TIMING, Growing, Timing
-from comity.measure.accuracy import is_accuracy, mean
+from comity.measure.figures import is_figure, mean
 
 LATELY = 10  # rounds that tell how long one takes
 
@@ -39,9 +41,9 @@ class Followed:
         self._files = RunFolder(folder)
         self._summary_written = 0
         self._means: dict[int, float] = {}
-        self._accuracies: dict[int, dict[str, float]] = {}  # of the last two evaluated rounds only
+        self._figures: dict[int, dict[str, float]] = {}  # of the last two evaluated rounds only
         self._seconds: dict[int, float] = {}
-        self._metrics = Growing(METRICS, folder, self._noted, self._forget_accuracies)
+        self._metrics = Growing(METRICS, folder, self._noted, self._forget_figures)
         self._ledger = Growing(LEDGER, folder, self._charged, self.bytes.clear)
         self._timing = Growing(TIMING, folder, self._timed, self._seconds.clear)
 
@@ -77,15 +79,15 @@ class Followed:
         self._resting = resting
 
     def _noted(self, note: Note) -> None:
-        if is_accuracy(note):
-            self._accuracies.setdefault(note.round, {})[note.party] = note.value
-        if len(self._accuracies) > 2:
-            first = min(self._accuracies)
-            self._means[first] = mean(self._accuracies.pop(first))
+        if is_figure(note, metric=self.metric.name) and math.isfinite(note.value):
+            self._figures.setdefault(note.round, {})[note.party] = note.value
+        if len(self._figures) > 2:
+            first = min(self._figures)
+            self._means[first] = mean(self._figures.pop(first))
 
-    def _forget_accuracies(self) -> None:
+    def _forget_figures(self) -> None:
         self._means.clear()
-        self._accuracies.clear()
+        self._figures.clear()
 
     def _charged(self, charge: Charge) -> None:
         self.bytes[charge.kind] += charge.bytes
@@ -93,6 +95,11 @@ class Followed:
     def _timed(self, row: Timing) -> None:
         self._seconds[row.round] = row.train + row.evaluate + row.checkpoint
         self.memory = max(self.memory, row.memory)
+
+    @property
+    def metric(self) -> metrics.Metric:
+        """What the run is judged by."""
+        return metrics.METRICS.get(str(self.settings.get("metric")), metrics.ACCURACY)  # settings of earlier versions name none
 
     @property
     def done(self) -> int:
@@ -106,15 +113,15 @@ class Followed:
 
     @property
     def line(self) -> dict[int, float]:
-        """The mean accuracy by evaluated round."""
-        means = self._means | {t: mean(accuracies) for t, accuracies in self._accuracies.items()}
+        """The mean of the chosen metric by evaluated round."""
+        means = self._means | {t: mean(figures) for t, figures in self._figures.items()}
         return {t: value for t, value in means.items() if t <= self.done}
 
     @property
-    def party_accuracies(self) -> dict[str, float]:
-        """Everyone's accuracy when it was last evaluated."""
-        known = [t for t in self._accuracies if t <= self.done]
-        return self._accuracies[max(known)] if known else {}
+    def party_figures(self) -> dict[str, float]:
+        """Everyone's figure by the chosen metric when it was last evaluated."""
+        known = [t for t in self._figures if t <= self.done]
+        return self._figures[max(known)] if known else {}
 
     @property
     def seconds_a_round(self) -> float | None:

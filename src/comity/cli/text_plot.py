@@ -1,4 +1,4 @@
-"""Accuracy by round, drawn with characters: dots of Braille on a terminal that has them, plain signs elsewhere."""
+"""Figures by round, drawn with characters: dots of Braille on a terminal that has them, plain signs elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 from comity.text import harmless
 
 Line = Mapping[int, float]
-"""Accuracy by evaluated round, as a fraction."""
+"""A figure by evaluated round, as a fraction."""
 
 COLOURS = ("cyan", "red", "green", "yellow", "magenta", "blue", "white", "bright_red")
 MARKS = "*o+x#@%&"
@@ -23,15 +23,30 @@ STEPS = (1, 2, 5, 10, 20, 25)
 LEAST = 5  # percentage points that the axis spans at least: a tremble must not look like a leap
 
 
-def on(console: Console, lines: Mapping[str, Line], rounds: int = 0, width: int = 60, height: int = 10) -> list[Text]:
+def on(
+    console: Console,
+    lines: Mapping[str, Line],
+    rounds: int = 0,
+    width: int = 60,
+    height: int = 10,
+    title: str = "mean accuracy",
+) -> list[Text]:
     """The curves as this console can show them; colours or, where there are none, signs tell several apart."""
     unable = not console.encoding.lower().startswith("utf") or os.environ.get("TERM") in ("linux", "dumb")
     mute = console.color_system is None or console.no_color
     width = min(width, console.width - 14)
-    return draw(lines, rounds, width, height, plain=unable or (mute and len(lines) > 1)) if width >= 16 else []
+    plain = unable or (mute and len(lines) > 1)
+    return draw(lines, rounds, width, height, plain, title) if width >= 16 else []
 
 
-def draw(lines: Mapping[str, Line], rounds: int = 0, width: int = 60, height: int = 10, plain: bool = False) -> list[Text]:
+def draw(
+    lines: Mapping[str, Line],
+    rounds: int = 0,
+    width: int = 60,
+    height: int = 10,
+    plain: bool = False,
+    title: str = "mean accuracy",
+) -> list[Text]:
     """The curves with their axes, about so wide and high, and a legend if there are several; the axis ends at `rounds` or later.
 
     A line of one point is no curve: without any curve there is nothing to draw.
@@ -52,7 +67,7 @@ def draw(lines: Mapping[str, Line], rounds: int = 0, width: int = 60, height: in
         canvas.polyline(points, k)
     ticks = {canvas.row((high - tick) / (high - low)): f"{tick}%" for tick in range(low, high + 1, step)}
     side, notch, corner, floor = "|++-" if plain else "│┤└─"
-    made = [Text("mean accuracy")]
+    made = [Text(title)]
     for row in range(height):
         made.append(Text(f"{ticks.get(row, ''):>5} {notch if row in ticks else side}").append_text(canvas.line(row)))
     made.append(Text(f"{'':>5} {corner}{floor * width}"))

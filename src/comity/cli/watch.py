@@ -64,7 +64,10 @@ def view(runs: Sequence[Followed], root: Path, console: Console, tall: int | Non
     if [run.folder for run in runs] == [root]:
         (run,) = runs
         run.look()
-        return [*about(run), *text_plot.on(console, {run.settings.get("algorithm", ""): run.line}, run.rounds)]
+        return [
+            *about(run),
+            *text_plot.on(console, {run.settings.get("algorithm", ""): run.line}, run.rounds, title=_title(runs)),
+        ]
     for run in runs:
         run.look(tables=False)
     drawn = sorted(runs, key=lambda run: (run.state != "running", -_changed(run)))[: len(text_plot.COLOURS)]
@@ -75,7 +78,7 @@ def view(runs: Sequence[Followed], root: Path, console: Console, tall: int | Non
         room = max(16, console.width - OTHERS)
         names = {folder: name if len(name) <= room else f"…{name[1 - room :]}" for folder, name in names.items()}
     lines = {names[run.folder]: run.line for run in runs if run in drawn}
-    picture = text_plot.on(console, lines, max(run.rounds for run in drawn))
+    picture = text_plot.on(console, lines, max(run.rounds for run in drawn), title=_title(drawn))
     busy = [part for run in runs if run.state == "running" for part in about(run)]
     stopped = [_line(f"stopped; go on with: {resume(run)}") for run in runs if run.state == "stopped"]
     below = [*busy, *(stopped if tall is None else stopped[:3]), *picture]
@@ -87,6 +90,16 @@ def _line(words: str, style: str = "") -> Text:
     return Text(harmless(words), style)
 
 
+def _heading(runs: Sequence[Followed]) -> str:
+    """What the runs are judged by, in a word."""
+    titles = {run.metric.title for run in runs}
+    return titles.pop() if len(titles) == 1 else "own metric"
+
+
+def _title(runs: Sequence[Followed]) -> str:
+    return f"mean {_heading(runs)}"
+
+
 def about(run: Followed) -> list[Text]:
     """One run in a few lines."""
     told = run.settings
@@ -94,12 +107,15 @@ def about(run: Followed) -> list[Text]:
     made = [_line(f"{what}seed {told.get('seed')}", "bold"), _state(run), *_damage(run)]
     if line := run.line:
         now = max(line)
-        best = max(line, key=lambda t: (line[t], -t))
-        accuracies = run.party_accuracies
-        low = min(accuracies, key=lambda party: accuracies[party])
-        high = max(accuracies, key=lambda party: accuracies[party])
-        made.append(_line(f"accuracy {line[now]:.1%} after round {now}; the highest was {line[best]:.1%} after round {best}"))
-        made.append(_line(f"worst party {low} {accuracies[low]:.1%}, best party {high} {accuracies[high]:.1%}"))
+        sign = run.metric.sign
+        best = max(line, key=lambda t: (sign * line[t], -t))
+        most = "highest" if run.metric.higher else "lowest"
+        figures = run.party_figures
+        low = min(figures, key=lambda party: sign * figures[party])
+        high = max(figures, key=lambda party: sign * figures[party])
+        now_and_then = f"{line[now]:.1%} after round {now}; the {most} was {line[best]:.1%} after round {best}"
+        made.append(_line(f"{run.metric.title} {now_and_then}"))
+        made.append(_line(f"worst party {low} {figures[low]:.1%}, best party {high} {figures[high]:.1%}"))
     sent = ", ".join(f"{kind} {size(run.bytes[kind])}" for kind in ("up", "down", "peer"))
     made.append(_line(f"{sent}; peak memory {size(run.memory)}" if run.memory else sent))
     return made
@@ -129,7 +145,7 @@ def resume(run: Followed) -> str:
 def overview(runs: Sequence[Followed], names: dict[Path, str], rows: int | None = None) -> RenderableType:
     """A line a run, in at most so many `rows`: what goes on comes before what has ended."""
     table = Table(header_style="bold", pad_edge=False, box=None)
-    for k, column in enumerate(("run", "state", "round", "accuracy", "worst", "sent", "a round")):
+    for k, column in enumerate(("run", "state", "round", _heading(runs), "worst", "sent", "a round")):
         table.add_column(column, justify="left" if k < 2 else "right", no_wrap=True)
     shown = sorted(runs, key=lambda run: run.state == "finished") if rows is not None and len(runs) > rows else list(runs)
     shown = shown if rows is None else shown[: max(rows, 1)]
@@ -144,16 +160,16 @@ def _figures(run: Followed) -> list[str]:
     mean: float | None = None
     worst: float | None = None
     if run.summary:
-        accuracy = run.summary["accuracy"]
-        mean = accuracy["mean"]
-        worst = accuracy["per_party"][accuracy["worst_party"]]
+        block = run.summary.get(run.metric.name) or {}
+        mean = block.get("mean")
+        worst = None if mean is None else block["per_party"][block["worst_party"]]
         sent = run.summary["bytes"]["total"]
         done = run.rounds
         each = run.summary["seconds"]["total"] / max(1, run.rounds)
     else:
         if line := run.line:
             mean = line[max(line)]
-            worst = min(run.party_accuracies.values())
+            worst = min(run.party_figures.values(), key=lambda figure: run.metric.sign * figure)
         sent = sum(n for kind, n in run.bytes.items() if kind != "eval")
         done = run.done
         each = run.seconds_a_round

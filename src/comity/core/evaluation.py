@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from comity.core.metrics import ACCURACY, METRICS, TWO, fitting
 from comity.core.record import Params, record
 from comity.core.samples import PartyData, Samples
 from comity.core.task import Task, in_chunks
@@ -22,58 +23,91 @@ class Score:
     correct: int
     count: int
     loss: float
+    figures: dict[str, float]
+    """What was asked for beside accuracy and loss, by metric, where there is such a figure."""
+
+
+@record
+class Answers:
+    """What a model says of the test samples, in their order: enough to judge it by any metric that can be chosen."""
+
+    truth: Tensor
+    given: Tensor
+    score: Tensor | None
+    """For two classes: by how much the second one's logit is the larger. It orders samples as its probability does, but keeps
+    apart what probabilities of almost 1 would not."""
+
+    @property
+    def right(self) -> Tensor:
+        """Which of them are right."""
+        return self.given == self.truth
+
+    def scores(self, classes: int) -> Tensor:
+        """Scores for each of so many classes from which the same answers come."""
+        if self.score is None:
+            return F.one_hot(self.given.long(), classes).float()
+        return torch.stack([torch.zeros_like(self.score), self.score], 1)
 
 
 @record
 class Evaluation:
-    """A party's evaluation of what it would deploy.
-
-    At the end only: which test samples were right, and the area under the ROC curve (binary, or over all pairs of sample and
-    class) where there is one.
-    """
+    """A party's evaluation of what it would deploy; at the end only, its answers too."""
 
     validation: Score
     test: Score
-    outcomes: Tensor | None
-    auc: float | None
+    answers: Answers | None
 
 
-def evaluate(task: Task, theta: Params, data: PartyData, final: bool) -> Evaluation:
-    """A party's evaluation of a model."""
+def evaluate(task: Task, theta: Params, data: PartyData, final: bool, metric: str = ACCURACY.name) -> Evaluation:
+    """A party's evaluation of a model, by accuracy, loss and `metric`; at the end (`final`) by all metrics that fit."""
 
-    def score(part: Samples) -> tuple[Score, Tensor, Tensor]:
-        if not len(part):
-            return Score(0, 0, 0.0), torch.zeros(0, dtype=torch.bool), torch.zeros(0)
-        logits = in_chunks(lambda x: task.logits(theta, x), part.x)
-        right = logits.argmax(1) == part.y
-        return Score(int(right.sum()), len(part), float(F.cross_entropy(logits, part.y))), right.cpu(), logits
+    def logits_of(part: Samples) -> Tensor:
+        return in_chunks(lambda x: task.logits(theta, x), part.x) if len(part) else torch.zeros(0, 1)
 
-    validation, _, _ = score(data.validation)
-    test, right, logits = score(data.test)
+    asked = _beside_accuracy([metric])
+    validation = _score(logits_of(data.validation), data.validation.y, asked)
+    logits = logits_of(data.test)
     if not final:
-        return Evaluation(validation, test, None, None)
-    return Evaluation(validation, test, right, _area(logits, data.test.y))
+        return Evaluation(validation, _score(logits, data.test.y, asked), None)
+    every = _beside_accuracy(one.name for one in fitting(logits.shape[1]))
+    return Evaluation(validation, _score(logits, data.test.y, every), _answers(logits, data.test.y))
 
 
-def _area(logits: Tensor, y: Tensor) -> float | None:
-    """Under the ROC curve: for two classes of the second one's score; for more, over all pairs of sample and class."""
-    from comity.measure.auc import auc, auc_micro  # lazily: measures know the core, not the other way round
-
-    return auc(logits[:, 1] - logits[:, 0], y == 1) if logits.shape[1] == 2 else auc_micro(logits, y)
+def _beside_accuracy(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name != ACCURACY.name]
 
 
-def evaluate_together(task: Task, theta: Params, parties: Sequence[PartyData]) -> list[Evaluation]:
+def _score(logits: Tensor, y: Tensor, metrics: Sequence[str]) -> Score:
+    if not len(y):
+        return Score(0, 0, 0.0, {})
+    correct = int((logits.argmax(1) == y).sum())
+    return Score(correct, len(y), float(F.cross_entropy(logits, y)), _figures(logits, y, metrics))
+
+
+def _figures(logits: Tensor, y: Tensor, metrics: Sequence[str]) -> dict[str, float]:
+    found = {name: METRICS[name].of(logits.cpu(), y.cpu()) for name in metrics}
+    return {name: figure for name, figure in found.items() if figure is not None}
+
+
+def _answers(logits: Tensor, y: Tensor) -> Answers:
+    score = (logits[:, 1] - logits[:, 0]).float().cpu() if logits.shape[1] == TWO else None
+    return Answers(y.int().cpu(), logits.argmax(1).int().cpu(), score)
+
+
+def evaluate_together(task: Task, theta: Params, parties: Sequence[PartyData], metric: str = ACCURACY.name) -> list[Evaluation]:
     """Each party's evaluation of a model that all of them have: everybody's data in one pass."""
     parts = [part for data in parties for part in (data.validation, data.test)]
     there = [part for part in parts if len(part)]
     logits = in_chunks(lambda x: task.logits(theta, x), torch.cat([part.x for part in there]))
     y = torch.cat([part.y for part in there])
-    begins = [0, *accumulate(len(part) for part in there)][:-1]
-    right = np.add.reduceat((logits.argmax(1) == y).numpy(), begins, dtype=np.int64)
-    losses = np.add.reduceat(F.cross_entropy(logits, y, reduction="none").double().numpy(), begins)
-    found = zip(right.tolist(), losses.tolist(), strict=True)
+    begins = [0, *accumulate(len(part) for part in there)]
+    right = np.add.reduceat((logits.argmax(1) == y).numpy(), begins[:-1], dtype=np.int64)
+    losses = np.add.reduceat(F.cross_entropy(logits, y, reduction="none").double().numpy(), begins[:-1])
+    found = zip(right.tolist(), losses.tolist(), begins, strict=False)
+    asked = _beside_accuracy([metric])
     scores = []
     for n in map(len, parts):
-        correct, loss = next(found) if n else (0, 0.0)
-        scores.append(Score(correct, n, loss / max(1, n)))
-    return [Evaluation(validation, test, None, None) for validation, test in zip(scores[::2], scores[1::2], strict=True)]
+        correct, loss, begin = next(found) if n else (0, 0.0, 0)
+        figures = _figures(logits[begin : begin + n], y[begin : begin + n], asked) if asked and n else {}
+        scores.append(Score(correct, n, loss / max(1, n), figures))
+    return [Evaluation(validation, test, None) for validation, test in zip(scores[::2], scores[1::2], strict=True)]

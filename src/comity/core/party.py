@@ -33,6 +33,8 @@ class Party:
     """Parcels from other parties, by sender, for the length of one work."""
     place: int | None = None
     """Its number in the whole federation, of which some may be left out of this run."""
+    metric: str = "accuracy"
+    """What its models are judged by while a run goes on, beside accuracy (see `core/metrics.py`)."""
 
     @property
     def stream(self) -> int:

@@ -95,7 +95,7 @@ class Site:
 
     def evaluate(self, letter: Letter, final: bool) -> Evaluation:
         """How good what the party would deploy is on its own data."""
-        return evaluate(*self.deployed(letter), self.party.data, final)
+        return evaluate(*self.deployed(letter), self.party.data, final, self.party.metric)
 
     def evaluate_solo(self, t: int) -> Evaluation:
         """What the party's own data alone would have given it: the warm-up of a method without exchange, batch by batch."""
@@ -104,7 +104,7 @@ class Site:
         first = self._moved(task.init(self._root.fold("init")))
         with task.network.layer_stream(key.fold("layers")):
             theta = train(self.party.fit(plain, first, key)).theta
-        return evaluate(task, theta, self.party.data, False)
+        return evaluate(task, theta, self.party.data, False, self.party.metric)
 
     def save(self, folder: Path, t: int) -> Saved | None:
         """Write the state if it changed since the last time."""

@@ -13,6 +13,7 @@ from comity.core.algorithm import AnyAlgorithm
 from comity.core.attendance import Rules
 from comity.core.key import Key
 from comity.core.ledger import Ledger
+from comity.core.metrics import ACCURACY, METRICS, check_fits
 from comity.core.net import Net, cohort
 from comity.core.party import Info, Party
 from comity.core.samples import PartyData, Samples
@@ -44,8 +45,8 @@ class Progress(Protocol):
     def answered(self, count: int) -> None:
         """So many more parties have answered what they were asked in this round."""
 
-    def round(self, t: int, accuracy: float | None, ledger: Ledger) -> None:
-        """Round t is over; its mean accuracy, if it was evaluated, and all bytes that crossed so far."""
+    def round(self, t: int, figure: float | None, ledger: Ledger) -> None:
+        """Round t is over; the mean of the chosen metric, if it was evaluated, and all bytes that crossed so far."""
 
     def end(self) -> None:
         """The run has ended, one way or another."""
@@ -60,7 +61,7 @@ class Quiet:
     def answered(self, count: int) -> None:
         pass
 
-    def round(self, t: int, accuracy: float | None, ledger: Ledger) -> None:
+    def round(self, t: int, figure: float | None, ledger: Ledger) -> None:
         pass
 
     def end(self) -> None:
@@ -107,6 +108,12 @@ class Job:
                 f"(on average {skew:.0%} of a party's labels would have to change to match the others'): expect it to lose."
             )
         return said
+
+    def judged(self, split: str) -> list[str]:
+        """The parties whose samples of a split (validation, test) have a figure by the chosen metric."""
+        metric = METRICS[self.experiment.metric]
+        there = (self.parties[i] for i in self.info.parties)
+        return [party.name for party in there if len(y := getattr(party.data, split).y) and metric.needs(y)]
 
     @cached_property
     def counted(self) -> dict[int, list[int]]:
@@ -169,6 +176,7 @@ def prepare(experiment: Experiment, federation: Federation, model: models.Pair |
 
     `absent` is the table of planned absences as a run that was begun before has kept it.
     """
+    check_fits(experiment.metric, federation.classes)
     common = CommonGround(experiment, Introductions.of(federation), model)
     algorithm, info = agree(common)
     device = _device(experiment.device)
@@ -177,7 +185,19 @@ def prepare(experiment: Experiment, federation: Federation, model: models.Pair |
     parties = [make_party(common, number, own) for number, own in enumerate(data)]
     plan = planned(experiment.absent, experiment.seed, common.introductions.names, absent)
     job = Job(experiment, there, algorithm, parties, info, plan)
+    _check_judged(job)
     return replace(job, experiment=_settled(job, device))
+
+
+def _check_judged(job: Job) -> None:
+    """Refuse a metric that none of the parties has a figure by, where one is needed."""
+    metric = METRICS[job.experiment.metric]
+    validated = any(len(party.data.validation) for party in job.parties)
+    needed = ["test", *(["validation"] if job.experiment.patience and validated else [])]
+    if metric is not ACCURACY and (lacking := next((split for split in needed if not job.judged(split)), None)):
+        raise Refusal(
+            f"No party's {lacking} samples have a figure by metric {metric.name} ({metric.about}): choose another metric."
+        )
 
 
 def _device(wish: str) -> torch.device:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from comity.core.metrics import ACCURACY, ELIGIBLE
 from comity.core.training import Training
 from comity.errors import Refusal, shown, unknown
 from comity.plugins import is_code
@@ -40,6 +41,11 @@ def _placed(data: Any) -> Any:
 def _located(plan: Any) -> Any:
     """A plan of absences; a table by its absolute path."""
     return str(Path(plan).resolve()) if isinstance(plan, str) and plan.endswith(".csv") else plan
+
+
+def _underscored(name: Any) -> Any:
+    """`balanced-accuracy` as metrics.csv spells it."""
+    return name.replace("-", "_") if isinstance(name, str) else name
 
 
 def _listed(names: Any) -> Any:
@@ -94,6 +100,10 @@ class Experiment(BaseModel):
         ge=1,
         description="end the run when it got no better for so many rounds, judged on "
         "validation data (on test data if validation is 0)",
+    )
+    metric: Annotated[str, BeforeValidator(_underscored)] = Field(
+        ACCURACY.name,
+        description=f"what rounds, settings and methods are chosen and judged by: {', '.join(ELIGIBLE)}",
     )
     augment: str = Field("none", description="random changes to training images, as in flip|crop(pad=4)|rotate(degrees=10)")
     bn: Literal["all", "params_only", "none"] = Field("all", description="which BatchNorm values are shared")
@@ -164,6 +174,8 @@ def experiment(settings: Mapping[str, Any]) -> Experiment:
         made = Experiment.model_validate(dict(settings) | {"set": _flat(settings.get("set", {}))})
     except ValidationError as why:
         raise Refusal(_sentence(why)) from why
+    if made.metric not in ELIGIBLE:
+        raise unknown("metric", made.metric, ELIGIBLE)
     if made.steps is not None and "epochs" in settings and settings["epochs"] != 1:
         raise Refusal("Give either epochs or steps, not both.")
     for name, own in made.party.items():

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from comity.core.call import Letter
-from comity.core.evaluation import Evaluation
+from comity.core.evaluation import Answers, Evaluation, Score
+from comity.core.metrics import ACCURACY, METRICS
 from comity.core.net import Net, in_order
 from comity.core.record import Empty
 from comity.engines.engine import Engine
 from comity.experiments.build import Job
 from comity.experiments.folder import RunFolder
-from comity.measure.accuracy import mean
+from comity.measure.figures import mean
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Evaluations:
 
     by_party: Mapping[int, Evaluation]
     asked: int
+    metric: str
+    """What rounds are chosen by."""
 
     @property
     def complete(self) -> bool:
@@ -29,9 +32,9 @@ class Evaluations:
         return len(self.by_party) == self.asked
 
     @property
-    def accuracy(self) -> float | None:
-        """The mean test accuracy of those who were heard; None if nobody was."""
-        found = {i: one.test.correct / one.test.count for i, one in self.by_party.items()}
+    def figure(self) -> float | None:
+        """The mean of the chosen metric on test samples, over those who were heard and have one; None if nobody has."""
+        found = {i: figure for i, one in self.by_party.items() if (figure := _figure(one.test, self.metric)) is not None}
         return mean(found) if found else None
 
     @property
@@ -41,35 +44,49 @@ class Evaluations:
         return sum(score.correct for score in tests) / sum(score.count for score in tests)
 
     @property
-    def chosen_by(self) -> float:
-        """The accuracy that rounds are chosen by: on all validation samples together, or on test samples if there are none."""
+    def goodness(self) -> float | None:
+        """What rounds are chosen by, more being better: on all validation samples together, or on test samples if there are none.
+
+        Accuracy is that of all these samples; of another metric it is the mean over the parties that have one, by samples.
+        """
         known = [one.validation for one in self.by_party.values() if one.validation.count]
         known = known or [one.test for one in self.by_party.values()]
-        return sum(score.correct for score in known) / max(1, sum(score.count for score in known))
+        if self.metric == ACCURACY.name:
+            return sum(score.correct for score in known) / max(1, sum(score.count for score in known))
+        figures = [(score.count, score.figures[self.metric]) for score in known if self.metric in score.figures]
+        if not figures:
+            return None
+        return METRICS[self.metric].sign * sum(n * figure for n, figure in figures) / sum(n for n, _ in figures)
+
+
+def _figure(score: Score, metric: str) -> float | None:
+    """A party's figure by a metric, if it has one."""
+    return score.correct / score.count if metric == ACCURACY.name else score.figures.get(metric)
 
 
 def evaluate(job: Job, net: Net, engine: Engine, s: Any, *, final: bool) -> Evaluations:
-    """Each party evaluates what it would deploy; after the last round (`final`) it also says which test samples were right."""
+    """Each party evaluates what it would deploy; after the last round (`final`) by all metrics, and it gives its answers."""
     letters = _letters(job, s, job.info.parties)
-    found = Evaluations(_asked(net, engine, letters, final), len(letters))
-    _note(net, found.by_party)
+    found = Evaluations(_asked(net, engine, letters, final), len(letters), job.experiment.metric)
+    _note(net, found.by_party, job.experiment.metric)
     if found.complete and job.algorithm.one_model and not any(task.private for task in job.info.tasks):
         net.note("accuracy", found.pooled, None, "pooled")
     if final:
         for i, evaluation in found.by_party.items():
-            if evaluation.auc is not None:
-                net.note("auc" if job.info.task.classes == 2 else "auc_micro", evaluation.auc, i, "test")
+            for name, figure in evaluation.test.figures.items():
+                if name != job.experiment.metric:  # which was noted with the others of every round
+                    net.note(name, figure, i, "test")
     return found
 
 
 def evaluate_unfinished(job: Job, net: Net, engine: Engine, s: Any) -> None:
     """What parties have before a method's last step, its `finish`."""
-    _note(net, _asked(net, engine, _letters(job, s, job.info.parties), final=False), "-unfinished")
+    _note(net, _asked(net, engine, _letters(job, s, job.info.parties), final=False), job.experiment.metric, "-unfinished")
 
 
 def evaluate_newcomers(job: Job, net: Net, engine: Engine, s: Any, stage: str) -> None:
     """What newcomers have at a stage of their joining: what they are `offered`, or have once they have `joined`."""
-    _note(net, _asked(net, engine, _letters(job, s, job.info.late), final=False), f"-{stage}")
+    _note(net, _asked(net, engine, _letters(job, s, job.info.late), final=False), job.experiment.metric, f"-{stage}")
 
 
 def evaluate_newcomers_alone(job: Job, net: Net, engine: Engine) -> None:
@@ -78,7 +95,7 @@ def evaluate_newcomers_alone(job: Job, net: Net, engine: Engine) -> None:
     for i, evaluation in in_order(job.info.late, engine.evaluate_solo(job.info.late, net.round)):
         net.charge_reply("alone", i, evaluation, "eval")
         found[i] = evaluation
-    _note(net, found, "-alone")
+    _note(net, found, job.experiment.metric, "-alone")
 
 
 def _asked(net: Net, engine: Engine, letters: Mapping[int, Any], final: bool) -> dict[int, Evaluation]:
@@ -97,12 +114,12 @@ def _asked(net: Net, engine: Engine, letters: Mapping[int, Any], final: bool) ->
 
 
 def write_outcomes(job: Job, folder: RunFolder, found: Evaluations) -> None:
-    """Write down which test samples were right after the last round."""
-    right: dict[str, list[bool]] = {}
+    """Write down what parties' models said of the test samples after the last round."""
+    answers: dict[str, Answers] = {}
     for i, evaluation in found.by_party.items():
-        assert evaluation.outcomes is not None, "only a final evaluation has outcomes"
-        right[job.info.names[i]] = evaluation.outcomes.tolist()
-    folder.write_outcomes(right)
+        assert evaluation.answers is not None, "only a final evaluation has answers"
+        answers[job.info.names[i]] = evaluation.answers
+    folder.write_outcomes(answers)
 
 
 def _letters(job: Job, s: Any, ids: Iterable[int]) -> dict[int, Any]:
@@ -110,10 +127,12 @@ def _letters(job: Job, s: Any, ids: Iterable[int]) -> dict[int, Any]:
     return {i: Empty() if job.algorithm.self_contained else job.algorithm.view(s, i) for i in ids}
 
 
-def _note(net: Net, evaluations: Mapping[int, Evaluation], suffix: str = "") -> None:
+def _note(net: Net, evaluations: Mapping[int, Evaluation], metric: str, suffix: str = "") -> None:
     """The figures of each party, where it has samples; a suffix to the split's name says what was evaluated."""
     for i, evaluation in evaluations.items():
         for split, score in (("validation", evaluation.validation), ("test", evaluation.test)):
             if score.count:
                 net.note("accuracy", score.correct / score.count, i, split + suffix)
                 net.note("loss", score.loss, i, split + suffix)
+            if metric in score.figures:
+                net.note(metric, score.figures[metric], i, split + suffix)

@@ -21,8 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from comity.checksums import CRC, Checksum, with_crc, without_crc
 from comity.core.attendance import Absence
+from comity.core.evaluation import Answers
 from comity.core.ledger import Charge
 from comity.core.net import Note
 from comity.data.split import Split
@@ -120,7 +123,7 @@ class RunFolder:
 
     @property
     def outcomes(self) -> Path:
-        """Which test samples were right after the last round."""
+        """What models said of the test samples after the last round, and what was right."""
         return self.path / OUTCOMES
 
     @property
@@ -257,15 +260,47 @@ class RunFolder:
             self._check_file(OUTCOMES)
         return self.salvage_outcomes()
 
+    def read_answers(self) -> dict[str, Answers]:
+        """By party: what its model said of its test samples after the last round."""
+        if self.outcomes.exists():
+            self._check_file(OUTCOMES)
+        return self.salvage_answers()
+
+    def salvage_answers(self) -> dict[str, Answers]:
+        """The same, if it makes sense, be it what the run wrote or not."""
+        rows = self._outcome_rows()
+        if rows and "answer" not in rows[0]:
+            raise ComityError(f"{self.outcomes} is of an earlier version of Comity, and has no answers to judge by a metric.")
+        cells: dict[str, list[tuple[int, int, float]]] = {}
+        try:
+            for row in rows:
+                truth, given = int(row["truth"]), int(row["answer"])
+                if int(row["correct"]) != (truth == given) or min(truth, given) < 0:
+                    raise ValueError
+                cells.setdefault(row["party"], []).append((truth, given, float(row.get("score", "nan"))))
+        except (KeyError, ValueError, TypeError) as why:
+            raise self._no_outcomes() from why
+        scored = bool(rows) and "score" in rows[0]
+        return {party: _answers(each, scored) for party, each in cells.items()}
+
+    def _outcome_rows(self) -> list[dict[str, str]]:
+        try:
+            with self.outcomes.open(encoding="utf-8", newline="") as file:
+                return list(csv.DictReader(file))
+        except (OSError, ValueError, csv.Error) as why:
+            raise self._no_outcomes() from why
+
+    def _no_outcomes(self) -> ComityError:
+        return ComityError(f"{self.outcomes} cannot be read: the run is not finished, or damaged.")
+
     def salvage_outcomes(self) -> dict[str, list[int]]:
         """The same, if it makes sense, be it what the run wrote or not."""
         found: dict[str, list[int]] = {}
         try:
-            with self.outcomes.open(encoding="utf-8", newline="") as file:
-                for row in csv.DictReader(file):
-                    found.setdefault(row["party"], []).append(int(row["correct"]))
-        except (OSError, KeyError, ValueError, TypeError, csv.Error) as why:
-            raise ComityError(f"{self.outcomes} cannot be read: the run is not finished, or damaged.") from why
+            for row in self._outcome_rows():
+                found.setdefault(row["party"], []).append(int(row["correct"]))
+        except (KeyError, ValueError, TypeError) as why:
+            raise self._no_outcomes() from why
         return found
 
     def read_summary(self) -> dict[str, Any] | None:
@@ -310,11 +345,14 @@ class RunFolder:
         """The tables, to be begun or continued."""
         return Writer(self.path)
 
-    def write_outcomes(self, right: Mapping[str, list[bool]]) -> None:
-        """Write down which test samples were right, by party."""
-        lines = ["party,sample,correct"]
-        for party, each in right.items():
-            lines += [f"{party},{k},{int(ok)}" for k, ok in enumerate(each)]
+    def write_outcomes(self, answers: Mapping[str, Answers]) -> None:
+        """Write down what parties' models say of their test samples; for two classes with scores, which read back exactly."""
+        scored = any(each.score is not None for each in answers.values())
+        lines = ["party,sample,correct,truth,answer" + ",score" * scored]
+        for party, each in answers.items():
+            scores = [f",{score!s}" for score in each.score.numpy()] if each.score is not None else [""] * len(each.truth)
+            rows = zip(each.right.tolist(), each.truth.tolist(), each.given.tolist(), scores, strict=True)
+            lines += [f"{party},{k},{int(ok)},{truth},{given}{score}" for k, (ok, truth, given, score) in enumerate(rows)]
         write_atomically(self.outcomes, "\n".join(lines) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any], files: Mapping[str, Checksum]) -> None:
@@ -374,6 +412,11 @@ def _checked(told: Mapping[str, Any], newest: str) -> dict[str, Any]:
     if newest in told and CRC not in told:
         raise ValueError("the checksum is lost")
     return without_crc(told)
+
+
+def _answers(rows: list[tuple[int, int, float]], scored: bool) -> Answers:
+    truth, given, score = zip(*rows, strict=True)
+    return Answers(torch.tensor(truth), torch.tensor(given), torch.tensor(score, dtype=torch.float32) if scored else None)
 
 
 def _lines(plain: Mapping[str, Any]) -> str:

@@ -62,9 +62,9 @@ def execute(
         track.begin(job, folder.path)
         progress.begin(job, max(rounds.done, 0))
         while rounds.done < rounds.last:
-            accuracy, notes = rounds.go_on()
+            figure, notes = rounds.go_on()
             if rounds.done <= rounds.schedule.rounds:
-                progress.round(rounds.done, accuracy, rounds.net.ledger)
+                progress.round(rounds.done, figure, rounds.net.ledger)
             track.round(rounds.done, notes, rounds.net.ledger.total)
         summary = rounds.summary()
         folder.write_summary(summary, rounds.files)
@@ -130,7 +130,7 @@ class _Rounds:
         self._tables.go_on(manifest.files)  # last: a damaged checkpoint must not cost any rows
 
     def go_on(self) -> tuple[float | None, list[Note]]:
-        """The next round, to its end on disk; the mean accuracy, if it was evaluated, and all that was noted."""
+        """The next round, to its end on disk; the mean of the chosen metric, if it was evaluated, and all notes."""
         t = self.done + 1
         self.schedule.enter(t)
         begin = time.perf_counter()
@@ -148,7 +148,7 @@ class _Rounds:
         took = (trained - begin, evaluated - trained, saving)
         self._tables.add(TIMING, [(t, *(f"{seconds:.4f}" for seconds in took), peak_memory())])  # last: the round is whole
         self.done = t
-        return (found.accuracy if found else None), notes
+        return (found.figure if found else None), notes
 
     def _exchange(self, t: int) -> None:
         """What a round is about: the algorithm's own code runs, at the server and, through the net, at the parties."""
@@ -220,8 +220,8 @@ class _Rounds:
         if final:
             write_outcomes(self.job, self._folder, found)
             self._tables.note(OUTCOMES)
-        if found.complete:  # who is missing would make a round look better or worse than it is
-            self.schedule.seen(t, found.chosen_by)
+        if found.complete and (goodness := found.goodness) is not None:  # who is missing would flatter a round, or wrong it
+            self.schedule.seen(t, goodness)
         return found
 
     def _save(self, t: int) -> float:

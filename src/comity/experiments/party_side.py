@@ -19,7 +19,8 @@ def make_party(common: CommonGround, number: int, data: PartyData) -> Party:
     name = seats.names[number]
     task = common.task(name)
     training = _with_least_batch(common, task, _own_training(common, number), len(data.train))
-    return Party(number, name, task, training, data, seats.from_start, place=seats.places[number])
+    place, metric = seats.places[number], common.experiment.metric
+    return Party(number, name, task, training, data, seats.from_start, place=place, metric=metric)
 
 
 def _own_training(common: CommonGround, number: int) -> Training:

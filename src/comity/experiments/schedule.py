@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,7 +14,8 @@ class Schedule:
 
     rounds: int
     patience: int | None
-    best: float = -1.0
+    best: float | None = None
+    """How good the best round was, by what rounds are chosen by; more is better."""
     best_round: int = 0
     evaluated: int = 0
     """The last round that was evaluated: what nobody looked at did not get worse."""
@@ -23,11 +25,11 @@ class Schedule:
         if self.patience is not None and t <= self.rounds and self.evaluated - self.best_round >= self.patience:
             self.rounds = t
 
-    def seen(self, t: int, accuracy: float) -> None:
-        """Remember the best round so far; `accuracy` is what rounds are chosen by."""
+    def seen(self, t: int, goodness: float) -> None:
+        """Remember the best round so far; of what has diverged, a NaN, none is."""
         self.evaluated = t
-        if accuracy > self.best:
-            self.best = accuracy
+        if goodness > (-math.inf if self.best is None else self.best):
+            self.best = goodness
             self.best_round = t
 
     def dump(self) -> dict[str, Any]:

@@ -13,11 +13,12 @@ from pathlib import Path
 from statistics import fmean
 
 from comity.core.ledger import SERVER
+from comity.core.metrics import ACCURACY
 from comity.core.net import Note
 from comity.errors import ComityError
 from comity.experiments.folder import RunFolder
-from comity.measure.accuracy import by_round, carried, mean
 from comity.measure.fairness import fairness
+from comity.measure.figures import by_round, carried, mean
 
 WHOM = ("mean", "weighted", "global")
 PAPERS = {
@@ -33,23 +34,23 @@ Line = dict[int, float]
 """Accuracy by evaluated round, ascending."""
 
 
-def party_curves(rows: Sequence[Note]) -> dict[str, Line]:
-    """Each party's test accuracy by round."""
+def party_curves(rows: Sequence[Note], metric: str = ACCURACY.name) -> dict[str, Line]:
+    """Each party's test accuracy by round, or its figures by another metric that was asked for."""
     found: dict[str, Line] = defaultdict(dict)
-    for t, accuracies in by_round(rows).items():
-        for party, value in accuracies.items():
+    for t, figures in by_round(rows, metric=metric).items():
+        for party, value in figures.items():
             found[party][t] = value
     return dict(found)
 
 
-def curve(rows: Sequence[Note], whom: str = "mean", sizes: Mapping[str, int] | None = None) -> Line:
-    """Test accuracy by round, of all parties in one figure; `sizes` are their test samples, for `weighted`."""
+def curve(rows: Sequence[Note], whom: str = "mean", sizes: Mapping[str, int] | None = None, metric: str = ACCURACY.name) -> Line:
+    """Test accuracy, or another metric, by round, of all parties in one figure; `sizes` (test samples) are for `weighted`."""
     if whom == "global":
-        return {r.round: r.value for r in rows if (r.party, r.split, r.metric) == (SERVER, "pooled", "accuracy")}
+        return {r.round: r.value for r in rows if (r.party, r.split, r.metric) == (SERVER, "pooled", metric)}
     if whom not in WHOM or (whom == "weighted" and sizes is None):
         raise ComityError(f"Accuracy is taken as {', '.join(WHOM)}, the second with the parties' test sizes; not as {whom!r}.")
     weights = sizes if whom == "weighted" else None
-    return {t: mean(accuracies, weights) for t, accuracies in carried(by_round(rows)).items()}
+    return {t: mean(figures, weights) for t, figures in carried(by_round(rows, metric=metric)).items()}
 
 
 def mean_curve(lines: Sequence[Line]) -> Line:

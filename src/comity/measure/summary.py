@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from comity.core.attendance import Absence
 from comity.core.ledger import SERVER
+from comity.core.metrics import ACCURACY, METRICS, Metric, fitting
 from comity.core.net import Note
 from comity.errors import ComityError
-from comity.measure.accuracy import by_round, carried, mean
+from comity.measure.figures import by_round, carried, mean
 
 if TYPE_CHECKING:
     from comity.experiments.build import Job
@@ -21,41 +22,86 @@ KINDS = ("up", "down", "peer", "setup", "eval")
 
 
 def _best(chooser: dict[int, float], test: dict[int, dict[str, float]], sizes: dict[str, int]) -> dict[str, Any] | None:
-    """The first round that is best by `chooser`, and the test accuracy there; rounds in which not all were heard are left out."""
-    rounds = [t for t in chooser if len(test.get(t, ())) == len(sizes)]
+    """The first round that is best by `chooser`, and the test figures there; rounds in which not all were heard are left out."""
+    rounds = [t for t in chooser if len(test.get(t, ())) == len(sizes) and math.isfinite(chooser[t])]
     if not rounds:
         return None
     t = max(rounds, key=lambda t: (chooser[t], -t))
     return {"round": t, "mean": mean(test[t]), "weighted": mean(test[t], sizes)}
 
 
-def accuracy(rows: list[Note], final: int, tests: dict[str, int], validations: dict[str, int]) -> dict[str, Any]:
-    """The accuracy block: the figures of the last round, `final`, and the best rounds by validation and by test.
+def at_the_end(rows: list[Note], metric: Metric, tests: dict[str, int]) -> dict[str, Any] | None:
+    """The block of a metric: parties' last figures on their test samples, in one; None if nobody has any.
 
-    A party that was not heard after the last round stands there with its last figure, and `as_of` says of which round that is.
+    `tests` are the parties and their test samples. Who has no figure (no sample of a class, never heard, diverged) is `missing`;
+    if one that was heard has diverged there is no mean, as a mean of the others would flatter.
     """
-    test = by_round(rows, "test")
-    validation = by_round(rows, "validation")
-    unfinished = by_round(rows, "test-unfinished")
+    test = by_round(rows, "test", metric.name)
     if not test:
-        raise ComityError("No party was ever heard: there is no accuracy to sum up.")
-    heard = {party: t for t in sorted(test) for party in test[t]}
+        return None
     last = carried(test)[max(test)]
-    average = mean(last)
-    pooled = {row.round: row.value for row in rows if (row.party, row.split, row.metric) == (SERVER, "pooled", "accuracy")}
+    known = {party: value for party, value in last.items() if math.isfinite(value)}
+    average = mean(known) if len(known) == len(last) else None
     return {
         "mean": average,
-        "weighted": mean(last, tests),
-        "std": math.sqrt(sum((v - average) ** 2 for v in last.values()) / len(last)),
-        "best_party": max(last, key=lambda p: last[p]),
-        "worst_party": min(last, key=lambda p: last[p]),
-        "per_party": {party: last.get(party) for party in tests},
+        "weighted": None if average is None else mean(known, tests),
+        "std": None if average is None else math.sqrt(sum((v - average) ** 2 for v in known.values()) / len(known)),
+        "best_party": max(known, key=lambda p: metric.sign * known[p], default=None),
+        "worst_party": min(known, key=lambda p: metric.sign * known[p], default=None),
+        "per_party": known,
+        "missing": [party for party in tests if party not in known],
+    }
+
+
+def over_rounds(
+    rows: list[Note], metric: Metric, final: int, tests: dict[str, int], validations: dict[str, int]
+) -> dict[str, Any]:
+    """What else is told of a metric that was asked for in all rounds: the best of them by validation and by test samples.
+
+    A party that was not heard after the last round, `final`, stands in the block with its last figure, and `as_of` says of which
+    round that is. `tests` are those who can have a figure.
+    """
+    test = by_round(rows, "test", metric.name)
+    validation = by_round(rows, "validation", metric.name)
+    unfinished = by_round(rows, "test-unfinished", metric.name)
+    heard = {party: t for t in sorted(test) for party in test[t]}
+    pooled = {row.round: row.value for row in rows if (row.party, row.split, row.metric) == (SERVER, "pooled", metric.name)}
+    return {
         "as_of": {party: heard.get(party) for party in tests if heard.get(party) != final},
         "global": pooled.get(final),
-        "unfinished": mean(unfinished[max(unfinished)]) if unfinished else None,
-        "best_round": _best({t: mean(v, validations) for t, v in validation.items()}, test, tests),
-        "best_on_test": _best({t: mean(v, tests) for t, v in test.items()}, test, tests),
+        "unfinished": _finite(mean(unfinished[max(unfinished)])) if unfinished else None,
+        "best_round": _best({t: metric.sign * mean(v, validations) for t, v in validation.items()}, test, tests),
+        "best_on_test": _best({t: metric.sign * mean(v, tests) for t, v in test.items()}, test, tests),
     }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def accuracy(rows: list[Note], final: int, tests: dict[str, int], validations: dict[str, int]) -> dict[str, Any]:
+    """The accuracy block, in which everybody stands: who was never heard with None."""
+    block = at_the_end(rows, ACCURACY, tests)
+    if block is None:
+        raise ComityError("No party was ever heard: there is no accuracy to sum up.")
+    del block["missing"]
+    block["per_party"] = {party: block["per_party"].get(party) for party in tests}
+    return block | over_rounds(rows, ACCURACY, final, tests, validations)
+
+
+def _beside_accuracy(
+    job: Job, rows: list[Note], final: int, tests: dict[str, int], validations: dict[str, int]
+) -> dict[str, Any]:
+    """The blocks of all other metrics that fit; that of AUC has one name, however many classes there are."""
+    found: dict[str, Any] = {}
+    for metric in fitting(job.info.task.classes):
+        block = None if metric is ACCURACY else at_the_end(rows, metric, tests)
+        if block and metric.name == job.experiment.metric:
+            judged = {party: tests[party] for party in job.judged("test")}
+            block |= over_rounds(rows, metric, final, judged, validations)
+        found[metric.name.removesuffix("_micro")] = block
+    del found[ACCURACY.name]
+    return found
 
 
 def absent(rows: Iterable[Absence]) -> dict[str, dict[str, int]]:
@@ -65,13 +111,6 @@ def absent(rows: Iterable[Absence]) -> dict[str, dict[str, int]]:
         counts = found.setdefault(row.party, {})
         counts[row.how] = counts.get(row.how, 0) + 1
     return found
-
-
-def _auc(rows: list[Note]) -> dict[str, Any] | None:
-    """The area under the ROC curve at the end; a party whose test samples are of one class has none."""
-    rows = [row for row in rows if row.metric in ("auc", "auc_micro") and row.split == "test"]
-    found = {row.party: row.value for row in rows if math.isfinite(row.value)}  # who diverged has none either
-    return {"mean": mean(found) if len(found) == len(rows) else None, "per_party": found} if rows else None
 
 
 def _diverged(rows: list[Note]) -> list[str]:
@@ -91,6 +130,14 @@ def _newcomers(rows: list[Note]) -> dict[str, dict[str, float]]:
     return {party: got | {"gain": got["joined"] - got["alone"]} for party, got in whole.items()}
 
 
+def blocks(summary: Mapping[str, Any]) -> list[tuple[Metric, dict[str, Any]]]:
+    """The metrics of which a summary has figures, with their blocks; runs of earlier versions have fewer."""
+    two = "sensitivity" in summary  # whose AUC is no micro average
+    keys = {metric: metric.name for metric in METRICS.values() if metric.name not in ("auc", "auc_micro")}
+    keys[METRICS["auc" if two else "auc_micro"]] = "auc"
+    return [(metric, summary[key]) for metric, key in keys.items() if summary.get(key)]
+
+
 def summarise(
     job: Job,
     rows: list[Note],
@@ -102,6 +149,8 @@ def summarise(
     """All that `summary.json` holds; `made` are the rounds, the steps, and remarks on how they were made."""
     parties = {p.name: p.data for p in job.parties if p.name in job.info.names}
     charged = {kind: total[kind] for kind in KINDS}
+    tests = {name: len(data.test) for name, data in parties.items()}
+    validations = {name: len(data.validation) for name, data in parties.items()}
     return {
         "algorithm": job.experiment.algorithm,
         "dataset": job.experiment.data,
@@ -110,11 +159,9 @@ def summarise(
         "without": list(job.experiment.without or ()),
         "seed": job.experiment.seed,
         "model": job.experiment.model,
-        "metric": "accuracy",
-        "accuracy": accuracy(
-            rows, made["rounds"], {n: len(d.test) for n, d in parties.items()}, {n: len(d.validation) for n, d in parties.items()}
-        ),
-        "auc": _auc(rows),
+        "metric": job.experiment.metric,
+        "accuracy": accuracy(rows, made["rounds"], tests, validations),
+        **_beside_accuracy(job, rows, made["rounds"], tests, validations),
         "newcomers": _newcomers(rows),
         "diverged": _diverged(rows),
         "absent": absent(absences),

@@ -73,8 +73,8 @@ def sections_of(
 ) -> list[Section]:
     """A group's sections; one that fails says why, in its place."""
     parts: list[tuple[str, str, Callable[[], Section]]] = [
-        ("answer", "The answer", lambda: answer(group, target)),
-        ("curves", "How accuracy grows", lambda: curves(group)),
+        ("answer", "The answer", lambda: answer(group, folder, target)),
+        ("curves", f"How {group.metric.title} grows", lambda: curves(group)),
         ("gains", "Who gains", lambda: gains(group, folder)),
         ("data", "The data", lambda: data(group, not quick, samples)),
         ("space", "The representation space", lambda: _space(group, methods, quick)),

@@ -56,6 +56,11 @@ def fraction(field: str, title: str | None, **more: Any) -> VegaSpec:
     return quantity(field, title, axis={"format": ".0%"}, scale={"zero": False, "nice": True}, **more)
 
 
+def capital(title: str) -> str:
+    """A title as one begins a line."""
+    return title[:1].upper() + title[1:]
+
+
 def whole_rounds() -> VegaSpec:
     """The axis of rounds: there are no halves."""
     return quantity("round", "round", axis={"format": "d", "tickMinStep": 1})

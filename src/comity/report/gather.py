@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from comity.core.attendance import Absence
+from comity.core.evaluation import Answers
 from comity.core.ledger import Charge
+from comity.core.metrics import ACCURACY, Metric
+from comity.core.metrics import METRICS as METRICS_BY_NAME
 from comity.core.net import Note
 from comity.data.split import Share, Split
 from comity.errors import Refusal
@@ -24,9 +27,12 @@ from comity.experiments.folder import CONFIG, MARKS, RunFolder
 from comity.experiments.run import reopen
 from comity.experiments.tables import ABSENCES, LEDGER, METRICS, TIMING, Table, Timing
 from comity.experiments.trust import Untrusted, check, code_of
-from comity.measure.accuracy import mean
 from comity.measure.conventions import Line, curve, party_curves
+from comity.measure.figures import mean
+from comity.measure.gain import Gain
+from comity.measure.summary import blocks
 from comity.spec import parse
+from comity.studies.answers import same_parties
 
 SOLO = "solo"
 CENTRALIZED = "centralized"
@@ -43,6 +49,10 @@ class Run:
     method: str
     trust: bool = False
     """Whether files that its settings name may run, whoever made it."""
+    metric: Metric = ACCURACY
+    """What it is shown by."""
+    gains: dict[Path, list[Gain]] = field(default_factory=dict, repr=False)
+    """Its parties' gains over other runs, once they were worked out."""
     problems: list[str] = field(default_factory=list)
 
     @cached_property
@@ -105,6 +115,8 @@ class Run:
         heard = [figure for figure in got["per_party"].values() if figure is not None]
         figures = [got["mean"], *heard, *found["bytes"].values(), found["seconds"]["total"]]
         figures += [new[stage] for new in found["newcomers"].values() for stage in ("offered", "joined", "alone", "gain")]
+        for _, block in blocks(found):
+            figures += [figure for figure in (block["mean"], *block["per_party"].values()) if figure is not None]
         if not heard or "total" not in found["bytes"] or not all(math.isfinite(figure) for figure in figures):
             raise ValueError
         ", ".join(found["diverged"])  # fails if these are no names
@@ -146,9 +158,14 @@ class Run:
 
         return self._try(self.folder / table.name, reading, [])
 
-    def _check(self, name: str, found: float, told: Callable[[dict[str, Any]], float]) -> bool:
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The finished run's figures by what it is shown by, as its summary tells them; nothing if there are none."""
+        return (self.summary or {}).get(self.metric.name) or {}
+
+    def _check(self, name: str, found: float, told: Callable[[dict[str, Any]], float | None]) -> bool:
         """Whether a file's figure is the finished run's: one that was cut short can look whole."""
-        if self.summary is None or abs(found - told(self.summary)) < 1e-9:
+        if self.summary is None or (true := told(self.summary)) is None or abs(found - true) < 1e-9:
             return True
         self._complain(f"{name} and summary.json do not agree")
         return False
@@ -168,6 +185,11 @@ class Run:
         return found
 
     @cached_property
+    def answers(self) -> dict[str, Answers]:
+        """What models said of the test samples after the last round, by party, if outcomes.csv can be trusted."""
+        return self._try(self._files.outcomes, self._files.salvage_answers, {}) if self.outcomes else {}
+
+    @cached_property
     def split(self) -> dict[str, Share]:
         """Which samples each party has."""
         return self._try(self._files.split, lambda: Split.read(self._files.split).parties, {})
@@ -184,16 +206,16 @@ class Run:
 
     @cached_property
     def curve(self) -> Line:
-        """Mean test accuracy over parties, by round."""
-        line = {t: value for t, value in curve(self.metrics).items() if math.isfinite(value)}
+        """The mean over parties on their test samples, by round."""
+        line = {t: value for t, value in curve(self.metrics, metric=self.metric.name).items() if math.isfinite(value)}
         if line:
-            self._check("metrics.csv", line[max(line)], _mean)
+            self._check("metrics.csv", line[max(line)], lambda summary: self.figures.get("mean"))
         return line
 
     @cached_property
     def parties(self) -> dict[str, Line]:
-        """Each party's test accuracy, by round; newcomers, who join after the last, are left out."""
-        lines = party_curves(self.metrics)
+        """Each party's figures on its test samples, by round; newcomers, who join after the last, are left out."""
+        lines = party_curves(self.metrics, self.metric.name)
         last = max(self.curve, default=0)
         return {party: line for party, line in lines.items() if min(line) <= last}
 
@@ -292,9 +314,7 @@ class Group:
     @cached_property
     def same_parties(self) -> bool:
         """Whether a party has the same samples under every seed; if not, its name is all it has in common with itself."""
-        splits = {run.seed: run.split for run in self.runs if run.split}.values()
-        held = [{name: frozenset(s.train + s.validation + s.test) for name, s in split.items()} for split in splits]
-        return all(one == held[0] for one in held)
+        return same_parties({run.seed: run.split for run in self.runs if run.split}.values())
 
     def comparable(self, method: Method) -> list[Run]:
         """A method's finished runs that may be averaged party by party."""
@@ -308,6 +328,17 @@ class Group:
     def experiment(self) -> Experiment | None:
         """Some run's configuration: they share all but the method."""
         return next((run.experiment for run in self.runs if run.experiment), None)
+
+    @property
+    def judged_by(self) -> set[str]:
+        """The metrics that the runs chose."""
+        return {run.experiment.metric for run in self.runs if run.experiment}
+
+    @property
+    def metric(self) -> Metric:
+        """What the runs are shown by: the one metric that they chose or, if they differ, accuracy, which all have."""
+        chosen = self.judged_by
+        return METRICS_BY_NAME[chosen.pop()] if len(chosen) == 1 else ACCURACY
 
     @property
     def names(self) -> list[str]:
@@ -341,6 +372,8 @@ def gather(folder: Path, trust: bool = False) -> list[Group]:
     for name, methods in sorted(found.items(), key=lambda item: _natural(item[0])):
         made = [Method(runs[0].method, sorted(runs, key=lambda r: r.seed)) for some in methods.values() for runs in _seeds(some)]
         groups.append(Group(name, sorted(made, key=lambda m: not m.alone)))
+        for run in groups[-1].runs:
+            run.metric = groups[-1].metric
     return groups
 
 

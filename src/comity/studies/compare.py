@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from comity.algorithms import accepts
+from comity.algorithms import accepts, compose
+from comity.core.metrics import METRICS
+from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import Refusal
 from comity.experiments.build import Progress, federation_of, prepare
@@ -19,6 +21,7 @@ from comity.experiments.run import check_same, elsewhere, reopen, resume_in, sta
 from comity.measure import Gain, gains
 from comity.plugins import is_code
 from comity.spec import parse, split
+from comity.studies.answers import Answer, Parties, answers, how_to_read, same_parties
 from comity.studies.standing import Standing, standing
 from comity.track import Trackers
 
@@ -50,6 +53,23 @@ def run_once(
     return summary | {"remarks": [*summary.get("remarks", ()), *elsewhere(folder, experiment)]}
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """What came of several methods on the same data."""
+
+    rows: list[Standing]
+    answers: list[Answer]
+    """What it says to each party."""
+    reading: str
+    """How its intervals are to be read."""
+
+    def plain(self, metric: str, seeds: Sequence[int]) -> dict[str, Any]:
+        """As in comparison.json."""
+        told = [asdict(answer) for answer in self.answers]
+        rows = [asdict(row) for row in self.rows]
+        return {"seeds": list(seeds), "metric": metric, "rows": rows, "answers": told, "reading": self.reading}
+
+
 def compare(
     base: Experiment,
     algorithms: Sequence[str],
@@ -58,7 +78,7 @@ def compare(
     progress: Callable[[Experiment], Progress],
     caution: Callable[[str], None],
     track: Trackers | None = None,
-) -> list[Standing]:
+) -> Comparison:
     """Run every method, and SOLO, on the same split for each seed; `caution` hears what a user should know."""
     methods = list(dict.fromkeys([SOLO, *algorithms]))
     check_folders(methods)
@@ -74,8 +94,10 @@ def compare(
                 caution(text)
             said.add(text)
 
+    parties: dict[int, Parties] = {}
     for seed in seeds:
         federation = federation_of(base.but(seed=seed))
+        parties[seed] = Parties.of(federation)
         for method in methods:
             say(prepare(experiments[method][seed], federation).cautions())  # all are checked before the first one starts
         for method in methods:
@@ -83,17 +105,29 @@ def compare(
             folder = run_folder(out, method, seed)
             summaries[method].append(run_once(experiment, federation, folder, progress(experiment), track))
             say(f"{method}: {remark}" for remark in summaries[method][-1].get("remarks", ()))
-    rows = [standing(method, summaries[method], _gains(method, seeds, out)) for method in methods]
-    table = {"seeds": list(seeds), "rows": [vars(row) for row in rows]}
-    write_atomically(out / "comparison.json", json.dumps(table, indent=2) + "\n")
-    return rows
+    gained = {method: {seed: _gains(method, seed, out, base.metric) for seed in seeds} for method in methods}
+    rows = [standing(m, summaries[m], [g for each in gained[m].values() for g in each], base.metric) for m in methods]
+    there = summaries[SOLO][0]["accuracy"]["per_party"]
+    made = Comparison(rows, *_answers(base, gained, {seed: each.only(there) for seed, each in parties.items()}))
+    write_atomically(out / "comparison.json", json.dumps(made.plain(base.metric, seeds), indent=2) + "\n")
+    return made
 
 
-def _gains(method: str, seeds: Sequence[int], out: Path) -> list[Gain]:
-    """Every party's gain over SOLO, under every seed; SOLO's own would say nothing."""
-    if method == SOLO:
-        return []
-    return [gain for seed in seeds for gain in gains(run_folder(out, method, seed), run_folder(out, SOLO, seed))]
+def _gains(method: str, seed: int, out: Path, metric: str) -> list[Gain]:
+    """Every party's gain over SOLO; SOLO's own would say nothing."""
+    return [] if method == SOLO else gains(run_folder(out, method, seed), run_folder(out, SOLO, seed), metric)
+
+
+def _answers(
+    base: Experiment, gained: Mapping[str, Mapping[int, list[Gain]]], parties: Mapping[int, Parties]
+) -> tuple[list[Answer], str]:
+    """What the methods that a party could take part in say to each; seeds count only if parties are the same under all."""
+    shares = {method: chain(compose(method, own_settings(base, method)))[-1].shares for method in gained}
+    seeds = list(parties) if same_parties(each.shares for each in parties.values()) else list(parties)[:1]
+    open_to_all = {m: [gained[m][seed] for seed in seeds] for m in gained if shares[m] not in ("nothing", "data")}
+    metric = METRICS[base.metric]
+    told = answers(open_to_all, [parties[seed] for seed in seeds], metric)
+    return told, how_to_read(len(open_to_all), seeds, metric, less=len(parties) - len(seeds))
 
 
 def check_folders(methods: Sequence[str]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from comity.core.metrics import ACCURACY, METRICS, Metric
 from comity.measure.doubts import doubts
 from comity.measure.gain import Gain
 
@@ -16,10 +18,16 @@ class Standing:
     """One method in a comparison. Lists run over seeds; where no run is finished they are empty, and other figures are None."""
 
     algorithm: str
+    metric: str
+    """What methods are ranked and judged by."""
+    figure: list[float | None]
+    """By that metric, the mean over parties after the last round; None where a model has diverged."""
+    worst_figure: list[float | None]
+    """The worst party's."""
     accuracy: list[float]
     """The mean over parties after the last round."""
     worst: list[float]
-    """The worst party's."""
+    """The worst party's accuracy."""
     gained: int
     """How many parties, over all seeds, clearly have more than by training alone (SOLO)."""
     hurt: int
@@ -37,23 +45,43 @@ class Standing:
     """What a reader of these figures must know."""
 
     @property
-    def mean(self) -> float:
-        """Mean accuracy over seeds; a method without a finished run comes last."""
-        return statistics.fmean(self.accuracy) if self.accuracy else float("-inf")
+    def mean(self) -> float | None:
+        """The metric's mean over seeds; None for a method without a finished run, or with one that has diverged."""
+        return _whole_mean(self.figure)
+
+    @property
+    def worst_mean(self) -> float | None:
+        """The same of the worst party."""
+        return _whole_mean(self.worst_figure)
+
+    @property
+    def goodness(self) -> float:
+        """What methods are ranked by, more being better; who has no mean comes last."""
+        return -math.inf if self.mean is None else METRICS[self.metric].sign * self.mean
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the mean accuracy over seeds."""
-        return statistics.pstdev(self.accuracy)
+        """Standard deviation of the metric's mean over seeds."""
+        return statistics.pstdev([figure for figure in self.figure if figure is not None])
 
 
-def standing(algorithm: str, summaries: Sequence[Mapping[str, Any]], gains: Sequence[Gain]) -> Standing:
-    """A method's standing, from the summaries of its finished runs and its parties' gains over SOLO."""
+def _whole_mean(figures: Sequence[float | None]) -> float | None:
+    known = [figure for figure in figures if figure is not None]
+    return statistics.fmean(known) if known and len(known) == len(figures) else None
+
+
+def standing(
+    algorithm: str, summaries: Sequence[Mapping[str, Any]], gains: Sequence[Gain], metric: str = ACCURACY.name
+) -> Standing:
+    """A method's standing by a metric, from the summaries of its finished runs and its parties' gains over SOLO."""
     newcomers = [new for summary in summaries for new in summary["newcomers"].values()]
     kinds = summaries[0]["bytes"] if summaries else ()  # runs of other versions may have other kinds
     shared = [kind for kind in kinds if all(kind in summary["bytes"] for summary in summaries)]
     return Standing(
         algorithm,
+        metric,
+        figure=[(summary.get(metric) or {}).get("mean") for summary in summaries],
+        worst_figure=[_worst(summary.get(metric) or {}, METRICS[metric]) for summary in summaries],
         accuracy=[summary["accuracy"]["mean"] for summary in summaries],
         worst=[min(v for v in summary["accuracy"]["per_party"].values() if v is not None) for summary in summaries],
         gained=sum(gain.helped for gain in gains),
@@ -65,6 +93,13 @@ def standing(algorithm: str, summaries: Sequence[Mapping[str, Any]], gains: Sequ
         joined_gain=_mean([new["gain"] for new in newcomers]),
         doubts=[f"{algorithm}, seed {summary['seed']}: {text}" for summary in summaries for text in doubts(summary)],
     )
+
+
+def _worst(block: Mapping[str, Any], metric: Metric) -> float | None:
+    """The figure of the worst party, if there is a mean that it is worse than."""
+    if block.get("mean") is None:
+        return None
+    return min((v for v in block["per_party"].values() if v is not None), key=lambda figure: metric.sign * figure)
 
 
 def _mean(values: Sequence[float]) -> float | None:

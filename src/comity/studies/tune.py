@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from comity.core.metrics import ACCURACY, METRICS, Metric
 from comity.errors import ComityError, Refusal
 from comity.experiments.build import Progress, federation_of, prepare
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
-from comity.measure.accuracy import by_round, mean
 from comity.measure.doubts import doubts
+from comity.measure.figures import by_round, mean
 from comity.spec import value
 from comity.studies.compare import run_once
 from comity.track import Trackers
@@ -22,7 +23,7 @@ from comity.track import Trackers
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of a grid: its settings, and the accuracies at the round that is best by validation."""
+    """One point of a grid: its settings, and the figures by the chosen metric at the round that is best by validation."""
 
     settings: dict[str, Any]
     validation: float
@@ -52,27 +53,35 @@ def tune(
     progress: Callable[[Experiment], Progress],
     track: Trackers | None = None,
 ) -> list[Trial]:
-    """Every point of the grid with the same budget, best by validation accuracy first."""
+    """Every point of the grid with the same budget, the best on validation samples, by the chosen metric, first."""
     if not base.validation:
         raise Refusal("tune chooses on validation data, so --validation must be greater than 0.")
     if "seed" in grid:
         raise Refusal("A seed is not tuned: give several with --seeds.")
+    if "metric" in grid:
+        raise Refusal("A metric is not tuned: choose one with --metric.")
+    metric = METRICS[base.metric]
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     found: list[list[Trial]] = [[] for _ in points]
     for seed in seeds:
         experiments = [_experiment_at(point, base, seed) for point in points]
         federations = [federation_of(experiment) for experiment in experiments]
         for experiment, federation in zip(experiments, federations, strict=True):
-            prepare(experiment, federation)  # all are checked before the first one starts
+            job = prepare(experiment, federation)  # all are checked before the first one starts
+            if not job.judged("validation"):
+                raise Refusal(
+                    f"No party's validation samples have a figure by metric {metric.name}: there is nothing to choose by."
+                )
         for k, point in enumerate(points):
             folder = out / ",".join(f"{name}={value}" for name, value in point.items()) / f"seed-{seed}"
             summary = run_once(experiments[k], federations[k], folder, progress(experiments[k]), track)
-            best = summary["accuracy"]["best_round"]
+            best = summary[metric.name]["best_round"]
             if best is None:
-                raise ComityError(f"In no round of {folder} was everybody heard: there is nothing to choose by.")
+                lacking = "was everybody heard" if metric is ACCURACY else f"does everybody have a figure by metric {metric.name}"
+                raise ComityError(f"In no round of {folder} {lacking}: there is nothing to choose by.")
             known = tuple(f"seed {seed}: {text}" for text in doubts(summary))
-            found[k].append(Trial(point, _validation_at(folder, best["round"]), best["weighted"], known))
-    return sorted((_over_seeds(trials) for trials in found), key=lambda trial: -trial.validation)
+            found[k].append(Trial(point, _validation_at(folder, best["round"], metric), best["weighted"], known))
+    return sorted((_over_seeds(trials) for trials in found), key=lambda trial: -metric.sign * trial.validation)
 
 
 def _experiment_at(point: dict[str, Any], base: Experiment, seed: int) -> Experiment:
@@ -82,9 +91,9 @@ def _experiment_at(point: dict[str, Any], base: Experiment, seed: int) -> Experi
     return base.but(seed=seed, set=base.set | options, **settings)
 
 
-def _validation_at(folder: Path, t: int) -> float:
-    """The mean validation accuracy after round t."""
-    return mean(by_round(RunFolder(folder).read_metrics(), "validation")[t])
+def _validation_at(folder: Path, t: int, metric: Metric) -> float:
+    """The mean over parties on validation samples after round t."""
+    return mean(by_round(RunFolder(folder).read_metrics(), "validation", metric.name)[t])
 
 
 def _over_seeds(trials: Sequence[Trial]) -> Trial:

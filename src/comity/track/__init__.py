@@ -10,11 +10,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
+from comity.core.metrics import ACCURACY, METRICS
 from comity.core.net import Note
 from comity.errors import Refusal, describe, unknown
 from comity.experiments.build import Job
 from comity.experiments.folder import RunFolder
 from comity.measure.conventions import curve, party_curves
+from comity.measure.figures import by_round
 from comity.measure.summary import KINDS
 from comity.plugins import call_from_file, is_code
 from comity.text import harmless
@@ -86,6 +88,7 @@ class Trackers:
             return
         settings = job.experiment.model_dump(exclude_none=True)
         self._sizes = {p.name: len(p.data.test) for p in job.parties}
+        self._metric = job.experiment.metric
         self._following = self._each(self._all, lambda one: one.begin(folder, settings))
         charges = defaultdict(list)
         notes = defaultdict(list)
@@ -101,7 +104,7 @@ class Trackers:
 
     def round(self, t: int, notes: Sequence[Note], total: Mapping[str, int]) -> None:
         """A round is over; the trackers hear of it if it was evaluated."""
-        if self._following and (found := figures(t, notes, total, self._sizes)):
+        if self._following and (found := figures(t, notes, total, self._sizes, self._metric)):
             self._following = self._each(self._following, lambda one: one.round(t, found))
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
@@ -123,8 +126,13 @@ class Trackers:
         return well
 
 
-def figures(t: int, notes: Sequence[Note], total: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float]:
-    """What trackers are told of a round; nothing if it was not evaluated. `sizes` are the parties' test samples."""
+def figures(
+    t: int, notes: Sequence[Note], total: Mapping[str, int], sizes: Mapping[str, int], metric: str = ACCURACY.name
+) -> dict[str, float]:
+    """What trackers are told of a round; nothing if it was not evaluated. `sizes` are the parties' test samples.
+
+    Another metric than accuracy that the run is judged by is told beside it.
+    """
     parties = {party: line[t] for party, line in party_curves(notes).items()}
     if not parties:
         return {}
@@ -141,4 +149,18 @@ def figures(t: int, notes: Sequence[Note], total: Mapping[str, int], sizes: Mapp
         **{f"bytes/{kind}": float(total.get(kind, 0)) for kind in KINDS},
         **{f"party_accuracy/{party}": value for party, value in parties.items()},
         **{f"party_loss/{party}": value for party, value in losses.items()},
+        **(_told(metric, by_round(notes, metric=metric).get(t, {})) if metric != ACCURACY.name else {}),
+    }
+
+
+def _told(metric: str, parties: Mapping[str, float]) -> dict[str, float]:
+    """The figures of a round by another metric than accuracy."""
+    if not parties:
+        return {}
+    sign = METRICS[metric].sign
+    return {
+        f"{metric}/mean": fmean(parties.values()),
+        f"{metric}/worst": sign * min(sign * value for value in parties.values()),
+        f"{metric}/best": sign * max(sign * value for value in parties.values()),
+        **{f"party_{metric}/{party}": value for party, value in parties.items()},
     }

@@ -52,7 +52,8 @@ class SideBySide:
                 groups.setdefault((id(task), *map(id, theta.values())), []).append(i)
             for ids in groups.values():
                 data = [sites[i].party.data for i in ids]
-                yield from zip(ids, evaluate_together(*models[ids[0]], data), strict=True)
+                metric = sites[ids[0]].party.metric
+                yield from zip(ids, evaluate_together(*models[ids[0]], data, metric), strict=True)
 
 
 def _blocks(sites: Sites, ids: Sequence[int]) -> Iterator[list[int]]:

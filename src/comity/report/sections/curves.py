@@ -1,4 +1,4 @@
-"""Accuracy against rounds and against bytes."""
+"""Accuracy, or what runs are judged by, against rounds and against bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from comity.report.blocks import Chart, Checkbox, Data, Section, VegaSpec
-from comity.report.charts import ONLY_SHOWN, by_method, count_of_bytes, fraction, shown, tip, whole_rounds
+from comity.report.charts import ONLY_SHOWN, by_method, capital, count_of_bytes, fraction, shown, tip, whole_rounds
 from comity.report.gather import Group, Method
 
 FEW = 12
@@ -16,8 +16,8 @@ POINTS = 20_000
 
 
 def curves(group: Group) -> Section:
-    """The page's second section: accuracy by round, and by bytes."""
-    section = Section("curves", "How accuracy grows")
+    """The page's second section: accuracy, or what runs are judged by, by round and by bytes."""
+    section = Section("curves", f"How {group.metric.title} grows")
     data = table(group)
     if not data.columns["round"]:
         section.say("No run has been evaluated yet.", "missing")
@@ -25,7 +25,7 @@ def curves(group: Group) -> Section:
     last = [f"{m.name} {_last(m):.1%}" for m in group.methods if any(run.curve for run in m.runs)]
     seeds = max(len(m.runs) for m in group.methods)
     band = "; bands: ± standard deviation over seeds" if seeds > 1 else ""
-    alt = f"Test accuracy, mean over parties{band}. At the end: {', '.join(last)}."
+    alt = f"Test {group.metric.title}, mean over parties{band}. At the end: {', '.join(last)}."
     section.blocks.append(_by_round(data, group, alt))
     sent = [row["bytes"] for row in data.rows() if not row["alone"] and row["round"] > 0 and row["bytes"]]
     if sent:
@@ -50,7 +50,7 @@ def table(group: Group) -> Data:
                     "alone": int(method.alone),
                     "party": "",
                     "round": t,
-                    "accuracy": mean,
+                    group.metric.name: mean,
                     "low": mean - std,
                     "high": mean + std,
                     "bytes": sent,
@@ -64,8 +64,8 @@ def table(group: Group) -> Data:
             for t in kept:
                 own = [run.parties[party][t] for run in drawn if t in run.parties.get(party, {})]
                 if own:
-                    rows.append({"method": method.name, "party": party, "round": t, "accuracy": statistics.fmean(own)})
-    return Data.of("curves", rows, ("method", "alone", "party", "round", "accuracy", "low", "high", "bytes", "seeds"))
+                    rows.append({"method": method.name, "party": party, "round": t, group.metric.name: statistics.fmean(own)})
+    return Data.of("curves", rows, ("method", "alone", "party", "round", group.metric.name, "low", "high", "bytes", "seeds"))
 
 
 def _last(method: Method) -> float:
@@ -76,7 +76,7 @@ def _layers(x: VegaSpec, group: Group, tips: list[VegaSpec]) -> list[VegaSpec]:
     """Band, line, and a point where the pointer is."""
     whole = {"filter": "datum.party == ''"}
     colour = by_method(group)
-    y = fraction("accuracy", "test accuracy")
+    y = fraction(group.metric.name, f"test {group.metric.title}")
     few = max(len(run.curve) for run in group.runs) <= FEW
     mark = {"type": "line", "point": {"size": 25}} if few else {"type": "line"}
     band: VegaSpec = {
@@ -105,7 +105,7 @@ def _by_round(data: Data, group: Group, alt: str) -> Chart:
     tips = [
         tip("method", "method"),
         tip("round", "round"),
-        tip("accuracy", "accuracy", ".1%"),
+        tip(group.metric.name, group.metric.title, ".1%"),
         tip("bytes", "bytes so far", ".3~s"),
     ]
     alone: VegaSpec = {
@@ -113,16 +113,16 @@ def _by_round(data: Data, group: Group, alt: str) -> Chart:
         "mark": {"type": "line", "strokeWidth": 1, "opacity": 0.45},
         "encoding": {
             "x": x,
-            "y": fraction("accuracy", "test accuracy"),
+            "y": fraction(group.metric.name, f"test {group.metric.title}"),
             "color": by_method(group),
             "detail": {"field": "party"},
-            "tooltip": [tip("method", "method"), tip("party", "party"), tip("accuracy", "accuracy", ".1%")],
+            "tooltip": [tip("method", "method"), tip("party", "party"), tip(group.metric.name, group.metric.title, ".1%")],
         },
     }
     layers = _layers(x, group, tips)
     spec = {"height": 300, "params": [shown(group.names)], "transform": [ONLY_SHOWN], "layer": [alone, *layers]}
     box = Checkbox("each party's line", (("layer", 0, "transform", 0, "filter"),), "datum.party != ''", "false")
-    return Chart("accuracy-by-round", "Accuracy by round", alt, data, spec, (box,), half=True)
+    return Chart(f"{group.metric.name}-by-round", f"{capital(group.metric.title)} by round", alt, data, spec, (box,), half=True)
 
 
 def _by_bytes(data: Data, group: Group, alt: str, sent: list[float]) -> Chart:
@@ -130,7 +130,7 @@ def _by_bytes(data: Data, group: Group, alt: str, sent: list[float]) -> Chart:
     tips = [
         tip("method", "method"),
         tip("round", "round"),
-        tip("accuracy", "accuracy", ".1%"),
+        tip(group.metric.name, group.metric.title, ".1%"),
         tip("bytes", "bytes so far", ".3~s"),
     ]
     still: VegaSpec = {  # training alone sends nothing: a line to beat
@@ -141,9 +141,9 @@ def _by_bytes(data: Data, group: Group, alt: str, sent: list[float]) -> Chart:
         ],
         "mark": {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.5},
         "encoding": {
-            "y": fraction("accuracy", "test accuracy"),
+            "y": fraction(group.metric.name, f"test {group.metric.title}"),
             "color": by_method(group),
-            "tooltip": [tip("method", "method"), tip("accuracy", "accuracy", ".1%")],
+            "tooltip": [tip("method", "method"), tip(group.metric.name, group.metric.title, ".1%")],
         },
     }
     layers = _layers(x, group, tips)
@@ -153,4 +153,4 @@ def _by_bytes(data: Data, group: Group, alt: str, sent: list[float]) -> Chart:
     places = tuple(("layer", k, "encoding", "x", "scale", "type") for k in range(len(layers)))
     box = Checkbox("logarithmic", places, "log", "linear", ticked=True)
     words = alt + (" Training alone sends nothing: the dashed line." if group.solo else "")
-    return Chart("accuracy-by-bytes", "Accuracy by bytes", words, data, spec, (box,), half=True)
+    return Chart(f"{group.metric.name}-by-bytes", f"{capital(group.metric.title)} by bytes", words, data, spec, (box,), half=True)

@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
+
+from comity.core.metrics import ACCURACY, Metric
 from comity.measure.fairness import fairness
-from comity.measure.gain import Gain, paired_interval
+from comity.measure.gain import Gain, counted, gains_of, paired, paired_interval
 from comity.report.blocks import Chart, Data, Section, Table, VegaSpec
-from comity.report.charts import by_method, fraction, heat, legend, tall, tip, word
+from comity.report.charts import by_method, capital, fraction, heat, legend, tall, tip, word
 from comity.report.gather import Group, Method, Run
+from comity.studies.answers import over_seeds
 
 SHOWN = 40
 """With more parties than this, only those at both ends are drawn."""
@@ -23,10 +27,13 @@ VERDICTS = ("gains", "level", "hurt")
 
 @dataclass(frozen=True)
 class PartyResult:
-    """One party under one method, beside training alone; means over seeds, intervals over all seeds' test samples together."""
+    """One party under one method, beside training alone: means over seeds.
+
+    Intervals of accuracy are over all seeds' test samples together; of another metric, as in the answers of a comparison.
+    """
 
     name: str
-    accuracy: float
+    figure: float
     solo: float | None = None
     gain: float | None = None
     low: float = 0.0
@@ -39,24 +46,53 @@ class PartyResult:
 
 
 def between(run: Run, alone: Run) -> list[Gain]:
-    """Every party's gain of one run over training alone, as far as both runs' outcomes can be read."""
-    found = []
-    for name, right in run.outcomes.items():
-        theirs = alone.outcomes.get(name, [])
-        if right and len(theirs) == len(right):
-            better, worse = counted(right, theirs)
-            found.append(Gain(name, (better - worse) / len(right), *paired_interval(better, worse, len(right))))
-    return found
+    """Every party's gain of one run over another, as far as both runs' outcomes can be read; worked out once."""
+    if alone.folder not in run.gains:
+        run.gains[alone.folder] = _between(run, alone)
+    return run.gains[alone.folder]
 
 
-def counted(ours: list[int], theirs: list[int]) -> tuple[int, int]:
-    """On how many samples one is right and the other is not, and the other way round."""
-    pairs = list(zip(ours, theirs, strict=True))
-    return sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
+def _between(run: Run, alone: Run) -> list[Gain]:
+    if run.metric is ACCURACY:
+        both = ((name, right, alone.outcomes.get(name, [])) for name, right in run.outcomes.items())
+        return [paired(name, right, theirs) for name, right, theirs in both if right and len(theirs) == len(right)]
+    theirs = {name: answers for name, answers in alone.answers.items() if name in run.answers}
+    same = {name: its for name, its in theirs.items() if torch.equal(its.truth, run.answers[name].truth)}
+    return gains_of(run.answers, same, run.metric)
 
 
 def parties(group: Group, method: Method) -> list[PartyResult]:
     """Every party, the one that gains most first; seeds are pooled only if a party has the same samples under each."""
+    found = _by_accuracy(group, method) if group.metric is ACCURACY else _by_metric(group, method)
+    return sorted(found, key=lambda p: (-(p.gain or 0.0), -group.metric.sign * p.figure))
+
+
+def _by_metric(group: Group, method: Method) -> list[PartyResult]:
+    """Everybody's figures by another metric than accuracy."""
+    figures: dict[str, list[float]] = defaultdict(list)
+    solo: dict[str, list[float]] = defaultdict(list)
+    gained: dict[str, list[Gain]] = defaultdict(list)
+    for run in group.comparable(method):
+        for name, value in run.figures.get("per_party", {}).items():
+            figures[name].append(value)
+        alone = group.alone(run)
+        if alone is None or alone is run:
+            continue
+        for gain in between(run, alone):
+            gained[gain.party].append(gain)
+            solo[gain.party].append(alone.figures["per_party"][gain.party])
+    found = []
+    for name, values in figures.items():
+        party = PartyResult(name, statistics.fmean(values))
+        if name in gained:
+            told = over_seeds(gained[name], methods=1)
+            party = PartyResult(name, statistics.fmean(values), statistics.fmean(solo[name]), told.gain, told.low, told.high)
+        found.append(party)
+    return found
+
+
+def _by_accuracy(group: Group, method: Method) -> list[PartyResult]:
+    """Everybody's accuracies."""
     accuracy: dict[str, list[float]] = defaultdict(list)
     ours: dict[str, list[int]] = defaultdict(list)
     theirs: dict[str, list[int]] = defaultdict(list)
@@ -81,7 +117,7 @@ def parties(group: Group, method: Method) -> list[PartyResult]:
             gain = (better - worse) / len(ours[name])
             party = PartyResult(name, statistics.fmean(values), solo, gain, low, high)
         found.append(party)
-    return sorted(found, key=lambda p: (-(p.gain or 0.0), -p.accuracy))
+    return found
 
 
 def gains(group: Group, folder: Path) -> Section:
@@ -102,7 +138,7 @@ def gains(group: Group, folder: Path) -> Section:
             what = "party does" if len(hurt) == 1 else "parties do"
             section.say(f"Negative transfer with {name}: {len(hurt)} {what} clearly worse than alone: {worst}{more}.", "warning")
     if compared:
-        section.blocks += [_dumbbells(name, some) for name, some in compared.items()]
+        section.blocks += [_dumbbells(name, some, group.metric) for name, some in compared.items()]
         section.say(
             "Hollow: training alone. Filled: the method. Bar: the 95 % interval of the gain, paired over test samples, laid off "
             "from training alone; it is clear of the hollow mark where a party clearly gains or loses." + _which(group)
@@ -122,15 +158,16 @@ def _drawn(some: list[PartyResult]) -> list[PartyResult]:
     return some if len(some) <= SHOWN else [*some[: SHOWN // 2], *some[-SHOWN // 2 :]]
 
 
-def _dumbbells(method: str, some: list[PartyResult]) -> Chart:
+def _dumbbells(method: str, some: list[PartyResult], metric: Metric) -> Chart:
     """One line a party, from training alone to the method, sorted by gain."""
+    axis = f"test {metric.title}"
     judged = [p for p in some if p.gain is not None and p.solo is not None]
     rows = [
         {
             "method": method,
             "party": p.name,
             "solo": p.solo,
-            "accuracy": p.accuracy,
+            metric.name: p.figure,
             "gain": p.gain,
             "low": p.low,
             "high": p.high,
@@ -140,14 +177,14 @@ def _dumbbells(method: str, some: list[PartyResult]) -> Chart:
         }
         for p in _drawn(judged)
     ]
-    columns = ("method", "party", "solo", "accuracy", "gain", "low", "high", "from", "to", "verdict")
+    columns = ("method", "party", "solo", metric.name, "gain", "low", "high", "from", "to", "verdict")
     data = Data.of(f"gains-{method}", rows, columns)
     how = {"domain": list(VERDICTS), "range": ["@good", "@grey", "@bad"]}
     colour: VegaSpec = {"field": "verdict", "type": "nominal", "scale": how, "legend": legend("top", 3)}
     tips = [
         tip("party", "party"),
         tip("solo", "alone", ".1%"),
-        tip("accuracy", method, ".1%"),
+        tip(metric.name, method, ".1%"),
         tip("gain", "gain", "+.1%"),
         tip("low", "95 % from", "+.1%"),
         tip("high", "to", "+.1%"),
@@ -159,19 +196,19 @@ def _dumbbells(method: str, some: list[PartyResult]) -> Chart:
         "layer": [
             {
                 "mark": {"type": "rule", "strokeWidth": 8, "opacity": 0.22},
-                "encoding": {"x": fraction("from", "test accuracy"), "x2": {"field": "to"}, "color": colour},
+                "encoding": {"x": fraction("from", axis), "x2": {"field": "to"}, "color": colour},
             },
             {
                 "mark": {"type": "rule", "strokeWidth": 1.5},
-                "encoding": {"x": fraction("solo", "test accuracy"), "x2": {"field": "accuracy"}, "color": colour},
+                "encoding": {"x": fraction("solo", axis), "x2": {"field": metric.name}, "color": colour},
             },
             {
                 "mark": {"type": "point", "size": 50, "fill": "@page", "stroke": "@soft"},
-                "encoding": {"x": fraction("solo", "test accuracy")},
+                "encoding": {"x": fraction("solo", axis)},
             },
             {
                 "mark": {"type": "point", "size": 60, "filled": True, "opacity": 1},
-                "encoding": {"x": fraction("accuracy", "test accuracy"), "color": colour},
+                "encoding": {"x": fraction(metric.name, axis), "color": colour},
             },
         ],
     }
@@ -185,23 +222,27 @@ def _dumbbells(method: str, some: list[PartyResult]) -> Chart:
 
 
 def _dots(group: Group, found: dict[str, list[PartyResult]]) -> Chart:
-    """Parties' accuracies, where there is nothing to compare them with."""
-    rows = [{"method": name, "party": p.name, "accuracy": p.accuracy} for name, some in found.items() for p in _drawn(some)]
-    data = Data.of("parties", rows, ("method", "party", "accuracy"))
+    """Parties' figures, where there is nothing to compare them with."""
+    metric = group.metric
+    rows = [{"method": name, "party": p.name, metric.name: p.figure} for name, some in found.items() for p in _drawn(some)]
+    data = Data.of("parties", rows, ("method", "party", metric.name))
     spec: VegaSpec = {
         "height": tall(len({row["party"] for row in rows})),
         "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
         "encoding": {
             "y": {**word("party", None), "sort": "-x"},
-            "x": fraction("accuracy", "test accuracy"),
+            "x": fraction(metric.name, f"test {metric.title}"),
             "color": by_method(group, legend=len(found) > 1, only=list(found)),
-            "tooltip": [tip("method", "method"), tip("party", "party"), tip("accuracy", "accuracy", ".1%")],
+            "tooltip": [tip("method", "method"), tip("party", "party"), tip(metric.name, metric.title, ".1%")],
         },
     }
     each = "; ".join(
-        f"{name}: from {min(p.accuracy for p in some):.1%} to {max(p.accuracy for p in some):.1%}" for name, some in found.items()
+        f"{name}: from {min(p.figure for p in some):.1%} to {max(p.figure for p in some):.1%}"
+        for name, some in found.items()
+        if some
     )
-    return Chart("parties", "Accuracy by party", f"Every party's test accuracy after the last round. {each}.", data, spec)
+    words = f"Every party's test {metric.title} after the last round. {each}."
+    return Chart("parties", f"{capital(metric.title)} by party", words, data, spec)
 
 
 def _which(group: Group) -> str:
@@ -220,13 +261,15 @@ def _known(per_party: dict[str, float | None]) -> list[float]:
 def _fairness(group: Group) -> Table:
     rows = []
     for method in (m for m in group.methods if m.finished):
-        each = [fairness(_known((run.summary or {})["accuracy"]["per_party"])) for run in method.finished]
+        each = [fairness(known) for run in method.finished if (known := _known(run.figures.get("per_party", {})))]
+        if not each:
+            continue
         best, worst, tenth, std, jain = (
             statistics.fmean(getattr(even, name) for even in each) for name in ("best", "worst", "worst_tenth", "std", "jain")
         )
         rows.append([method.name, *(f"{v:.1%}" for v in (best, worst, tenth)), f"{100 * std:.1f}", f"{jain:.3f}"])
     heads = ["method", "best party", "worst party", "mean of worst tenth", "std over parties", "Jain's index"]
-    return Table("fairness", "How evenly accuracy is spread", heads, rows)
+    return Table("fairness", f"How evenly {group.metric.title} is spread", heads, rows)
 
 
 def _newcomers(group: Group) -> Table | None:

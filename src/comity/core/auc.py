@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,17 +17,9 @@ from torch import Tensor
 def auc(scores: Tensor, positive: Tensor) -> float | None:
     """The AUC of `scores` for the samples marked `positive`; None if all or none are. O(n log n)."""
     marked = positive.flatten().bool()
-    p = int(marked.sum())
-    n = marked.numel() - p
-    if not p or not n:
+    if marked.all() or not marked.any():
         return None
-    if scores.isnan().any():  # a model that diverged: no order, hence no area
-        return math.nan
-    _, group, counts = scores.flatten().unique(return_inverse=True, return_counts=True)
-    counts = counts.double()
-    ranks = counts.cumsum(0) - (counts - 1) / 2  # of equal scores everyone gets the mean of their ranks
-    mann_whitney = float(ranks[group][marked].sum()) - p * (p + 1) / 2
-    return mann_whitney / (p * n)
+    return float(areas(scores.flatten(), marked, torch.ones(1, marked.numel(), dtype=torch.double, device=scores.device)))
 
 
 def auc_micro(scores: Tensor, labels: Tensor) -> float | None:
@@ -34,6 +27,18 @@ def auc_micro(scores: Tensor, labels: Tensor) -> float | None:
     if len(labels.unique()) < 2:
         return None
     return auc(scores, F.one_hot(labels, scores.shape[1]))
+
+
+def areas(scores: Tensor, positive: Tensor, weights: Tensor) -> Tensor:
+    """An AUC for each row of `weights`, which count each sample so many times; no order of scores (a NaN), no area."""
+    if scores.isnan().any():  # a model that diverged
+        return torch.full((len(weights),), math.nan, dtype=weights.dtype)
+    _, place = scores.unique(return_inverse=True)  # equal scores have one place
+    empty = weights.new_zeros(len(weights), int(place.max()) + 1)
+    above = empty.index_add(1, place, weights * positive)
+    below = empty.index_add(1, place, weights * ~positive)
+    outscored = below.cumsum(1) - below / 2  # how many negatives a positive at each place outscores
+    return (above * outscored).sum(1) / (above.sum(1) * below.sum(1))
 
 
 def mean_defined(values: Iterable[float | None]) -> tuple[float | None, int]:

@@ -1,0 +1,157 @@
+"""What models are judged by: each metric is a name, a meaning, a direction, and one pure function of scores and labels.
+
+The function works out a figure for each row of a table of weights, which say how many times each sample counts. So an interval
+that comes of drawing samples again (`measure/gain.py`) is of the very figure that it stands beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from comity.core.auc import areas
+from comity.errors import Refusal
+
+TWO = 2
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A way to judge a model's answers."""
+
+    name: str
+    """As in metrics.csv and --metric."""
+    title: str
+    """As people read it."""
+    about: str
+    """What it is, in a few words."""
+    figures: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """From scores (samples x classes), labels and weights (figures x samples) to the figures."""
+    needs: Callable[[Tensor], bool] = lambda y: len(y) > 0
+    """Whether samples of these labels have such a figure."""
+    fits: Callable[[int], bool] = lambda classes: True
+    """Whether it is for so many classes."""
+    only: int | None = None
+    """The one class that it looks at, if it is one."""
+    higher: bool = True
+    """Whether more is better."""
+    eligible: bool = True
+    """Whether methods can be judged by it: their answers alone must tell it, and for two classes their scores."""
+
+    @property
+    def sign(self) -> int:
+        """What a figure is multiplied with so that more is better."""
+        return 1 if self.higher else -1
+
+    def of(self, scores: Tensor, y: Tensor) -> float | None:
+        """The figure of a model's scores for each class; None where there is none, NaN where the model has diverged."""
+        if not self.needs(y):
+            return None
+        return float(self.figures(scores, y, torch.ones(1, len(y), dtype=torch.double, device=y.device)))
+
+
+def _counts(scores: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For each class: how many samples of it were recognised, how many there are, how often it was the answer."""
+    truth = F.one_hot(y, scores.shape[1]).to(weights.dtype)
+    answer = F.one_hot(scores.argmax(1), scores.shape[1]).to(weights.dtype)
+    return weights @ (truth * answer), weights @ truth, weights @ answer
+
+
+def _accuracy(scores: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    hits, held, _ = _counts(scores, y, weights)
+    return hits.sum(1) / held.sum(1)
+
+
+def _recalls(scores: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """The share of each class that was recognised; NaN where there is none of it."""
+    hits, held, _ = _counts(scores, y, weights)
+    return hits / held
+
+
+def _macro_f1(scores: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    hits, held, answered = _counts(scores, y, weights)
+    return (2 * hits / (held + answered)).nanmean(1)
+
+
+def _auc_micro(scores: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    right = F.one_hot(y, scores.shape[1]).flatten().bool()
+    return areas(scores.flatten(), right, weights.repeat_interleave(scores.shape[1], 1))
+
+
+def _both(y: Tensor) -> bool:
+    return bool((y != y[:1]).any())
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("accuracy", "accuracy", "the share of samples that are right", _accuracy),
+        Metric(
+            "balanced_accuracy",
+            "balanced accuracy",
+            "the share of each class that is recognised, averaged over the classes that are there",
+            lambda scores, y, weights: _recalls(scores, y, weights).nanmean(1),
+        ),
+        Metric(
+            "macro_f1",
+            "macro F1",
+            "the F1 of each class that is there or was answered, averaged over these classes",
+            _macro_f1,
+        ),
+        Metric(
+            "auc",
+            "AUC",
+            "the chance that a sample of class 1 has a higher score than one of class 0",
+            lambda scores, y, weights: areas(scores[:, 1] - scores[:, 0], y == 1, weights),
+            needs=_both,
+            fits=lambda classes: classes == TWO,
+        ),
+        Metric(
+            "sensitivity",
+            "sensitivity",
+            "the share of class 1 that is recognised",
+            lambda scores, y, weights: _recalls(scores, y, weights)[:, 1],
+            needs=lambda y: bool((y == 1).any()),
+            fits=lambda classes: classes == TWO,
+            only=1,
+        ),
+        Metric(
+            "specificity",
+            "specificity",
+            "the share of class 0 that is recognised",
+            lambda scores, y, weights: _recalls(scores, y, weights)[:, 0],
+            needs=lambda y: bool((y == 0).any()),
+            fits=lambda classes: classes == TWO,
+            only=0,
+        ),
+        Metric(
+            "auc_micro",
+            "micro AUC",
+            "the chance that a pair of a sample and its class has a higher score than one of a sample and another class",
+            _auc_micro,
+            needs=_both,
+            fits=lambda classes: classes > TWO,
+            eligible=False,
+        ),
+    )
+}
+ACCURACY = METRICS["accuracy"]
+"""What everything is judged by unless told, and what is told of every run."""
+ELIGIBLE = tuple(name for name, metric in METRICS.items() if metric.eligible)
+"""The metrics that --metric can choose."""
+
+
+def fitting(classes: int) -> list[Metric]:
+    """The metrics for so many classes."""
+    return [metric for metric in METRICS.values() if metric.fits(classes)]
+
+
+def check_fits(name: str, classes: int) -> None:
+    """Refuse to judge by a metric that is not for so many classes."""
+    if not METRICS[name].fits(classes):
+        others = ", ".join(metric.name for metric in fitting(classes) if metric.eligible)
+        raise Refusal(f"metric {name} is for two classes, but these data have {classes}: choose one of {others}.")

@@ -1,0 +1,167 @@
+"""Gains by any metric, and what they say to a party: by hand, and how often an interval holds the truth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from comity.core.evaluation import Answers
+from comity.core.metrics import METRICS, Metric
+from comity.errors import ComityError
+from comity.measure.gain import Gain, drawn_again, paired, paired_interval
+from comity.studies.answers import MOST, Answer, Held, Parties, answers, how_to_read, lines, over_seeds
+
+
+def said(truth: Tensor, score: Tensor) -> Answers:
+    return Answers(truth, (score > 0).long(), score)
+
+
+def models(seed: int, zeros: int, ones: int, now: float, before: float) -> tuple[Answers, Answers]:
+    """Two models of the same samples, whose scores lie so far from the threshold, and are alike by half."""
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.cat([torch.zeros(zeros), torch.ones(ones)]).long()
+    common, a, b = torch.randn(3, len(y), generator=draw) / math.sqrt(2)
+    side = 2 * y - 1
+    return said(y, common + a + now * side), said(y, common + b + before * side)
+
+
+def test_a_gain_is_the_difference_of_the_figures_and_repeatable() -> None:
+    now, before = models(0, 30, 20, 1.0, 0.3)
+    for name in ("balanced_accuracy", "macro_f1", "auc", "sensitivity", "specificity"):
+        metric = METRICS[name]
+        gain = drawn_again("south", now, before, metric)
+        assert gain is not None
+        figures = [metric.of(each.scores(2), each.truth) or 0.0 for each in (now, before)]
+        assert gain.gain == pytest.approx(figures[0] - figures[1])
+        assert gain.low < gain.gain < gain.high
+        assert gain == drawn_again("south", now, before, metric)
+        back = drawn_again("south", before, now, metric)
+        assert back is not None
+        assert (back.gain, back.low, back.high) == pytest.approx((-gain.gain, -gain.high, -gain.low), abs=0.03)
+
+
+def test_where_less_is_better_a_gain_is_less() -> None:
+    now, before = models(0, 30, 20, 1.0, 0.3)
+    balanced = METRICS["balanced_accuracy"]
+    missed = replace(balanced, higher=False, figures=lambda *given: 1 - balanced.figures(*given))
+    one, other = drawn_again("south", now, before, balanced), drawn_again("south", now, before, missed)
+    assert one is not None
+    assert other is not None
+    assert (other.gain, other.low, other.high) == pytest.approx((one.gain, one.low, one.high))
+
+
+def test_sensitivity_has_about_the_interval_of_agresti_and_min() -> None:
+    """It is a paired proportion, for which that interval is made."""
+    now, before = models(5, 30, 60, 0.8, 0.2)
+    gain = drawn_again("south", now, before, METRICS["sensitivity"])
+    ill = now.truth == 1
+    better = int((now.right & ~before.right & ill).sum())
+    worse = int((~now.right & before.right & ill).sum())
+    assert gain is not None
+    assert (gain.low, gain.high) == pytest.approx(paired_interval(better, worse, 60), abs=0.025)
+
+
+def test_samples_that_all_agree_leave_some_doubt() -> None:
+    y = torch.tensor([0] * 6 + [1] * 6)
+    gain = drawn_again("p", said(y, 2.0 * y - 1), said(y, 1 - 2.0 * y), METRICS["balanced_accuracy"])
+    assert gain is not None
+    assert gain.gain == 1
+    assert 0.2 < gain.low < 0.9
+
+
+@pytest.mark.parametrize(("name", "truth"), [("balanced_accuracy", 0.3057), ("auc", 0.3437)])
+@pytest.mark.parametrize("sizes", [(8, 30), (40, 40)])
+def test_intervals_hold_the_truth_as_often_as_they_say(name: str, truth: float, sizes: tuple[int, int]) -> None:
+    """Scores are normal around ±1.2 now and ±0.2 before, of which the figures are known."""
+    normal = torch.distributions.Normal(0.0, 1.0)
+    scale = 1.0 if name == "balanced_accuracy" else math.sqrt(2)
+    exact = [float(normal.cdf(torch.tensor(shift * scale))) for shift in (1.2, 0.2)]
+    assert exact[0] - exact[1] == pytest.approx(truth, abs=1e-3)
+    found = [drawn_again(f"p{k}", *models(k, *sizes, 1.2, 0.2), METRICS[name]) for k in range(100)]
+    held = sum(gain is not None and gain.low <= truth <= gain.high for gain in found)
+    assert 90 <= held <= 100
+
+
+def test_who_has_no_figure_has_no_gain() -> None:
+    y = torch.ones(9).long()
+    assert drawn_again("p", said(y, torch.rand(9)), said(y, torch.rand(9)), METRICS["auc"]) is None
+    both = torch.tensor([0, 1] * 5)
+    assert drawn_again("p", said(both, torch.full((10,), math.nan)), said(both, torch.rand(10)), METRICS["auc"]) is None
+    with pytest.raises(ComityError, match="not the same in both runs"):
+        drawn_again("p", said(both, torch.rand(10)), said(1 - both, torch.rand(10)), METRICS["auc"])
+
+
+# --- the answer for each party
+
+ACCURACY = METRICS["accuracy"]
+
+
+def clear(party: str, gain: float, error: float = 0.01) -> Gain:
+    return Gain(party, gain, gain - 2 * error, gain + 2 * error, gain, error)
+
+
+def told(
+    gains: dict[str, list[list[Gain]]], metric: Metric = ACCURACY, names: tuple[str, ...] = (), **held: Held
+) -> dict[str, Answer]:
+    everybody = {gain.party: Held((20, 20), (20, 20)) for seeds in gains.values() for seed in seeds for gain in seed} | held
+    seeds = max(map(len, gains.values()))
+    return {one.party: one for one in answers(gains, [Parties(everybody, {}, names)] * seeds, metric)}
+
+
+def test_each_kind_of_answer_in_words() -> None:
+    gains = {
+        "fedavg": [[clear("south", 0.02), clear("north", 0.01), clear("east", -0.2), clear("west", 0.3)]],
+        "fedavg+dbe": [[clear("south", 0.0412, 0.005), clear("north", -0.01), clear("east", -0.1)]],
+    }
+    found = told(gains, names=("healthy", "ill"), west=Held((5, 78), (2, 30)), far=Held((9, 9), (9, 9)))
+    assert [str(one) for one in found.values()] == [
+        "south: +4.1 points (between 3.0 and 5.2) by fedavg+dbe",
+        "north: no clear difference",
+        "east: better alone; fedavg+dbe, which costs it least, gives -10.0 points (between -12.2 and -7.8)",
+        "west: too few samples of 'healthy' to say (2 to test on, 5 to train on)",
+        "far: not judged: it was not heard at the end, or a model has diverged",
+    ]
+    assert [one.verdict for one in found.values()] == ["gains", "level", "alone", "too few", "not judged"]
+    assert [one.method for one in found.values()] == ["fedavg+dbe", None, "fedavg+dbe", None, None]
+    assert set(found["west"].methods) == {"fedavg"}
+
+
+def test_too_few_looks_at_the_classes_that_the_metric_looks_at() -> None:
+    gains = {"fedavg": [[clear("p", 0.1)]]}
+    few = Held((5, 78), (2, 30))
+    assert told(gains, METRICS["sensitivity"], p=few)["p"].verdict == "gains"
+    assert told(gains, METRICS["specificity"], p=few)["p"].says.startswith("too few samples of class 0 to say (2 to test on")
+    assert told(gains, p=Held((9, 9, 0), (5, 4, 0)))["p"].says == "too few test samples (9) to say"
+    assert told(gains, p=Held((9, 9, 0), (5, 5, 0)))["p"].verdict == "gains"  # of several classes one may be missing
+
+
+def test_the_interval_over_seeds_by_hand() -> None:
+    """The samples' variance is not divided by the seeds, which share them; that between seeds is; and the best of m is picked."""
+    one = over_seeds([clear("p", 0.1, 0.02), clear("p", 0.2, 0.04)], methods=4)
+    half = 2.4977 * math.sqrt((0.0004 + 0.0016) / 2 + 0.005 / 2)  # z at 1 - 0.05 / 4
+    assert (one.gain, one.low, one.high) == pytest.approx((0.15, 0.15 - half, 0.15 + half), abs=1e-4)
+
+
+def test_one_method_and_one_seed_have_the_interval_of_the_table() -> None:
+    gain = paired("p", [1] * 18 + [0] * 2, [1] * 10 + [0] * 10)
+    one = over_seeds([gain], methods=1)
+    assert (one.low, one.high) == pytest.approx((gain.low, gain.high))
+
+
+def test_many_parties_are_counted() -> None:
+    gains = {"fedavg": [[clear(f"p{k}", 0.1 if k % 3 else 0.0) for k in range(MOST + 1)]]}
+    shown = lines(list(told(gains).values()))
+    assert shown[0].startswith("13 parties: 8 gain by collaborating, 5 no clear difference.")
+    assert len(shown) == 6
+    assert shown[2] == "p1: +10.0 points (between 8.0 and 12.0) by fedavg"
+    assert len(lines(list(told(gains).values())[:MOST])) == MOST
+
+
+def test_how_to_read_says_which_seeds_and_methods() -> None:
+    assert "mean over 3 seeds" in how_to_read(2, [0, 1, 2], ACCURACY)
+    assert "best of 2 methods" in how_to_read(2, [0, 1, 2], ACCURACY)
+    assert "seed 5: under another, a party has other samples" in how_to_read(1, [5], ACCURACY, less=2)
