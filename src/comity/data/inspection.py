@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from comity.core.auc import auc
 from comity.data.dataset import Dataset
 from comity.data.federation import Federation
 from comity.data.formats.common import few
 from comity.data.preparation import Column, Schema
-from comity.measure.auc import auc
 
 FEW = 10  # samples of a class that say little
 SELDOM = 0.5  # of a column's values
