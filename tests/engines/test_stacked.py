@@ -41,7 +41,7 @@ def job(text: str, engine: str, **settings: Any) -> Job:
     def wide(samples: Samples) -> Samples:
         return Samples(samples.x.double(), samples.y)
 
-    parties = [replace(p, data=PartyData(*map(wide, (p.data.train, p.data.validation, p.data.test)))) for p in made.parties]
+    parties = [replace(p, data=PartyData(wide(p.data.train), wide(p.data.validation), wide(p.data.test))) for p in made.parties]
     return replace(made, parties=parties)
 
 

@@ -58,6 +58,9 @@ class Fd(Algorithm[Bank, Params, Teacher]):
     distance: Literal["mse", "ce"] = option("mse", "between own and mean logits: squared error, or cross-entropy of softmaxes")
     exclude_self: bool = option(False, "teach a party by the others only, as the paper does")
 
+    def check(self, info: Info) -> None:
+        info.needs_classes("fd", "sends mean logits of each class")
+
     def server(self, key: Key, info: Info) -> Bank:
         return Bank(info.task.classes, {})
 

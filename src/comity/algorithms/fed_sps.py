@@ -84,6 +84,7 @@ class FedSps(Attacks, Asks, PeerToPeer[FedSpsState]):
     code_compat: bool = option(False, "as the code: T on the first weights, own samples too, clean losses")
 
     def check(self, info: Info) -> None:
+        info.needs_classes("fed-sps", "looks where models confuse classes")
         info.same_architecture("fed-sps")
 
     def cautions(self, info: Info) -> list[str]:

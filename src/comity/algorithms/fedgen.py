@@ -111,6 +111,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
 
     def check(self, info: Info) -> None:
         super().check(info)
+        info.needs_classes("fedgen", "generates representations of each class")
         if kept := sorted(self.kept(info.task) & info.task.head_names):
             raise Refusal(f"fedgen's server needs whole heads, but {kept[0]} stays at the party: use --bn all or another --cut.")
 

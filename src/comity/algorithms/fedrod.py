@@ -70,6 +70,10 @@ class FedRod(FedAvg):
     def one_model(self) -> bool:
         return False
 
+    def check(self, info: Info) -> None:
+        super().check(info)
+        info.needs_classes("fedrod", "balances classes")
+
     def party_for(self, party: Party, mine: Params) -> Party:
         task = party.task
         private = task.private | {OWN + k for k in task.head_names}

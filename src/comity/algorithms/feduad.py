@@ -97,6 +97,7 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         return self.uad and where == ("fresh" if self.outputs == "group" else self.disc_state)
 
     def check(self, info: Info) -> None:
+        info.needs_classes("fedufo", "weighs answers by class")
         info.same_architecture("averaging")
 
     def discriminator(self, d: int, k: int) -> Task:

@@ -62,6 +62,7 @@ class SharesRepresentations(Algorithm[S, C, M]):
     secret: float = option(0.0, "share of a party's samples that are never shared (level 2)", minimum=0, maximum=1)
 
     def check(self, info: Info) -> None:
+        info.needs_classes("relay", "sends a mean representation of each class")
         info.same_width("relay")
         if 0 < self.n_avg < self.min_count:
             raise Refusal(f"n_avg must be at least min_count ({self.min_count}): smaller means are not sent.")

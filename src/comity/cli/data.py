@@ -31,7 +31,7 @@ def inspect_data(settings: Settings) -> None:
         + [str(n) if n else "·" for n in line]
         for (name, d), line in zip(federation.parties.items(), counts, strict=True)
     ]
-    classes = federation.class_names or tuple(map(str, range(federation.classes)))
+    classes = federation.class_names or tuple(map(str, range(federation.classes))) or ("samples",)
     columns = ["party", *(["shift"] if shifts else []), "train", "validation", "test", *classes]
     title = f"{federation.name}: samples of shape {'x'.join(map(str, federation.shape))}, {federation.split.partition}"
     screen.table(columns, rows, title, words=1 + shifts)
@@ -179,7 +179,8 @@ def import_(
     (names,) = (g.names for g in made.groups.values())
     parties = "the party" if len(names) == 1 else f"{len(names)} parties"
     screen.out.print(
-        f"{len(made)} samples of {parties} ({', '.join(names)}), {made.classes} classes"
+        f"{len(made)} samples of {parties} ({', '.join(names)}), "
+        + (f"{made.classes} classes" if made.classes else "a number to be predicted")
         + (f" ({', '.join(made.class_names)})" if made.class_names else "")
         + f", in {out}",
         soft_wrap=True,
@@ -224,7 +225,9 @@ def schema(
         raise Refusal(f"{out} is there already: choose another --out.")
     made.write(out)
     rows = [[c.name, c.kind, few(c.words, 6) if c.words else c.unit, "yes" if c.may_be_missing else "no"] for c in made.columns]
-    screen.table(["column", "kind", "words or unit", "may be missing"], rows, f"{made.label}: {few(made.classes)}", words=4)
+    screen.table(
+        ["column", "kind", "words or unit", "may be missing"], rows, f"{made.label}: {few(made.classes) or 'a number'}", words=4
+    )
     for column, why in made.left_out.items():
         screen.out.print(f"{column} is left out: it {why}.", soft_wrap=True)
     screen.out.print(f"The schema is in {out}: read it, then import with --schema {out}", soft_wrap=True)

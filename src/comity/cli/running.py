@@ -27,7 +27,7 @@ from comity.cli.options import (
     with_experiment,
     write_report,
 )
-from comity.core.metrics import ACCURACY, METRICS, Metric
+from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric
 from comity.errors import Refusal
 from comity.experiments.config import Experiment, experiment
 
@@ -122,7 +122,7 @@ def _others(summary: dict[str, Any], metric: Metric) -> str:
     from comity.measure.summary import blocks
 
     known = [(other, block.get("mean")) for other, block in blocks(summary) if other is not metric]
-    return ", ".join(f"{other.title} {mean:.1%}" for other, mean in known if mean is not None)
+    return ", ".join(f"{other.title} {other.text(mean)}" for other, mean in known if mean is not None)
 
 
 @app.command()
@@ -168,7 +168,7 @@ def compare(
     if effects:
         show(effects)
     folders = {row.algorithm: [run_folder(folder, row.algorithm, seed) for seed in every] for row in made.rows}
-    screen.show_curves(folders, METRICS[base.metric])
+    screen.show_curves(folders, METRICS[settled.metric])
     _show_answers(made)
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)
     if report:
@@ -181,7 +181,7 @@ def _show_comparison(rows: Sequence[Standing], settled: Experiment, seeds: int) 
 
     late = ["newcomers"] if settled.newcomers else []
     metric = METRICS[settled.metric]
-    beside = [] if metric is ACCURACY else [ACCURACY.title]
+    beside = [] if metric in (ACCURACY, EXPLAINED) else [ACCURACY.title]
     columns = ["method", metric.title, *beside, "worst", "gained", "hurt", *late, "up", "down", "peer", "time"]
     title = f"{settled.data}, {settled.partition}, {settled.rounds} rounds" + (f", {seeds} seeds" if seeds > 1 else "")
     screen.table(columns, [_cells(row, seeds > 1) for row in rows], title)
@@ -216,7 +216,7 @@ def _cells(row: Standing, several: bool) -> list[str]:
     return [
         row.algorithm + (" *" if row.doubts else ""),
         "diverged" if row.mean is None else f"{row.mean:.1%}" + (f" ± {100 * row.spread:.1f}" if several else ""),
-        *([] if row.metric == ACCURACY.name else [f"{fmean(row.accuracy):.1%}"]),
+        *([] if row.metric in (ACCURACY.name, EXPLAINED.name) else [f"{fmean(row.accuracy):.1%}"]),
         "" if row.worst_mean is None else f"{row.worst_mean:.1%}",
         f"{row.gained}/{row.judged}" if row.judged else "",
         f"{row.hurt}/{row.judged}" if row.judged else "",

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from comity.core.kernels import squared_error
 from comity.core.metrics import ACCURACY, METRICS, TWO, fitting
 from comity.core.record import Params, record
 from comity.core.samples import PartyData, Samples
@@ -21,6 +22,7 @@ class Score:
     """How a model does on one split."""
 
     correct: int
+    """How many are right; none where the label is a number."""
     count: int
     loss: float
     figures: dict[str, float]
@@ -39,11 +41,18 @@ class Answers:
 
     @property
     def right(self) -> Tensor:
-        """Which of them are right."""
+        """Which of them are right; of numbers, those that are exactly so."""
         return self.given == self.truth
+
+    @property
+    def amounts(self) -> bool:
+        """Whether they are numbers, not classes."""
+        return self.truth.is_floating_point()
 
     def scores(self, classes: int) -> Tensor:
         """Scores for each of so many classes from which the same answers come."""
+        if self.amounts:
+            return self.given[:, None]
         if self.score is None:
             return F.one_hot(self.given.long(), classes).float()
         return torch.stack([torch.zeros_like(self.score), self.score], 1)
@@ -65,21 +74,24 @@ def evaluate(task: Task, theta: Params, data: PartyData, final: bool, metric: st
         return in_chunks(lambda x: task.logits(theta, x), part.x) if len(part) else torch.zeros(0, 1)
 
     asked = _beside_accuracy([metric])
-    validation = _score(logits_of(data.validation), data.validation.y, asked)
+    validation = _score(task, logits_of(data.validation), data.validation.y, asked, data.unit)
     logits = logits_of(data.test)
     if not final:
-        return Evaluation(validation, _score(logits, data.test.y, asked), None)
-    every = _beside_accuracy(one.name for one in fitting(logits.shape[1]))
-    return Evaluation(validation, _score(logits, data.test.y, every), _answers(logits, data.test.y))
+        return Evaluation(validation, _score(task, logits, data.test.y, asked, data.unit), None)
+    every = _beside_accuracy(one.name for one in fitting(task.classes))
+    answers = _answers(logits, data.test.y) if task.classes else _amounts(logits, data.test.y, data.unit)
+    return Evaluation(validation, _score(task, logits, data.test.y, every, data.unit), answers)
 
 
 def _beside_accuracy(names: Iterable[str]) -> list[str]:
     return [name for name in names if name != ACCURACY.name]
 
 
-def _score(logits: Tensor, y: Tensor, metrics: Sequence[str]) -> Score:
+def _score(task: Task, logits: Tensor, y: Tensor, metrics: Sequence[str], unit: float) -> Score:
     if not len(y):
         return Score(0, 0, 0.0, {})
+    if not task.classes:
+        return Score(0, len(y), float(squared_error(logits, y)), _figures(logits * unit, y * unit, metrics))
     correct = int((logits.argmax(1) == y).sum())
     return Score(correct, len(y), float(F.cross_entropy(logits, y)), _figures(logits, y, metrics))
 
@@ -87,6 +99,10 @@ def _score(logits: Tensor, y: Tensor, metrics: Sequence[str]) -> Score:
 def _figures(logits: Tensor, y: Tensor, metrics: Sequence[str]) -> dict[str, float]:
     found = {name: METRICS[name].of(logits.cpu(), y.cpu()) for name in metrics}
     return {name: figure for name, figure in found.items() if figure is not None}
+
+
+def _amounts(logits: Tensor, y: Tensor, unit: float) -> Answers:
+    return Answers((y * unit).float().cpu(), (logits[:, 0] * unit).float().cpu(), None)
 
 
 def _answers(logits: Tensor, y: Tensor) -> Answers:
@@ -101,6 +117,8 @@ def evaluate_together(task: Task, theta: Params, parties: Sequence[PartyData], m
     logits = in_chunks(lambda x: task.logits(theta, x), torch.cat([part.x for part in there]))
     y = torch.cat([part.y for part in there])
     begins = [0, *accumulate(len(part) for part in there)]
+    if not task.classes:  # labels may be scaled by each party's own figures
+        return [evaluate(task, theta, data, False, metric) for data in parties]
     right = np.add.reduceat((logits.argmax(1) == y).numpy(), begins[:-1], dtype=np.int64)
     losses = np.add.reduceat(F.cross_entropy(logits, y, reduction="none").double().numpy(), begins[:-1])
     found = zip(right.tolist(), losses.tolist(), begins, strict=False)

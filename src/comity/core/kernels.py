@@ -111,6 +111,11 @@ def _first_order(dy: Tensor) -> None:
 TAPE: ContextVar[Tape | None] = ContextVar("tape", default=None)
 
 
+def squared_error(answers: Tensor, y: Tensor) -> Tensor:
+    """The mean over a batch, of one answer a sample."""
+    return (answers.squeeze(-1) - y).square().mean()
+
+
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """The mean over a batch; within `vmap` all parties' at once, where torch would take its long way round."""
     level = functorch.maybe_get_level(logits)

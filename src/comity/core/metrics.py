@@ -33,12 +33,16 @@ class Metric:
     """From scores (samples x classes), labels and weights (figures x samples) to the figures."""
     needs: Callable[[Tensor], bool] = lambda y: len(y) > 0
     """Whether samples of these labels have such a figure."""
-    fits: Callable[[int], bool] = lambda classes: True
-    """Whether it is for so many classes."""
+    fits: Callable[[int], bool] = lambda classes: classes > 0
+    """Whether it is for so many classes; 0 where the label is a number."""
     only: int | None = None
     """The one class that it looks at, if it is one."""
     higher: bool = True
     """Whether more is better."""
+    bounded: bool = True
+    """Whether it is a share, between 0 and 1."""
+    percent: bool = True
+    """Whether people read it in hundredths."""
     eligible: bool = True
     """Whether methods can be judged by it: their answers alone must tell it, and for two classes their scores."""
 
@@ -46,6 +50,10 @@ class Metric:
     def sign(self) -> int:
         """What a figure is multiplied with so that more is better."""
         return 1 if self.higher else -1
+
+    def text(self, figure: float) -> str:
+        """A figure as people read it."""
+        return f"{figure:.1%}" if self.percent else f"{figure:.4g}"
 
     def of(self, scores: Tensor, y: Tensor) -> float | None:
         """The figure of a model's scores for each class; None where there is none, NaN where the model has diverged."""
@@ -80,6 +88,14 @@ def _macro_f1(scores: Tensor, y: Tensor, weights: Tensor) -> Tensor:
 def _auc_micro(scores: Tensor, y: Tensor, weights: Tensor) -> Tensor:
     right = F.one_hot(y, scores.shape[1]).flatten().bool()
     return areas(scores.flatten(), right, weights.repeat_interleave(scores.shape[1], 1))
+
+
+def _r2(scores: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    truth = y.to(weights.dtype)
+    total = weights.sum(1)
+    off = weights @ (scores[:, 0].to(weights.dtype) - truth).square()
+    spread = weights @ truth.square() - (weights @ truth).square() / total
+    return 1 - off / spread
 
 
 def _both(y: Tensor) -> bool:
@@ -137,10 +153,32 @@ METRICS = {
             fits=lambda classes: classes > TWO,
             eligible=False,
         ),
+        Metric(
+            "r2",
+            "R²",
+            "the share of the label's variance among the party's samples that is explained",
+            _r2,
+            needs=_both,
+            fits=lambda classes: classes == 0,
+            bounded=False,
+        ),
+        Metric(
+            "mae",
+            "mean absolute error",
+            "by how much a prediction is off, in the label's own unit",
+            lambda scores, y, weights: weights @ (scores[:, 0] - y).abs().to(weights.dtype) / weights.sum(1),
+            fits=lambda classes: classes == 0,
+            higher=False,
+            bounded=False,
+            percent=False,
+            eligible=False,
+        ),
     )
 }
 ACCURACY = METRICS["accuracy"]
-"""What everything is judged by unless told, and what is told of every run."""
+"""What everything is judged by unless told, and what is told of every run that predicts classes."""
+EXPLAINED = METRICS["r2"]
+"""What runs are judged by that predict a number."""
 ELIGIBLE = tuple(name for name, metric in METRICS.items() if metric.eligible)
 """The metrics that --metric can choose."""
 
@@ -152,6 +190,10 @@ def fitting(classes: int) -> list[Metric]:
 
 def check_fits(name: str, classes: int) -> None:
     """Refuse to judge by a metric that is not for so many classes."""
+    if not classes and not METRICS[name].fits(0):
+        raise Refusal(f"metric {name} is for classes, but the label of these data is a number: choose {EXPLAINED.name}.")
+    if classes and METRICS[name].fits(0):
+        raise Refusal(f"metric {name} is for labels that are numbers, but these data have {classes} classes.")
     if not METRICS[name].fits(classes):
         others = ", ".join(metric.name for metric in fitting(classes) if metric.eligible)
         raise Refusal(f"metric {name} is for two classes, but these data have {classes}: choose one of {others}.")

@@ -190,6 +190,11 @@ class Info:
                     f"{task.network.name} and {self.names[0]} has {self.task.network.name}."
                 )
 
+    def needs_classes(self, who: str, why: str) -> None:
+        """Refuse data whose label is a number: `who` makes use of classes."""
+        if not self.task.classes:
+            raise Refusal(f"{who} {why}, but the label of these data is a number, not a class.")
+
     def same_width(self, who: str) -> None:
         """Refuse if parties' representations differ in width: `who` exchanges representations."""
         for name, task in zip(self.names, self.tasks, strict=True):

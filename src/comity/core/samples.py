@@ -28,8 +28,11 @@ class Samples:
     """Whatever else belongs to each sample, row by row (a teacher's answers, for instance): batches bring it along."""
 
     @staticmethod
-    def of(whose: str, x: Array, y: Array) -> Samples:
-        """Checked copies of `x` and `y`; `whose` ("party 'north'") names the owner when they are refused."""
+    def of(whose: str, x: Array, y: Array, *, amounts: bool = False) -> Samples:
+        """Checked copies of `x` and `y`; `whose` ("party 'north'") names the owner when they are refused.
+
+        Labels are classes by their numbers or, if they are `amounts`, any numbers (float32).
+        """
         inputs, labels = numbers(f"The x of {whose}", x), numbers(f"The y of {whose}", y)
         if labels.ndim != 1:
             raise Refusal(f"The y of {whose} must hold one label a sample, but its shape is {labels.shape}.")
@@ -49,6 +52,8 @@ class Samples:
         bad = np.flatnonzero(~np.isfinite(inputs.reshape(len(inputs), -1)).all(axis=1))
         if len(bad):
             raise Refusal(f"The x of {whose} holds values that are not finite (first in sample {bad[0]}); remove or fill them.")
+        if amounts:
+            return Samples(torch.from_numpy(inputs), _amounts(whose, labels))
         if not np.isfinite(labels).all() or (labels != np.floor(labels)).any():
             raise Refusal(f"The labels of {whose} must be whole numbers; number the classes 0, 1, 2, ...")
         if labels.min() < 0 or labels.max() >= 2**31:
@@ -76,6 +81,15 @@ class Samples:
         return mark.hexdigest()
 
 
+def _amounts(whose: str, labels: NDArray[Any]) -> Tensor:
+    """Labels that are any numbers."""
+    with np.errstate(over="ignore"):
+        made = np.array(labels, dtype=np.float32)
+    if not np.isfinite(made).all():
+        raise Refusal(f"The y of {whose} holds values that are not finite (first in sample {int(np.argmin(np.isfinite(made)))}).")
+    return torch.from_numpy(made)
+
+
 @dataclass(frozen=True, eq=False)
 class PartyData:
     """What one party holds: to learn from, to choose by, to be judged on. Validation may be empty."""
@@ -83,6 +97,8 @@ class PartyData:
     train: Samples
     validation: Samples
     test: Samples
+    unit: float = 1.0
+    """What 1 is in the unit of labels that are amounts, which may be scaled."""
 
 
 def combine(parts: Iterable[object]) -> str:

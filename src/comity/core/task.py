@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from comity.core.kernels import cross_entropy
+from comity.core.kernels import cross_entropy, squared_error
 from comity.core.key import Key
 from comity.core.record import Params, is_buffer
 from comity.errors import Refusal
@@ -91,6 +91,7 @@ class Task:
 
     network: Network
     classes: int
+    """0 where the label is a number that is to be predicted."""
     cut: str
     private: frozenset[str] = field(default=frozenset())
     """Names that never leave a party, whatever the algorithm (the BatchNorm policy and wrappers add to it)."""
@@ -181,7 +182,7 @@ class Task:
 
     def criterion(self, logits: Tensor, z: Tensor, batch: Batch) -> Tensor:
         """The loss of answers and of the representation they came from: wrappers add their terms here."""
-        return cross_entropy(logits, batch.y)
+        return cross_entropy(logits, batch.y) if self.classes else squared_error(logits, batch.y)
 
     def loss(self, theta: Params, batch: Batch) -> Tensor:
         """The training loss of a batch."""

@@ -28,6 +28,14 @@ AUTO = "auto"
 COMMON = "dirichlet(alpha=0.5)"  # the partition of data without parties of their own
 
 
+WITHOUT_CLASSES = ("iid", "natural", "domain", "quantity", "lognormal")
+"""The partitions that do not look at classes."""
+
+
+def _pair(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[float, float]:
+    return mean[0], std[0]
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Pooled samples. Images are N x C x H x W with values in [0, 1], or as bytes (uint8) from 0 to 255.
@@ -43,7 +51,7 @@ class Dataset:
     name: str
     x: Tensor = field(repr=False)
     y: Tensor = field(repr=False)
-    classes: int
+    classes: int  # 0 where the label is a number that is to be predicted
     description: str = ""
     licence: str = ""
     official_test: Tensor | None = field(default=None, repr=False)  # a mask: what its makers set aside for testing
@@ -81,10 +89,11 @@ class Dataset:
             object.__setattr__(self, "x", torch.from_numpy(np.require(self.x, requirements="CW")))
         if isinstance(self.x, Tensor) and self.x.dtype == torch.uint8 and self.x.dim() == 4 and len(self.x):
             # Bytes stay where they are, too: a memory-mapped file is shared by all processes. Their labels are checked.
-            labels = Samples.of(self._called, np.zeros((len(self.x), 1)), self.y)
+            labels = Samples.of(self._called, np.zeros((len(self.x), 1)), self.y, amounts=self.amounts)
             object.__setattr__(self, "y", labels.y)
             return
-        checked = self._with_holes() if self.missing == "impute" else Samples.of(self._called, self.x, self.y)
+        plain = self.missing != "impute"
+        checked = Samples.of(self._called, self.x, self.y, amounts=self.amounts) if plain else self._with_holes()
         object.__setattr__(self, "x", checked.x)
         object.__setattr__(self, "y", checked.y)
 
@@ -94,12 +103,13 @@ class Dataset:
         if given.ndim != 2:
             raise Refusal(f"Missing values are filled in tables only; a sample of {self._called} has shape {given.shape[1:]}.")
         holes = np.isnan(given)
-        checked = Samples.of(self._called, torch.from_numpy(np.where(holes, 0, given)), self.y)
+        whole = torch.from_numpy(np.where(holes, 0, given))
+        checked = Samples.of(self._called, whole, self.y, amounts=self.amounts)
         return replace(checked, x=checked.x.masked_fill(torch.from_numpy(holes), torch.nan))
 
     def _check_ranges(self) -> None:
         """Labels must be less than `classes`, and pixels between 0 and 1."""
-        if self.y.max() >= coerce("classes", self.classes, int):
+        if coerce("classes", self.classes, int) and self.y.max() >= self.classes:
             raise Refusal(
                 f"A label of {self._called} is {int(self.y.max())}, but labels must be less than classes={self.classes}."
             )
@@ -126,6 +136,11 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def amounts(self) -> bool:
+        """Whether labels are numbers that are to be predicted, not classes."""
+        return self.classes == 0
 
     @property
     def _bytes(self) -> bool:
@@ -192,12 +207,14 @@ class Dataset:
             chained = [first, *chained]
             first = parse("iid")
         steps = Steps.read(chained)
+        if self.amounts:
+            self._check_without_classes(first.name, steps)
         rule = protocols.read(test)
         validation = protocols.check_validation(validation)
         seed = coerce("seed", seed, int)
         # A key of its own for each purpose: a test or shift setting must not change who gets which sample.
         key = Key.root(seed).fold("data")
-        y = self.y.numpy()
+        y = np.zeros(len(self), np.int64) if self.amounts else self.y.numpy()  # parts are drawn class by class
         official = None if self.official_test is None else self.official_test.numpy()
         kept = rule.reserve(y, official, key.fold("reserve").numpy())
         pool, common = np.flatnonzero(~kept), np.flatnonzero(kept)
@@ -219,6 +236,14 @@ class Dataset:
         text = "|".join(map(str, [first, *chained]))
         return self._build(Split(self.name, self.fingerprint(), text, test, validation, seed, shares))
 
+    @staticmethod
+    def _check_without_classes(partition: str, steps: Steps) -> None:
+        if partition not in WITHOUT_CLASSES or steps.concepts:
+            named = "concept" if steps.concepts else partition
+            raise Refusal(
+                f"{named} shares out by class, but the label of these data is a number: use {', '.join(WITHOUT_CLASSES)}."
+            )
+
     def split(self, source: Split | str | Path) -> Federation:
         """The federation of a saved split, exactly as it was."""
         split = source if isinstance(source, Split) else Split.read(source)
@@ -227,7 +252,7 @@ class Dataset:
                 f"The split was made for other data (dataset {split.dataset!r}), not for {self.name!r} as "
                 "it is here; use the dataset it was made for."
             )
-        split.check(len(self), self.classes)
+        split.check(len(self), self.classes or 1)
         return self._build(split)
 
     def _build(self, split: Split) -> Federation:
@@ -247,7 +272,7 @@ class Dataset:
             test = own.take(np.searchsorted(order, part.test)) if shifted else everyone(part.test, how)
             if self.missing == "impute":  # from what the party trains on, and nothing else
                 fills[name] = train.x.nanmean(0).nan_to_num(0.0)
-            parties[name] = self._finished(PartyData(train, validation, test), part, fills.get(name))
+            parties[name] = self._finished(PartyData(train, validation, test), part, fills.get(name), how.label)
         done = replace(done, fills={name: tuple(fill.tolist()) for name, fill in fills.items()})
         return Federation(
             self.name,
@@ -259,29 +284,37 @@ class Dataset:
             done,
             self.class_names,
             self.schema,
-            len(self.scaled) if self.scale == "shared" else 0,
+            len(self.scaled) + self.amounts if self.scale == "shared" else 0,
         )
 
     def _scaled_for(self, split: Split) -> Preprocess:
         """What is done to each party's values in this split: constants come from what it trains on, unless they are fixed."""
-        if self.scale == "fixed" or not self.scaled:
+        if self.scale == "fixed":
             return self.preprocess
         sums = {name: Sums.of(self.x[list(part.train)], self.scaled) for name, part in split.parties.items()}
         channels = self.x.shape[1]
+        made = self.preprocess
+        if self.amounts:
+            labels = {name: Sums.of(self.y[list(part.train)][:, None], (0,)) for name, part in split.parties.items()}
+            own_label = {name: _pair(*one.constants(1, (0,))) for name, one in labels.items()}
+            label = _pair(*sum(labels.values(), Sums.nothing((0,))).constants(1, (0,)))
+            made = replace(made, own_label=own_label) if self.scale == "own" else replace(made, label=label)
         if self.scale == "own":
-            return replace(self.preprocess, own={name: one.constants(channels, self.scaled) for name, one in sums.items()})
+            return replace(made, own={name: one.constants(channels, self.scaled) for name, one in sums.items()})
         mean, std = sum(sums.values(), Sums.nothing(self.scaled)).constants(channels, self.scaled)
-        return replace(self.preprocess, mean=mean, std=std)
+        return replace(made, mean=mean, std=std)
 
-    def _finished(self, data: PartyData, part: Share, fill: Tensor | None) -> PartyData:
-        """A party's samples with its own names for the classes, and with missing values filled in."""
+    def _finished(self, data: PartyData, part: Share, fill: Tensor | None, label: tuple[float, float]) -> PartyData:
+        """A party's samples with its own names for the classes, labels that are numbers scaled, and missing values filled in."""
         parts = [data.train, data.validation, data.test]
         if part.labels is not None:
             names = torch.tensor(part.labels)
             parts = [replace(s, y=names[s.y]) for s in parts]
         if fill is not None:
             parts = [replace(s, x=self.preprocess.filled(s.x, fill)) for s in parts]
-        return PartyData(*parts)
+        if self.amounts:
+            parts = [replace(s, y=(s.y - label[0]) / label[1]) for s in parts]
+        return PartyData(parts[0], parts[1], parts[2], unit=label[1])
 
     def _take(self, indices: Indices, how: Preprocess, shift: str | None = None, key: Key | None = None) -> Samples:
         """These samples, shifted and then normalised."""

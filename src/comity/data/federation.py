@@ -34,6 +34,10 @@ class Preprocess:
     """What each party fills in for a missing value, by column, after normalising."""
     own: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
     """Each party's own mean and std, where it has such."""
+    label: tuple[float, float] = (0.0, 1.0)
+    """Mean and std of a label that is a number."""
+    own_label: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Each party's own, where it has such."""
 
     @property
     def black(self) -> tuple[float, ...]:
@@ -44,7 +48,8 @@ class Preprocess:
         """What is done to one party's values, and nothing of the others'."""
         mean, std = self.own.get(party, (self.mean, self.std))
         fills = {party: self.fills[party]} if party in self.fills else {}
-        return replace(self, mean=mean, std=std, fills=fills, own={})
+        label = self.own_label.get(party, self.label)
+        return replace(self, mean=mean, std=std, fills=fills, own={}, label=label, own_label={})
 
     def __hash__(self) -> int:
         return hash((self.divisor, self.mean, self.std, self.marked))
@@ -142,7 +147,9 @@ class Federation:
         return replace(self, parties={name: data for name, data in self.parties.items() if name not in missing})
 
     def counts(self) -> Tensor:
-        """How many training samples of each class (columns) each party (rows) has."""
+        """How many training samples of each class (columns) each party (rows) has; in one column where there are no classes."""
+        if not self.classes:
+            return torch.tensor(self.sizes)[:, None]
         return torch.stack([torch.bincount(p.train.y, minlength=self.classes) for p in self.parties.values()])
 
     def fingerprint(self) -> str:
@@ -161,7 +168,8 @@ class Federation:
         """Parties that bring their own data: numpy arrays, tensors or lists.
 
         A party gives `(x, y)`, of which the `own` protocol keeps a test part, or `((x, y), (x_test, y_test))`. Values
-        are used as they are. Without `classes`, there are as many as the largest label says.
+        are used as they are. Without `classes`, there are as many as the largest label says; with `classes=0` labels are numbers
+        that are to be predicted.
 
         Examples:
             >>> from comity.data import load
@@ -184,24 +192,27 @@ class Federation:
         if not isinstance(parties, Mapping) or not parties:
             raise Refusal("A federation needs a dict with at least one party, as in {'north': (x, y)}.")
         key = Key.root(seed).fold("data")
-        given = {name: _gather(name, value) for name, value in parties.items()}
+        amounts = classes == 0
+        given = {name: _gather(name, value, amounts) for name, value in parties.items()}
         shape = _one_shape({f"party {name!r}": samples for name, (samples, _) in given.items()})
-        classes = _count_classes({name: samples for name, (samples, _) in given.items()}, classes)
+        if not amounts:
+            classes = _count_classes({name: samples for name, (samples, _) in given.items()}, classes)
 
         data: dict[str, PartyData] = {}
         shares: dict[str, Share] = {}
         for name, (samples, tests) in given.items():
-            y = samples.y.numpy()
+            y = np.zeros(len(samples), np.int64) if amounts else samples.y.numpy()
             everything = np.arange(len(samples))
             if tests:
                 learn, held = everything[:-tests], everything[-tests:]
             else:
                 learn, held = rule.divide(name, y, everything, everything[:0], None, key.fold("test", name).numpy())
             shares[name] = share(name, y, learn, held, validation=validation, key=key)
-            data[name] = PartyData(*(samples.take(i) for i in (shares[name].train, shares[name].validation, held)))
+            train, validation_part, test_part = (samples.take(i) for i in (shares[name].train, shares[name].validation, held))
+            data[name] = PartyData(train, validation_part, test_part)
         fingerprint = combine((name, samples.digest()) for name, (samples, _) in given.items())
         split = Split("arrays", fingerprint, "given", test, validation, seed, shares)
-        return Federation("arrays", data, classes, shape, split)
+        return Federation("arrays", data, classes or 0, shape, split)
 
 
 def share(
@@ -220,15 +231,15 @@ def share(
     return Share(tuple(learn[~kept].tolist()), tuple(learn[kept].tolist()), tuple(test.tolist()), shift, labels)
 
 
-def _gather(name: str, given: Pair | tuple[Pair, Pair]) -> tuple[Samples, int]:
+def _gather(name: str, given: Pair | tuple[Pair, Pair], amounts: bool) -> tuple[Samples, int]:
     """A party's samples, and how many at their end it gave for testing."""
     check_name(name)
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise Refusal(f"Party {name!r} must give (x, y), or ((x, y), (x_test, y_test)).")
     if not all(isinstance(part, tuple) and len(part) == 2 for part in given):  # lists are arrays, tuples are pairs
-        return Samples.of(f"party {name!r}", *given), 0
+        return Samples.of(f"party {name!r}", *given, amounts=amounts), 0
     train, test = (
-        Samples.of(f"{what} of party {name!r}", *pair)
+        Samples.of(f"{what} of party {name!r}", *pair, amounts=amounts)
         for what, pair in zip(("the training part", "the test part"), given, strict=True)
     )
     _one_shape({f"the training part of party {name!r}": train, "its test part": test})

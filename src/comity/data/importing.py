@@ -33,7 +33,7 @@ from comity.data.formats.common import bad, few, inside, labels, present, same_l
 from comity.data.groups import Groups
 from comity.data.inspection import missing_by_column
 from comity.data.preparation import Schema, Unusable, encode, folded
-from comity.data.schema import Wishes, classes_by, describe, labels_of, merge
+from comity.data.schema import Wishes, describe, labels_by, labels_of, merge
 from comity.data.sets.common import planes
 from comity.data.split import check_name
 from comity.errors import Refusal
@@ -325,7 +325,7 @@ def _tables(tables: Mapping[str, Table], schema: Schema, strict: bool) -> Brough
             encoded = encode(schema, columns, len(table), str(table.path), strict=strict)
         except Unusable as why:
             raise Refusal(str(why)) from why
-        parties[name] = Contribution(Path(table.path), encoded.x, classes_by(schema, table), np.zeros(len(table), np.bool_))
+        parties[name] = Contribution(Path(table.path), encoded.x, labels_by(schema, table), np.zeros(len(table), np.bool_))
     names = few(column.name for column in schema.columns)
     notes = _missing(schema, {name: party.x for name, party in parties.items()})
     return Brought(parties, f"tables with the columns {names}", tuple(notes), schema)
@@ -379,7 +379,9 @@ def _dataset(name: str, brought: Brought, classes: int | None, scale: str) -> Da
     y = np.concatenate(answers)
     test = np.concatenate([party.test for party in parties.values()])
     kinds = max(len(schema.classes), classes or 0) if schema else len(names) or classes or int(y.max()) + 1
-    if kinds < 2:
+    if schema and not schema.classes:
+        kinds = 0
+    elif kinds < 2:
         raise Refusal("All samples have the same label, so there is nothing to learn.")
     if kinds > max(len(y), classes or 0):
         raise Refusal(f"The labels run up to {kinds - 1}, but there are only {len(y)} samples: number the classes 0, 1, 2, ...")
@@ -425,6 +427,8 @@ def _named(
 ) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
     """Labels by their numbers in the schema, and their names where these are words."""
     words = () if all(name.isdecimal() for name in schema.classes) else schema.classes
+    if classes is not None and not schema.classes:
+        raise Refusal(f"The label {schema.label!r} is a number that is to be predicted: leave out classes.")
     if classes is not None and classes != len(schema.classes) and (words or classes < len(schema.classes)):
         raise Refusal(f"The parties' labels are {len(schema.classes)} words, not {classes}: leave out classes.")
     return [party.y for party in parties.values()], words

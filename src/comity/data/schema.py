@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +85,9 @@ def describe(table: Table, wishes: Wishes) -> Schema:
             columns.append(found)
     schema = Schema((), wishes.label, (), wishes.missing, bool(wishes.merge_case), wishes.scale, left_out)
     schema = replace(schema, label_also_called=tuple(sorted({*wishes.also_called(wishes.label), label} - {wishes.label})))
-    return replace(schema, columns=tuple(columns), classes=_classes(table[names[label]], schema, where))
+    return replace(
+        schema, columns=tuple(columns), classes=_classes(table[names[label]], schema, where, wishes.kinds.get(wishes.label))
+    )
 
 
 def _agreed(name: str, wishes: Wishes) -> str:
@@ -141,11 +143,22 @@ def _words_that_are_none(there: Sequence[str]) -> str:
     return ""
 
 
-def _classes(cells: Cells, schema: Schema, where: str) -> tuple[str, ...]:
-    """The label's classes by name: words in their order, or all whole numbers up to the largest."""
+def _classes(cells: Cells, schema: Schema, where: str, kind: str | None) -> tuple[str, ...]:
+    """The label's classes by name: words in their order, or all whole numbers up to the largest; none if it is an amount."""
     there = {text for text in labels_of(cells, schema) if text}
     if not there:
         raise Refusal(f"{where} has no label in any row of {schema.label!r}.")
+    numbers = all(NUMBER.fullmatch(text) and isfinite(float(text)) for text in there)
+    if kind == "number" and not numbers:
+        word = next(text for text in sorted(there) if not NUMBER.fullmatch(text))
+        raise Refusal(f"The label {schema.label!r} of {where} has {shown(word)} among its values, which is not a number.")
+    if kind == "number" or (kind is None and numbers and any(float(text) != int(float(text)) for text in there)):
+        return ()
+    if kind is None and numbers and len(there) > MANY:
+        raise Refusal(
+            f"The label {schema.label!r} of {where} has {len(there)} different numbers: say --kind '{schema.label}=number' to "
+            f"predict it as a number, or --kind '{schema.label}=words' if they are classes."
+        )
     return _ordered(there, f"The label {schema.label!r} of {where}")
 
 
@@ -187,12 +200,17 @@ def merge(parties: Mapping[str, Schema], wishes: Wishes) -> Schema:
     if not used:
         raise Refusal(f"There is no column but {model.label!r} that could be used{_why(left_out)}.")
     label = f"The label {model.label!r}"
-    classes = _one_spelling({word for schema in parties.values() for word in schema.classes}, wishes, label)
+    seen = {word for schema in parties.values() for word in schema.classes}
+    if any(not schema.classes for schema in parties.values()):  # an amount somewhere, so everywhere
+        if word := next((word for word in sorted(seen) if not NUMBER.fullmatch(word)), ""):
+            raise Refusal(f"{label} is a number at one party, but {shown(word)} at another: they must agree.")
+        seen = set()
+    classes = _one_spelling(seen, wishes, label)
     also = sorted({name for schema in parties.values() for name in (schema.label, *schema.label_also_called)} - {wishes.label})
     return Schema(
         used,
         wishes.label,
-        _with_last(_ordered(set(classes), label), wishes.positive),
+        _with_last(_ordered(set(classes), label), wishes.positive) if seen else (),
         wishes.missing,
         bool(wishes.merge_case),
         wishes.scale,
@@ -293,8 +311,8 @@ def _one_spelling(words: set[str], wishes: Wishes, what: str) -> list[str]:
 # Labels by a schema.
 
 
-def classes_by(schema: Schema, table: Table) -> NDArray[np.int64]:
-    """Each row's class by its number."""
+def labels_by(schema: Schema, table: Table) -> NDArray[Any]:
+    """Each row's class by its number or, where the schema has no classes, the amount itself."""
     where = str(table.path)
     try:
         name = find(dict.fromkeys(table.names), schema.label, schema.label_also_called, where)
@@ -304,10 +322,15 @@ def classes_by(schema: Schema, table: Table) -> NDArray[np.int64]:
         raise Refusal(f"{where} has no column called {shown(schema.label)}, which is to be learned; it has {few(table.names)}.")
     plain = folded if schema.merge_case else str
     known = {plain(word): k for k, word in enumerate(schema.classes)}
-    made = np.empty(len(table), np.int64)
+    made = np.empty(len(table), np.int64 if known else np.float64)
     for row, text in enumerate(labels_of(table[name], schema)):
         if not text:
             raise Refusal(f"{where} has no label in row {row + 1} of {name!r}: fill it in, or say --skip-unlabelled.")
+        if not known:
+            if not NUMBER.fullmatch(text) or not isfinite(float(text)):
+                raise Refusal(f"{where} has the label {shown(text)} in row {row + 1} of {name!r}, which is not a number.")
+            made[row] = float(text)
+            continue
         if plain(text) not in known:
             raise Refusal(f"{where} has the label {shown(text)} in row {row + 1}, which is not one of {few(schema.classes)}.")
         made[row] = known[plain(text)]

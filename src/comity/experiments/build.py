@@ -13,7 +13,7 @@ from comity.core.algorithm import AnyAlgorithm
 from comity.core.attendance import Rules
 from comity.core.key import Key
 from comity.core.ledger import Ledger
-from comity.core.metrics import ACCURACY, METRICS, check_fits
+from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, check_fits
 from comity.core.net import Net, cohort
 from comity.core.party import Info, Party
 from comity.core.samples import PartyData, Samples
@@ -153,7 +153,10 @@ SKEWED = 0.25
 
 
 def label_skew(federation: Federation) -> float:
-    """The mean total variation distance between a party's class shares and everybody's: 0 alike, towards 1 disjoint."""
+    """The mean total variation distance between a party's class shares and everybody's: 0 alike, towards 1 disjoint.
+
+    0 where there are no classes.
+    """
     counts = federation.counts().double()
     own = counts / counts.sum(1, keepdim=True)
     everybody = counts.sum(0) / counts.sum()
@@ -176,6 +179,7 @@ def prepare(experiment: Experiment, federation: Federation, model: models.Pair |
 
     `absent` is the table of planned absences as a run that was begun before has kept it.
     """
+    experiment = judged_by(experiment, federation)
     check_fits(experiment.metric, federation.classes)
     common = CommonGround(experiment, Introductions.of(federation), model)
     algorithm, info = agree(common)
@@ -187,6 +191,13 @@ def prepare(experiment: Experiment, federation: Federation, model: models.Pair |
     job = Job(experiment, there, algorithm, parties, info, plan)
     _check_judged(job)
     return replace(job, experiment=_settled(job, device))
+
+
+def judged_by(experiment: Experiment, federation: Federation) -> Experiment:
+    """The same experiment, judged by what suits labels that are numbers, where nothing else was chosen."""
+    if federation.classes or experiment.metric != ACCURACY.name:
+        return experiment
+    return experiment.but(metric=EXPLAINED.name)
 
 
 def _check_judged(job: Job) -> None:
@@ -213,7 +224,9 @@ def _moved(data: PartyData, device: torch.device) -> PartyData:
     def move(samples: Samples) -> Samples:
         return Samples(samples.x.to(device), samples.y.to(device))
 
-    return data if device.type == "cpu" else PartyData(move(data.train), move(data.validation), move(data.test))
+    if device.type == "cpu":
+        return data
+    return PartyData(move(data.train), move(data.validation), move(data.test), data.unit)
 
 
 FEW = 4  # parties of a worker that are faster one by one than stacked

@@ -116,5 +116,5 @@ class CommonGround:
 
     def _made(self, model: str | models.Pair) -> Task:
         classes = self.introductions.classes
-        network = models.build(model, self.introductions.shape, classes)
+        network = models.build(model, self.introductions.shape, max(1, classes))  # one answer, if it is a number
         return Task(network, classes, self.experiment.cut or network.cut, batchnorm_private(network, self.experiment.bn))

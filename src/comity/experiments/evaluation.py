@@ -69,7 +69,7 @@ def evaluate(job: Job, net: Net, engine: Engine, s: Any, *, final: bool) -> Eval
     letters = _letters(job, s, job.info.parties)
     found = Evaluations(_asked(net, engine, letters, final), len(letters), job.experiment.metric)
     _note(net, found.by_party, job.experiment.metric)
-    if found.complete and job.algorithm.one_model and not any(task.private for task in job.info.tasks):
+    if found.complete and job.info.task.classes and job.algorithm.one_model and not any(task.private for task in job.info.tasks):
         net.note("accuracy", found.pooled, None, "pooled")
     if final:
         for i, evaluation in found.by_party.items():
@@ -132,7 +132,8 @@ def _note(net: Net, evaluations: Mapping[int, Evaluation], metric: str, suffix: 
     for i, evaluation in evaluations.items():
         for split, score in (("validation", evaluation.validation), ("test", evaluation.test)):
             if score.count:
-                net.note("accuracy", score.correct / score.count, i, split + suffix)
+                if net.info.task.classes:
+                    net.note("accuracy", score.correct / score.count, i, split + suffix)
                 net.note("loss", score.loss, i, split + suffix)
             if metric in score.figures:
                 net.note(metric, score.figures[metric], i, split + suffix)

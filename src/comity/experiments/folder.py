@@ -271,6 +271,8 @@ class RunFolder:
         rows = self._outcome_rows()
         if rows and "answer" not in rows[0]:
             raise ComityError(f"{self.outcomes} is of an earlier version of Comity, and has no answers to judge by a metric.")
+        if rows and not rows[0]["truth"].isdecimal():
+            return self._amounts(rows)
         cells: dict[str, list[tuple[int, int, float]]] = {}
         try:
             for row in rows:
@@ -282,6 +284,17 @@ class RunFolder:
             raise self._no_outcomes() from why
         scored = bool(rows) and "score" in rows[0]
         return {party: _answers(each, scored) for party, each in cells.items()}
+
+    def _amounts(self, rows: list[dict[str, str]]) -> dict[str, Answers]:
+        """The answers of models that predict numbers."""
+        cells: dict[str, list[tuple[float, float]]] = {}
+        try:
+            for row in rows:
+                cells.setdefault(row["party"], []).append((float(row["truth"]), float(row["answer"])))
+        except (KeyError, ValueError, TypeError) as why:
+            raise self._no_outcomes() from why
+        made = {party: torch.tensor(pairs, dtype=torch.float32) for party, pairs in cells.items()}
+        return {party: Answers(pairs[:, 0], pairs[:, 1], None) for party, pairs in made.items()}
 
     def _outcome_rows(self) -> list[dict[str, str]]:
         try:
@@ -351,7 +364,8 @@ class RunFolder:
         lines = ["party,sample,correct,truth,answer" + ",score" * scored]
         for party, each in answers.items():
             scores = [f",{score!s}" for score in each.score.numpy()] if each.score is not None else [""] * len(each.truth)
-            rows = zip(each.right.tolist(), each.truth.tolist(), each.given.tolist(), scores, strict=True)
+            said = [[str(value) for value in part.numpy()] for part in (each.truth, each.given)]  # which read back exactly
+            rows = zip(each.right.tolist(), *said, scores, strict=True)
             lines += [f"{party},{k},{int(ok)},{truth},{given}{score}" for k, (ok, truth, given, score) in enumerate(rows)]
         write_atomically(self.outcomes, "\n".join(lines) + "\n")
 

@@ -15,7 +15,7 @@ from comity.core.record import Params
 from comity.core.task import Task, in_chunks
 from comity.data.inputs import Inputs
 from comity.engines.site import Site
-from comity.errors import ComityError, unknown
+from comity.errors import ComityError, Refusal, unknown
 from comity.experiments.build import Job
 from comity.experiments.checkpoint import Checkpoints
 from comity.experiments.folder import RunFolder
@@ -40,11 +40,17 @@ class Deployed:
 
         `x` is as the party has it: an array, tensor, list or pandas frame, unscaled, with missing values (see `Inputs.prepared`).
         """
+        if not self.task.classes:
+            raise Refusal("This model predicts a number, which has no classes: use predict.")
         return self.logits(self.inputs.prepared(x)).softmax(1)
 
     def predict(self, x: Any) -> Tensor:
-        """The most likely class of each sample, by its number; `x` as for `predict_proba`."""
-        return self.logits(self.inputs.prepared(x)).argmax(1)
+        """The most likely class of each sample, by its number, or the number that it predicts; `x` as for `predict_proba`."""
+        found = self.logits(self.inputs.prepared(x))
+        if self.task.classes:
+            return found.argmax(1)
+        mean, std = self.inputs.preprocess.label
+        return found[:, 0] * std + mean
 
 
 @dataclass

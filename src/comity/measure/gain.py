@@ -101,20 +101,26 @@ def drawn_again(party: str, now: Answers, before: Answers, metric: Metric) -> Ga
     """
     if not torch.equal(now.truth, before.truth):
         raise ComityError(f"The test samples of {party} are not the same in both runs: its gain cannot be told.")
-    y = now.truth.long()
-    classes = 1 + max([1, *y.tolist(), *now.given.tolist(), *before.given.tolist()])
+    y = now.truth if now.amounts else now.truth.long()
+    classes = 1 + max([1, *y.tolist(), *now.given.tolist(), *before.given.tolist()]) if not now.amounts else 0
     mine, theirs = now.scores(classes).double(), before.scores(classes).double()
     figures = [metric.of(scores, y) for scores in (mine, theirs)]
     if any(figure is None or not math.isfinite(figure) for figure in figures):
         return None
-    mine, theirs, y, tickets = _with_more(mine, theirs, y)
+    tickets = torch.arange(len(y))
+    if not now.amounts:
+        mine, theirs, y, tickets = _with_more(mine, theirs, y)
     rows = max(1, min(DRAWS, AT_ONCE // len(tickets)))
     draw = Key.root(0).fold("gain", party).generator()
     found = []
     for begin in range(0, DRAWS, rows):
-        weights = _weights(y, tickets, min(rows, DRAWS - begin), draw)
+        many = min(rows, DRAWS - begin)
+        weights = _drawn(len(y), many, draw) if now.amounts else _weights(y, tickets, many, draw)
         found.append(metric.sign * (metric.figures(mine, y, weights) - metric.figures(theirs, y, weights)))
     differences = torch.cat(found)
+    differences = differences[differences.isfinite()]  # one sample drawn again and again has no spread to explain
+    if not len(differences):
+        return None
     low, high = torch.quantile(differences, torch.tensor([0.025, 0.975], dtype=differences.dtype)).tolist()
     gain = metric.sign * ((figures[0] or 0.0) - (figures[1] or 0.0))
     return Gain(party, gain, low, high, float(differences.mean()), float(differences.std()))
@@ -140,6 +146,13 @@ def _with_more(mine: Tensor, theirs: Tensor, y: Tensor) -> tuple[Tensor, Tensor,
         torch.cat([y, there.repeat(4)]),
         tickets,
     )
+
+
+def _drawn(samples: int, rows: int, draw: torch.Generator) -> Tensor:
+    """How many times each sample was drawn, in each of `rows` drawings of as many as there are."""
+    weights = torch.zeros(rows, samples, dtype=torch.double)
+    chosen = torch.randint(samples, (rows, samples), generator=draw)
+    return weights.scatter_add_(1, chosen, torch.ones(1, dtype=torch.double).expand(rows, samples))
 
 
 def _weights(y: Tensor, tickets: Tensor, rows: int, draw: torch.Generator) -> Tensor:

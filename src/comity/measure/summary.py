@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from comity.core.attendance import Absence
 from comity.core.ledger import SERVER
-from comity.core.metrics import ACCURACY, METRICS, Metric, fitting
+from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric, fitting
 from comity.core.net import Note
 from comity.errors import ComityError
 from comity.measure.figures import by_round, carried, mean
@@ -79,6 +79,12 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def no_accuracy(as_of: Mapping[str, int | None], tests: Iterable[str]) -> dict[str, Any]:
+    """The accuracy block of a run that predicts a number: it has all names that one has, and no figures."""
+    names = ("mean", "weighted", "std", "best_party", "worst_party", "global", "unfinished", "best_round", "best_on_test")
+    return dict.fromkeys(names) | {"per_party": dict.fromkeys(tests), "as_of": dict(as_of)}
+
+
 def accuracy(rows: list[Note], final: int, tests: dict[str, int], validations: dict[str, int]) -> dict[str, Any]:
     """The accuracy block, in which everybody stands: who was never heard with None."""
     block = at_the_end(rows, ACCURACY, tests)
@@ -100,7 +106,7 @@ def _beside_accuracy(
             judged = {party: tests[party] for party in job.judged("test")}
             block |= over_rounds(rows, metric, final, judged, validations)
         found[metric.name.removesuffix("_micro")] = block
-    del found[ACCURACY.name]
+    found.pop(ACCURACY.name, None)
     return found
 
 
@@ -119,12 +125,12 @@ def _diverged(rows: list[Note]) -> list[str]:
     return sorted(party for party, value in last.items() if not value < RUNAWAY)
 
 
-def _newcomers(rows: list[Note]) -> dict[str, dict[str, float]]:
+def _newcomers(rows: list[Note], metric: str) -> dict[str, dict[str, float]]:
     """What each newcomer was offered, what it has after its warm-up, what it would have alone, and what it gained by joining."""
     found: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows:
         split, _, stage = row.split.partition("-")
-        if row.metric == "accuracy" and split == "test" and stage in ("offered", "alone", "joined"):
+        if row.metric == metric and split == "test" and stage in ("offered", "alone", "joined"):
             found[row.party][stage] = row.value
     whole = {party: got for party, got in found.items() if len(got) == 3}  # who was not heard is in the table of absences
     return {party: got | {"gain": got["joined"] - got["alone"]} for party, got in whole.items()}
@@ -151,6 +157,14 @@ def summarise(
     charged = {kind: total[kind] for kind in KINDS}
     tests = {name: len(data.test) for name, data in parties.items()}
     validations = {name: len(data.validation) for name, data in parties.items()}
+    others = _beside_accuracy(job, rows, made["rounds"], tests, validations)
+    classes = job.info.task.classes
+    if classes:
+        right = accuracy(rows, made["rounds"], tests, validations)
+    elif others[EXPLAINED.name] is None:
+        raise ComityError("No party was ever heard: there are no figures to sum up.")
+    else:
+        right = no_accuracy(others[EXPLAINED.name]["as_of"], tests)
     return {
         "algorithm": job.experiment.algorithm,
         "dataset": job.experiment.data,
@@ -160,9 +174,9 @@ def summarise(
         "seed": job.experiment.seed,
         "model": job.experiment.model,
         "metric": job.experiment.metric,
-        "accuracy": accuracy(rows, made["rounds"], tests, validations),
-        **_beside_accuracy(job, rows, made["rounds"], tests, validations),
-        "newcomers": _newcomers(rows),
+        "accuracy": right,
+        **others,
+        "newcomers": _newcomers(rows, (ACCURACY if classes else EXPLAINED).name),
         "diverged": _diverged(rows),
         "absent": absent(absences),
         "bytes": charged | {"total": sum(charged.values()) - charged["eval"]},

@@ -111,7 +111,7 @@ class Run:
         """A summary that has all that the page takes from it."""
         earlier: dict[str, Any] = {"newcomers": {}, "diverged": []}  # runs of earlier versions have neither
         found = earlier | self._files.salvage_summary()
-        got = found["accuracy"]
+        got = found["accuracy"] if found["accuracy"]["mean"] is not None else found[found["metric"]]
         heard = [figure for figure in got["per_party"].values() if figure is not None]
         figures = [got["mean"], *heard, *found["bytes"].values(), found["seconds"]["total"]]
         figures += [new[stage] for new in found["newcomers"].values() for stage in ("offered", "joined", "alone", "gain")]
@@ -434,4 +434,5 @@ def _placed(root: Path, path: Path) -> tuple[str, Run]:
 
 
 def _mean(summary: dict[str, Any]) -> float:
-    return float(summary["accuracy"]["mean"])
+    block = summary["accuracy"] if summary["accuracy"]["mean"] is not None else summary[summary["metric"]]
+    return float(block["mean"])

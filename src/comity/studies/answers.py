@@ -75,6 +75,8 @@ class Parties:
         """The parties of a federation."""
 
         def counts(y: torch.Tensor) -> tuple[int, ...]:
+            if not federation.classes:
+                return (len(y),)
             return tuple(torch.bincount(y, minlength=federation.classes).tolist())
 
         held = {name: Held(counts(data.train.y), counts(data.test.y)) for name, data in federation.parties.items()}
@@ -98,17 +100,17 @@ def answers(
 ) -> list[Answer]:
     """One answer a party, from every method's gains over SOLO, seed by seed, and from what parties have under each seed."""
     return [
-        _answer(party, _estimates(party, gains), [each.held[party] for each in parties], metric, parties[0].class_names)
+        _answer(party, _estimates(party, gains, metric), [each.held[party] for each in parties], metric, parties[0].class_names)
         for party in (parties[0].held if gains else ())
     ]
 
 
-def _estimates(party: str, gains: Mapping[str, Sequence[Sequence[Gain]]]) -> dict[str, Estimate]:
+def _estimates(party: str, gains: Mapping[str, Sequence[Sequence[Gain]]], metric: Metric) -> dict[str, Estimate]:
     found = {method: [gain for seed in seeds for gain in seed if gain.party == party] for method, seeds in gains.items()}
-    return {method: over_seeds(mine, len(gains)) for method, mine in found.items() if mine}
+    return {method: over_seeds(mine, len(gains), metric.bounded) for method, mine in found.items() if mine}
 
 
-def over_seeds(gains: Sequence[Gain], methods: int) -> Estimate:
+def over_seeds(gains: Sequence[Gain], methods: int, bounded: bool = True) -> Estimate:
     """One party's gain by one of so many methods, over seeds.
 
     Its variance is that of the test samples, which more seeds do not make smaller, as they share the party's samples; and that of
@@ -118,7 +120,10 @@ def over_seeds(gains: Sequence[Gain], methods: int) -> Estimate:
     training = statistics.variance(gain.gain for gain in gains) / len(gains) if len(gains) > 1 else 0.0
     middle = statistics.fmean(gain.middle for gain in gains)
     half = statistics.NormalDist().inv_cdf(1 - 0.025 / methods) * math.sqrt(sampling + training)
-    return Estimate(statistics.fmean(gain.gain for gain in gains), max(-1.0, middle - half), min(1.0, middle + half))
+    low, high = middle - half, middle + half
+    if bounded:  # shares differ by no more than 1
+        low, high = max(-1.0, low), min(1.0, high)
+    return Estimate(statistics.fmean(gain.gain for gain in gains), low, high)
 
 
 def _answer(party: str, found: Mapping[str, Estimate], has: Sequence[Held], metric: Metric, class_names: Sequence[str]) -> Answer:

@@ -13,7 +13,7 @@ from comity.core.metrics import METRICS
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import Refusal
-from comity.experiments.build import Progress, federation_of, prepare
+from comity.experiments.build import Progress, federation_of, judged_by, prepare
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
@@ -82,6 +82,7 @@ def compare(
     """Run every method, and SOLO, on the same split for each seed; `caution` hears what a user should know."""
     methods = list(dict.fromkeys([SOLO, *algorithms]))
     check_folders(methods)
+    base = judged_by(base, federation_of(base.but(seed=seeds[0])))
     experiments = {method: {seed: experiment_of(base, method, seed) for seed in seeds} for method in methods}
     check_settings(base, methods)
     summaries: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}

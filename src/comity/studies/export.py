@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -19,6 +19,7 @@ from comity import algorithms, models
 from comity.checksums import Checksum, with_crc, without_crc
 from comity.core.codec import decode, encode
 from comity.core.finite import first_not_finite
+from comity.core.metrics import ACCURACY, METRICS
 from comity.core.party import Party
 from comity.core.record import record
 from comity.core.samples import PartyData, Samples
@@ -75,14 +76,16 @@ def export(result: Result, party: str, out: Path) -> list[str]:
         raise ComityError(f"The model of {party} is not exported: {ruined} is not finite, as its training has diverged.")
     federation = job.federation
     own = how.party.get(party)
-    accuracy = result.summary["accuracy"]["per_party"].get(party)
+    metric = METRICS[result.summary["metric"]]
+    judged = {name: _of_party(result.summary, name, party) for name in dict.fromkeys((ACCURACY.name, metric.name))}
     told = {
         "comity": 1, "party": party, "algorithm": how.algorithm, "set": how.set, "cut": how.cut,
         "model": (own and own.model) or how.model, "classes": federation.classes, "shape": federation.shape,
         "class_names": deployed.class_names,
         "preprocess": asdict(deployed.inputs.preprocess), "scaled_by": _scaled_by(federation, party),
         "dataset": federation.name, "rounds": result.summary["rounds"],
-        "seed": how.seed, "train_samples": len(federation.parties[party].train), "test_accuracy": accuracy,
+        "seed": how.seed, "train_samples": len(federation.parties[party].train),
+        "test_accuracy": judged[ACCURACY.name], "metric": metric.name, "test_figure": judged[metric.name],
         "judged_after_round": result.summary["accuracy"].get("as_of", {}).get(party, result.summary["rounds"]),
     }  # fmt: skip
     weights = encode(State(deployed.theta, mine))
@@ -142,6 +145,12 @@ def _quietly() -> Iterator[None]:
         logging.disable(before)
 
 
+def _of_party(summary: Mapping[str, Any], metric: str, party: str) -> float | None:
+    """A party's figure at the end, if it has one."""
+    figure: float | None = ((summary.get(metric) or {}).get("per_party") or {}).get(party)
+    return figure
+
+
 def _scaled_by(federation: Federation, party: str) -> str:
     """Whose data the constants come from that numbers are scaled by."""
     if party in federation.preprocess.own:
@@ -164,11 +173,13 @@ def load(folder: Path, *, trust: bool = False) -> Deployed:
         classes = int(told["classes"])
         how = told["preprocess"]
         fills = {party: tuple(values) for party, values in how["fills"].items()}
-        preprocess = Preprocess(how["divisor"], tuple(how["mean"]), tuple(how["std"]), tuple(how["marked"]), fills)
+        mean, std, marked = (tuple(how[name]) for name in ("mean", "std", "marked"))
+        middle, spread = how.get("label", (0.0, 1.0))  # earlier versions had classes only
+        preprocess = Preprocess(how["divisor"], mean, std, marked, fills, label=(middle, spread))
         schema = Schema.read(folder / "schema.json") if (folder / "schema.json").exists() else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, Unusable) as why:
         raise ComityError(f"{folder} holds no exported model, or a damaged one.") from why
-    network = models.build(told["model"], shape, classes)
+    network = models.build(told["model"], shape, max(1, classes))
     task = Task(network, classes, told["cut"] or network.cut)
     nothing = Samples(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64))
     party = Party(0, told["party"], task, Training(), PartyData(nothing, nothing, nothing))
@@ -177,24 +188,32 @@ def load(folder: Path, *, trust: bool = False) -> Deployed:
 
 
 def _card(told: dict[str, Any], schema: Schema | None, files: set[str]) -> str:
-    accuracy = "not judged" if told["test_accuracy"] is None else f"{told['test_accuracy']:.1%} on its own test samples"
-    if told["test_accuracy"] is not None and told["judged_after_round"] != told["rounds"]:
-        accuracy += f", but after round {told['judged_after_round']}: the party was not heard at the end"
-    onnx = (
-        "\n- `model.onnx`: the network alone, for other runtimes: its input `samples` is prepared already, its output `scores` "
-        "has one score a class (softmax makes them probabilities)."
-        if "model.onnx" in files
-        else ""
-    )
+    metric = METRICS[told["metric"]]
+    figures = dict.fromkeys([(metric, told["test_figure"]), *([(ACCURACY, told["test_accuracy"])] if told["classes"] else [])])
+    judged = ", ".join(f"{one.title} {'not known' if figure is None else one.text(figure)}" for one, figure in figures)
+    if told["test_figure"] is not None and told["judged_after_round"] != told["rounds"]:
+        judged += f", but after round {told['judged_after_round']}: the party was not heard at the end"
+    onnx = ""
+    if "model.onnx" in files:
+        scores = (
+            "has one score a class (softmax makes them probabilities)"
+            if told["classes"]
+            else "is the number, scaled: times the second, plus the first of `preprocess.label` in `model.json`"
+        )
+        onnx = (
+            "\n- `model.onnx`: the network alone, for other runtimes: its input `samples` is prepared already, its output "
+            f"`scores` {scores}."
+        )
     works = "`python predict.py NEW.csv`" if schema else "`python predict.py NEW.npz`"
+    prints = "a class and its probability" if told["classes"] else "a number"
+    promise = " The probability is a softmax, not a promise." if told["classes"] else ""
     return f"""# The model of {told["party"]}
 
 - Method: {told["algorithm"]}, {told["rounds"]} rounds, seed {told["seed"]}, with the network {told["model"]}.
 - Data: {told["dataset"]}; this party trained on {told["train_samples"]} samples of shape {"x".join(map(str, told["shape"]))}.
-- Accuracy: {accuracy}. On other data it may be anything: judge it on samples of your own before it is used.
-- Classes: {", ".join(told["class_names"])}.
-- Use: {works} takes samples as {told["party"]} has them and prints a class and its probability for each. It needs torch and
-  numpy. The probability is a softmax, not a promise.{onnx}
+- On its own test samples: {judged}. On other data it may be anything: judge it on samples of your own before it is used.
+- It predicts {f"one of {', '.join(told['class_names'])}" if told["classes"] else "a number"}.
+- Use: {works} takes samples as {told["party"]} has them and prints {prints} for each. It needs torch and numpy.{promise}{onnx}
 - Numbers are scaled by {told["scaled_by"]} (`model.json`, `preprocess`).
 - The weights were learned from this party's data and, through {told["algorithm"]}, from others': treat them as such.
 {_columns(schema) if schema else ""}"""

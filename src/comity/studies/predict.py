@@ -93,7 +93,7 @@ def read_pictures(path: Path, told: Mapping[str, Any]) -> NDArray[Any]:
 
 
 def predict(path: Path, allow_unknown: bool = False) -> tuple[list[str], NDArray[np.float32], tuple[str, ...]]:
-    """How likely each class is for each row, and what is to be said of the rows."""
+    """The classes and how likely each is for each row, or no classes and a number for each; and what is to be said of rows."""
     told = json.loads((HERE / "model.json").read_text(encoding="utf-8"))
     schema = Schema.read(HERE / "schema.json") if (HERE / "schema.json").exists() else None
     values, remarks = values_of(path, told, schema, allow_unknown)
@@ -109,7 +109,11 @@ def predict(path: Path, allow_unknown: bool = False) -> tuple[list[str], NDArray
     model = torch.export.load(HERE / "model.pt2").module()
     with torch.no_grad():
         parts = [model(torch.from_numpy(x[at : at + ROWS])) for at in range(0, len(x), ROWS)]
-    return list(told["class_names"]), torch.cat(parts).softmax(1).numpy(), remarks
+    found = torch.cat(parts)
+    if not told["classes"]:
+        mean, std = how["label"]
+        return [], (found * std + mean).numpy(), remarks
+    return list(told["class_names"]), found.softmax(1).numpy(), remarks
 
 
 def harmless(text: str) -> str:
@@ -132,6 +136,9 @@ def main() -> None:
         print(harmless(remark), file=sys.stderr)
     names = [harmless(name) for name in names]
     rows: list[list[object]] = [["row", "prediction", "probability", *(f"p({name})" for name in names)]]
+    if not names:
+        rows = [["row", "prediction"], *([row, f"{each[0]:.6g}"] for row, each in enumerate(likely, 1))]
+        likely = likely[:0]
     for row, each in enumerate(likely, 1):
         best = int(each.argmax())
         rows.append([row, names[best], f"{each[best]:.6f}", *(f"{p:.6f}" for p in each)])

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from comity.core.metrics import ACCURACY, METRICS, Metric
+from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric
 from comity.measure.doubts import doubts
 from comity.measure.gain import Gain
 
@@ -77,13 +77,14 @@ def standing(
     newcomers = [new for summary in summaries for new in summary["newcomers"].values()]
     kinds = summaries[0]["bytes"] if summaries else ()  # runs of other versions may have other kinds
     shared = [kind for kind in kinds if all(kind in summary["bytes"] for summary in summaries)]
+    plain = [summary[EXPLAINED.name if metric == EXPLAINED.name else ACCURACY.name] for summary in summaries]
     return Standing(
         algorithm,
         metric,
         figure=[(summary.get(metric) or {}).get("mean") for summary in summaries],
         worst_figure=[_worst(summary.get(metric) or {}, METRICS[metric]) for summary in summaries],
-        accuracy=[summary["accuracy"]["mean"] for summary in summaries],
-        worst=[min(v for v in summary["accuracy"]["per_party"].values() if v is not None) for summary in summaries],
+        accuracy=[block["mean"] for block in plain],
+        worst=[min(v for v in block["per_party"].values() if v is not None) for block in plain],
         gained=sum(gain.helped for gain in gains),
         hurt=sum(gain.hurt for gain in gains),
         judged=len(gains),
@@ -99,7 +100,8 @@ def _worst(block: Mapping[str, Any], metric: Metric) -> float | None:
     """The figure of the worst party, if there is a mean that it is worse than."""
     if block.get("mean") is None:
         return None
-    return min((v for v in block["per_party"].values() if v is not None), key=lambda figure: metric.sign * figure)
+    known: list[float] = [figure for figure in block["per_party"].values() if figure is not None]
+    return min(known, key=lambda figure: metric.sign * figure)
 
 
 def _mean(values: Sequence[float]) -> float | None:

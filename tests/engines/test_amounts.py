@@ -1,0 +1,153 @@
+"""A label that is a number: squared error, R² and the mean absolute error; who needs classes says so."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import mean_absolute_error, r2_score
+
+import comity
+from comity import algorithms
+from comity.core.key import Key
+from comity.core.metrics import METRICS
+from comity.data import Dataset
+from comity.data.groups import Groups
+from comity.data.importing import import_federation
+from comity.errors import Refusal
+from comity.report import report
+from comity.studies.export import export, load
+
+RUN: dict[str, Any] = {"rounds": 3, "model": "mlp2(width=8)", "lr": 0.05, "engine": "loop"}
+CLASSES = {"relay", "relay-p2p", "fd", "fedgen", "fedufo", "feduad", "fedrod", "fed-sps"}
+
+
+def table() -> Dataset:
+    """Days in hospital, at three hospitals whose levels differ."""
+    draw = Key(3).generator()
+    x = torch.randn(120, 3, generator=draw) * torch.tensor([10.0, 1.0, 100.0]) + torch.tensor([50.0, 0.0, 1000.0])
+    of = np.arange(120) % 3
+    y = 10 + (x[:, 0] - 50) / 2 + x[:, 1] + 5.0 * torch.from_numpy(of) + 0.3 * torch.randn(120, generator=draw)
+    groups = {"site": Groups(("east", "north", "south"), of)}
+    return Dataset(
+        "days", x, y, 0, groups=groups, home="natural(by=site)", mean=(0.0,), std=(1.0,), scale="own", scaled=(0, 1, 2)
+    )
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked", "process"])
+def test_figures_are_scikit_learns_in_the_labels_own_unit(engine: str, tmp_path: Path) -> None:
+    data = table()
+    fed = data.partition("auto")
+    result = comity.run("fedavg", fed, out=tmp_path / "run", **(RUN | {"engine": engine, "workers": 1}))
+    assert result.summary["metric"] == "r2"
+    assert result.summary["accuracy"]["mean"] is None
+    for party in fed.names:
+        rows = list(fed.split.parties[party].test)
+        said = result.model(party).predict(data.x[rows])
+        truth = data.y[rows]
+        assert result.summary["r2"]["per_party"][party] == pytest.approx(r2_score(truth, said), abs=1e-5)
+        assert result.summary["mae"]["per_party"][party] == pytest.approx(mean_absolute_error(truth, said), abs=1e-4)
+    assert not [row for row in result.metrics if row.metric == "accuracy"]
+    assert {row.metric for row in result.metrics if row.round == 1} == {"r2", "loss"}
+
+
+def test_engines_agree(tmp_path: Path) -> None:
+    fed = table().partition("auto")
+    runs = {e: comity.run("scaffold", fed, out=tmp_path / e, **(RUN | {"engine": e})) for e in ("loop", "process", "stacked")}
+    assert (tmp_path / "loop" / "metrics.csv").read_bytes() == (tmp_path / "process" / "metrics.csv").read_bytes()
+    stacked = [row.value for row in runs["stacked"].metrics]
+    assert stacked == pytest.approx([row.value for row in runs["loop"].metrics], rel=1e-3, abs=1e-4)
+
+
+def test_every_method_runs_or_says_why_not(tmp_path: Path) -> None:
+    fed = table().partition("auto")
+    refused = set()
+    wrapped = {"dbe": "fedavg+dbe", "prbm": "fedavg+prbm", "mr": "fedper+mr"}
+    for name in (wrapped.get(name, name) for name in algorithms.names()):
+        try:
+            found = comity.run(name, fed, out=tmp_path / name, **(RUN | {"rounds": 1}))
+        except Refusal as why:
+            assert str(why).endswith("but the label of these data is a number, not a class.")  # noqa: PT017 - or the test ends
+            refused.add(name)
+        else:
+            assert found.summary["r2"]["mean"] is not None
+    assert refused == CLASSES
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    fed = table().partition("auto")
+    found = comity.run("fedavg", fed, out=tmp_path, **(RUN | {"rounds": 30, "model": "linear"}))
+    assert found.summary["r2"]["mean"] > 0.9
+
+
+def test_arrays_with_no_classes() -> None:
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    fed = comity.Federation.from_arrays({"a": (x, 3 * x[:, 0]), "b": (x, 3 * x[:, 0] + 0.5)}, classes=0)
+    assert fed.counts().tolist() == [[len(fed.parties[name].train)] for name in ("a", "b")]
+    found = comity.run("fedavg", fed, rounds=20, model="linear")
+    assert found.model("a").predict(np.array([[1.0, 0.0]])).item() == pytest.approx(3, abs=0.5)
+    with pytest.raises(Refusal, match="predicts a number, which has no classes"):
+        found.model("a").predict_proba(x)
+    with pytest.raises(Refusal, match="must be whole numbers"):
+        comity.Federation.from_arrays({"a": (x, 3 * x[:, 0])})
+
+
+@pytest.mark.parametrize("partition", ["dirichlet(alpha=1)", "pathological(classes=2)", "shard", "iid|concept"])
+def test_partitions_that_need_classes(partition: str) -> None:
+    with pytest.raises(Refusal, match="shares out by class, but the label of these data is a number"):
+        table().partition(partition, parties=3)
+
+
+def test_metrics_that_do_not_fit() -> None:
+    fed = table().partition("auto")
+    with pytest.raises(Refusal, match="metric auc is for classes"):
+        comity.run("fedavg", fed, metric="auc", **RUN)
+    digits = comity.load("digits").partition("iid|keep(samples=30)", parties=2)
+    with pytest.raises(Refusal, match="metric r2 is for labels that are numbers, but these data have 10 classes"):
+        comity.run("fedavg", digits, metric="r2", rounds=1)
+
+
+def test_a_model_that_says_the_mean_explains_nothing() -> None:
+    y = torch.tensor([1.0, 2.0, 6.0])
+    assert METRICS["r2"].of(torch.full((3, 1), 3.0), y) == pytest.approx(0)
+    assert METRICS["r2"].of(y[:, None], y) == pytest.approx(1)
+    assert METRICS["r2"].of(y[:1, None], y[:1]) is None
+    assert METRICS["mae"].of(torch.full((3, 1), 3.0), y) == pytest.approx(2)
+
+
+def test_from_files_to_a_number_in_use(tmp_path: Path) -> None:
+    data = table()
+    (tmp_path / "in").mkdir()
+    for k, name in enumerate(("east", "north", "south")):
+        with (tmp_path / "in" / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+            out = csv.writer(file)
+            out.writerow(["age", "score", "level", "days"])
+            out.writerows([*map(float, x), float(y)] for x, y in zip(data.x[k::3], data.y[k::3], strict=True))
+    imported = import_federation(tmp_path / "in", tmp_path / "out", label="days")
+    assert imported.classes == 0
+    fed = imported.partition("auto")
+    theirs = data.partition("auto")
+    for name in fed.names:
+        assert torch.allclose(fed.parties[name].train.x, theirs.parties[name].train.x, atol=1e-5)
+        assert torch.allclose(fed.parties[name].train.y, theirs.parties[name].train.y, atol=1e-5)
+    result = comity.run("fedavg+dbe", data=str(tmp_path / "out"), out=tmp_path / "run", **RUN)
+    export(result, "south", tmp_path / "model")
+    rows = data.x[2::3][:4]
+    expected = result.model("south").predict(rows.tolist())
+    assert torch.equal(load(tmp_path / "model").predict(rows.tolist()), expected)
+    assert "R² " in (tmp_path / "model" / "card.md").read_text(encoding="utf-8")
+    assert report(tmp_path / "run", quick=True).stat().st_size > 0
+
+
+def test_many_whole_numbers_are_asked_about(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    lines = [f"{k % 7 + 0.5},{k % 30}" for k in range(60)]
+    (tmp_path / "in" / "a.csv").write_text("\n".join(["x,days", *lines]), encoding="utf-8")
+    with pytest.raises(Refusal, match="has 30 different numbers: say --kind 'days=number' to predict it as a number"):
+        import_federation(tmp_path / "in", tmp_path / "out", label="days")
+    assert import_federation(tmp_path / "in", tmp_path / "n", label="days", kinds={"days": "number"}).classes == 0
+    assert import_federation(tmp_path / "in", tmp_path / "w", label="days", kinds={"days": "words"}).classes == 30
