@@ -208,7 +208,8 @@ def test_the_table_ranks_by_it_with_accuracy_beside_it(compared: tuple[Path, str
         assert row["accuracy"] == [one["accuracy"]["mean"] for one in found]
         assert f"{fmean(row['figure']):.1%}" in out
     ours, solo = (folder / method / "seed-0" for method in ("fedavg", "solo"))
-    both = [gains(*(folder / m / f"seed-{seed}" for m in ("fedavg", "solo")), "balanced_accuracy") for seed in (0, 1)]
+    seeds = ("seed-0", "seed-1")
+    both = [gains(folder / "fedavg" / seed, folder / "solo" / seed, "balanced_accuracy") for seed in seeds]
     (row,) = (row for row in told["rows"] if row["algorithm"] == "fedavg")
     assert (row["gained"], row["judged"]) == (sum(g.helped for each in both for g in each), 8)
     per_party = [summary(run)["balanced_accuracy"]["per_party"] for run in (ours, solo)]

@@ -99,7 +99,8 @@ def _worst(block: Mapping[str, Any], metric: Metric) -> float | None:
     """The figure of the worst party, if there is a mean that it is worse than."""
     if block.get("mean") is None:
         return None
-    return min((v for v in block["per_party"].values() if v is not None), key=lambda figure: metric.sign * figure)
+    figures: list[float] = [figure for figure in block["per_party"].values() if figure is not None]
+    return min(figures, key=lambda figure: metric.sign * figure)
 
 
 def _mean(values: Sequence[float]) -> float | None:
