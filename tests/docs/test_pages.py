@@ -78,7 +78,7 @@ def test_trackers_are_told_what_the_page_says(tmp_path: Path) -> None:
         def end(self, summary: object) -> None:
             pass
 
-    run("fedavg", parties=2, rounds=1, model="linear", track=[Listener()])
+    run("fedavg", parties=2, rounds=1, model="linear", metric="macro_f1", track=[Listener()])
     table = text("watching").split("| figure |")[1].split("\n\n")[0]
     named = set(re.findall(r"`(\w+/\w+)`", table))
     assert {name.replace("/p0", "/NAME") for name in told if not name.endswith("/p1")} == named

@@ -57,9 +57,8 @@ def renamed(folder: Path, old: str, new: str) -> None:
     for path in [*folder.rglob("summary.json"), *folder.rglob("split.json")]:
         path.write_text(path.read_text(encoding="utf-8").replace(f'"{old}":', f"{json.dumps(new)}:"), encoding="utf-8")
     told = folder / "comparison.json"
-    told.write_text(
-        told.read_text(encoding="utf-8").replace(f'"party": "{old}"', f'"party": {json.dumps(new)}'), encoding="utf-8"
-    )
+    text = told.read_text(encoding="utf-8").replace(f'"party": "{old}"', f'"party": {json.dumps(new)}')
+    told.write_text(text, encoding="utf-8")
 
 
 def drawn(folder: Path) -> dict[str, str]:

@@ -98,6 +98,8 @@ def _answers(group: Group, path: Path) -> list[Block]:
         return []
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(told, dict):
+            raise TypeError
         if "answers" not in told:  # of an earlier version
             return []
         rows = [[one["party"], one["says"]] for one in told["answers"]]
