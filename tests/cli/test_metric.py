@@ -292,3 +292,20 @@ def test_runs_that_chose_different_metrics_are_shown_by_accuracy(
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "judged by different metrics: they are shown by accuracy" in page
     assert "How accuracy grows" in page
+
+
+def test_models_that_diverged_have_no_rank_and_no_answer(hospitals: Path, tmp_path: Path) -> None:
+    """Scores that are no numbers have no order: nowhere does a mean of the others stand for them."""
+    settings = small(hospitals) | {"model": "mlp2(width=8)", "lr": 1e22, "batch": 1000, "rounds": 1, "metric": "auc"}
+    options = [f"--{name}={value}" for name, value in settings.items()]
+    ended = works("compare", "fedavg", *options, "--out", tmp_path)
+    assert ",auc,nan" in (tmp_path / "fedavg" / "seed-0" / "metrics.csv").read_text()
+    assert summary(tmp_path / "fedavg" / "seed-0")["auc"]["mean"] is None
+    assert re.search(r"fedavg \* +diverged", ended.out)
+    assert "north: not judged" in ended.out
+    assert "nan" not in ended.out + ended.err + works("watch", tmp_path, "--once").out
+    works("report", tmp_path, "--quick")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "This part cannot be shown" not in page
+    assert "diverged" in page
+    assert "no AUC, as a model has diverged" in works("resume", tmp_path / "fedavg" / "seed-0").out

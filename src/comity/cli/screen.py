@@ -46,6 +46,10 @@ def traffic(ledger: Ledger) -> int:
     return sum(n for kind, n in ledger.total.items() if kind != "eval")
 
 
+def _percent(figure: float) -> str:
+    return f"{figure:.1%}" if math.isfinite(figure) else "diverged"
+
+
 class Bar:
     """A live line on a terminal: round, parties done, the chosen metric, bytes so far, time left."""
 
@@ -83,7 +87,7 @@ class Bar:
         """A round is over."""
         self._done = 0
         if figure is not None:
-            self._progress.update(self._task, figure=f"{figure:.1%}")
+            self._progress.update(self._task, figure=_percent(figure))
         self._progress.update(self._task, completed=t, bytes=size(traffic(ledger)))
 
     def end(self) -> None:
@@ -115,7 +119,7 @@ class Lines:
     def round(self, t: int, figure: float | None, ledger: Ledger) -> None:
         """A round is over."""
         now = time.monotonic()
-        self._figure = self._figure if figure is None else f"{figure:.1%}"
+        self._figure = self._figure if figure is None else _percent(figure)
         if t < self._rounds and now - self._shown < self.every:
             return
         self._shown = now

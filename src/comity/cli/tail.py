@@ -79,7 +79,7 @@ class Followed:
         self._resting = resting
 
     def _noted(self, note: Note) -> None:
-        if is_figure(note, metric=self.metric.name) and math.isfinite(note.value):
+        if is_figure(note, metric=self.metric.name):
             self._figures.setdefault(note.round, {})[note.party] = note.value
         if len(self._figures) > 2:
             first = min(self._figures)
@@ -115,13 +115,14 @@ class Followed:
     def line(self) -> dict[int, float]:
         """The mean of the chosen metric by evaluated round."""
         means = self._means | {t: mean(figures) for t, figures in self._figures.items()}
-        return {t: value for t, value in means.items() if t <= self.done}
+        return {t: value for t, value in means.items() if t <= self.done and math.isfinite(value)}
 
     @property
     def party_figures(self) -> dict[str, float]:
         """Everyone's figure by the chosen metric when it was last evaluated."""
         known = [t for t in self._figures if t <= self.done]
-        return self._figures[max(known)] if known else {}
+        last = self._figures[max(known)] if known else {}
+        return {party: figure for party, figure in last.items() if math.isfinite(figure)}
 
     @property
     def seconds_a_round(self) -> float | None:

@@ -111,11 +111,12 @@ def about(run: Followed) -> list[Text]:
         best = max(line, key=lambda t: (sign * line[t], -t))
         most = "highest" if run.metric.higher else "lowest"
         figures = run.party_figures
-        low = min(figures, key=lambda party: sign * figures[party])
-        high = max(figures, key=lambda party: sign * figures[party])
         now_and_then = f"{line[now]:.1%} after round {now}; the {most} was {line[best]:.1%} after round {best}"
         made.append(_line(f"{run.metric.title} {now_and_then}"))
-        made.append(_line(f"worst party {low} {figures[low]:.1%}, best party {high} {figures[high]:.1%}"))
+        if figures:
+            low = min(figures, key=lambda party: sign * figures[party])
+            high = max(figures, key=lambda party: sign * figures[party])
+            made.append(_line(f"worst party {low} {figures[low]:.1%}, best party {high} {figures[high]:.1%}"))
     sent = ", ".join(f"{kind} {size(run.bytes[kind])}" for kind in ("up", "down", "peer"))
     made.append(_line(f"{sent}; peak memory {size(run.memory)}" if run.memory else sent))
     return made
@@ -169,7 +170,7 @@ def _figures(run: Followed) -> list[str]:
     else:
         if line := run.line:
             mean = line[max(line)]
-            worst = min(run.party_figures.values(), key=lambda figure: run.metric.sign * figure)
+            worst = min(run.party_figures.values(), key=lambda figure: run.metric.sign * figure, default=None)
         sent = sum(n for kind, n in run.bytes.items() if kind != "eval")
         done = run.done
         each = run.seconds_a_round
