@@ -26,6 +26,7 @@ SEPARATORS = (",", ";", "\t", "|")
 Cells = Sequence[Any] | NDArray[Any]
 FORMAT = 1
 SHOWN = 12  # words in a sentence
+FILLED = "a missing number with the mean of the party's own training samples; a missing word with zeros for all words"
 
 
 class Unusable(Exception):
@@ -104,7 +105,7 @@ class Schema:
     def told(self) -> dict[str, Any]:
         """All of it as plain values, for JSON; what is as usual is left out of the columns."""
         usual = asdict(Column("", ""))
-        made = {"comity_schema": FORMAT, **asdict(self)}
+        made = {"comity_schema": FORMAT, **asdict(self), "filled": FILLED}
         made["columns"] = [
             {k: v for k, v in asdict(column).items() if k in ("name", "kind") or v != usual[k]} for column in self.columns
         ]
@@ -116,6 +117,7 @@ class Schema:
         plain = dict(told)
         if plain.pop("comity_schema") != FORMAT:
             raise ValueError("another version")
+        plain.pop("filled", None)  # it is said for people
         columns = tuple(Column(**{k: _tuple(v) for k, v in one.items()}) for one in plain.pop("columns"))
         given: dict[str, Any] = {k: v if isinstance(v, dict) else _tuple(v) for k, v in plain.items()}
         made = Schema(columns, **given)
