@@ -321,7 +321,7 @@ def test_the_python_api_gives_the_same_bytes(made: dict[str, Path], tmp_path: Pa
     assert len(result.metrics) == len(rows(made["dbe"] / "metrics.csv"))
     assert sum(charge.bytes for charge in result.ledger if charge.kind != "eval") == expected["bytes"]["total"]
     for name, data in federation.parties.items():
-        right = (result.model(name).predict(data.test.x) == data.test.y).float().mean().item()
+        right = (result.model(name).predict(data.test) == data.test.y).float().mean().item()
         assert right == pytest.approx(expected["accuracy"]["per_party"][name])
 
 

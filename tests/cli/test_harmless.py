@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -138,7 +140,11 @@ def test_a_dataset(here: Path) -> None:
     shown(works("compare", "fedavg", *how, "--leave-one-out", "--out", "c"))
     shown(works("report", "c", "--table", "markdown"))
     works("export", "out", "--party", "south", "--out", "model")
-    assert load(Path("model")).predict(np.zeros((1, 4)))[0][0] in (NASTY, LINES, "c"), "for programs they are what they are"
+    assert set(load(Path("model")).class_names) == {NASTY, LINES, "c"}, "for programs they are what they are"
+    np.save("new.npy", np.zeros((1, 4)))
+    done = subprocess.run([sys.executable, "model/predict.py", "new.npy"], capture_output=True, text=True, check=True)
+    assert SEEN in done.stdout
+    assert done.stdout.replace("\n", "").isprintable()
 
 
 def complaint_of(*args: str) -> Ended:

@@ -26,6 +26,9 @@ from comity.data.groups import Groups
 class Parrot:
     """A task whose answer is what it is asked."""
 
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+
     def logits(self, theta: object, x: Tensor) -> Tensor:
         return x
 
@@ -34,7 +37,7 @@ def area(logits: Tensor, labels: Tensor) -> float | None:
     """What a party whose model answers so works out at the end."""
     test = Samples(logits, labels)
     none = test.take([])
-    found = evaluate(Parrot(), {}, PartyData(none, none, test), final=True)  # type: ignore[arg-type]
+    found = evaluate(Parrot(logits.shape[1]), {}, PartyData(none, none, test), final=True)  # type: ignore[arg-type]
     return found.test.figures.get("auc" if logits.shape[1] == 2 else "auc_micro")
 
 

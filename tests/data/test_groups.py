@@ -41,7 +41,9 @@ def dataset(of: Any, official: Any = None, names: tuple[str, ...] = NAMES, **mor
 
 def owned(fed: Federation) -> dict[str, list[int]]:
     """All positions of each party, by what its samples say themselves."""
-    return {name: sorted(int(v) for part in vars(p).values() for v in part.x[:, 0]) for name, p in fed.parties.items()}
+    return {
+        name: sorted(int(v) for part in (p.train, p.validation, p.test) for v in part.x[:, 0]) for name, p in fed.parties.items()
+    }
 
 
 def groups_of(of: Any, least: int = 1) -> dict[str, list[int]]:

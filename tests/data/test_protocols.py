@@ -106,7 +106,8 @@ def test_no_validation(digits: Dataset) -> None:
 
 def test_a_small_party_has_no_validation_part() -> None:
     fed = Federation.from_arrays({"small": ([[0.0], [1.0], [2.0], [3.0]], [0, 0, 1, 1])})
-    assert [len(p) for p in vars(fed.parties["small"]).values()] == [3, 0, 1]
+    small = fed.parties["small"]
+    assert [len(part) for part in (small.train, small.validation, small.test)] == [3, 0, 1]
 
 
 def test_common_is_one_set_for_all_and_unshifted(digits: Dataset) -> None:
