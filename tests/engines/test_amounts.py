@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,23 @@ def test_from_files_to_a_number_in_use(tmp_path: Path) -> None:
     assert torch.equal(load(tmp_path / "model").predict(rows.tolist()), expected)
     assert "R² " in (tmp_path / "model" / "card.md").read_text(encoding="utf-8")
     assert report(tmp_path / "run", quick=True).stat().st_size > 0
+
+
+def test_the_page(tmp_path: Path) -> None:
+    """It ranks by R², has no column of accuracy, and tells the error in the label's own unit."""
+    for method in ("solo", "fedavg"):
+        comity.run(method, table().partition("auto"), out=tmp_path / "c" / method / "seed-0", **RUN)
+    page = report(tmp_path / "c", quick=True).read_text(encoding="utf-8")
+    shown = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
+    assert "do not agree" not in shown
+    heads = re.findall(r"<th[^>]*>(.*?)</th>", shown)
+    assert "R²" in heads
+    assert "accuracy" not in heads
+    (error,) = {h for h in heads if "error" in h}
+    assert error == "mean absolute error"
+    after = shown[shown.index(error) :]
+    (solo,) = re.findall(r">solo</t[dh]>\s*<td[^>]*>([^<]*)<", after)[:1]
+    assert float(solo) > 0, "a number, not a share"
 
 
 def test_many_whole_numbers_are_asked_about(tmp_path: Path) -> None:

@@ -433,6 +433,7 @@ def _placed(root: Path, path: Path) -> tuple[str, Run]:
     return "/".join(inside[:-1]), run
 
 
-def _mean(summary: dict[str, Any]) -> float:
-    block = summary["accuracy"] if summary["accuracy"]["mean"] is not None else summary[summary["metric"]]
-    return float(block["mean"])
+def _mean(summary: dict[str, Any]) -> float | None:
+    """The accuracy; None where the label is a number."""
+    mean: float | None = summary["accuracy"]["mean"]
+    return mean

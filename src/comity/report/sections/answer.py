@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from comity.core.metrics import ACCURACY, Metric
+from comity.core.metrics import ACCURACY, EXPLAINED, Metric
 from comity.errors import ComityError
 from comity.measure.doubts import doubts, few
 from comity.measure.gain import Gain, paired_interval
@@ -25,6 +25,8 @@ from comity.studies.answers import MOST, over_seeds
 from comity.studies.compare import folder_name
 from comity.studies.standing import Standing, standing
 from comity.units import duration, size
+
+WORTH_SAYING = 0.001  # of a figure: what would be shown as the same says nothing
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def _answers(group: Group, path: Path) -> list[Block]:
 
 def _measures(group: Group) -> list[Block]:
     """All metrics but the one of the ranking: means over parties and seeds."""
-    found: dict[str, dict[str, list[float]]] = {}
+    found: dict[Metric, dict[str, list[float]]] = {}
     lacking: dict[str, set[str]] = {}
     for method in group.methods:
         for summary in method.summaries:
@@ -127,14 +129,14 @@ def _measures(group: Group) -> list[Block]:
                     continue
                 lacking.setdefault(metric.title, set()).update(block.get("missing", ()))
                 if block["mean"] is not None:
-                    found.setdefault(metric.title, {}).setdefault(method.name, []).append(block["mean"])
+                    found.setdefault(metric, {}).setdefault(method.name, []).append(block["mean"])
     if not found:
         return []
     names = [m.name for m in group.methods if any(m.name in by_method for by_method in found.values())]
-    rows = [[n, *(f"{statistics.fmean(some[n]):.1%}" if n in some else "" for some in found.values())] for n in names]
+    rows = [[n, *(metric.text(statistics.fmean(some[n])) if n in some else "" for metric, some in found.items())] for n in names]
     without = [f"{title}: {few(sorted(parties))}" for title, parties in lacking.items() if parties]
     said = f" Without a figure, and in no mean: {'; '.join(without)}." if without else ""
-    table = Table(MEASURES, "By other measures", ["method", *found], rows)
+    table = Table(MEASURES, "By other measures", ["method", *(metric.title for metric in found)], rows)
     return [table, Text(f"Means over parties on their own test samples after the last round.{said}")]
 
 
@@ -169,7 +171,7 @@ def _reached(runs: Iterable[Run], target: float) -> Reached | None:
 
 def _table(ranked: list[Ranked], group: Group, target: float | None) -> Table:
     alone = group.solo is not None and len(group.methods) > 1
-    beside = [] if group.metric is ACCURACY else [ACCURACY.title]
+    beside = [] if group.metric in (ACCURACY, EXPLAINED) else [ACCURACY.title]
     heads = ["method", group.metric.title, *beside, "worst party", *(["gained", "hurt"] if alone else []), "bytes"]
     heads += ["rounds to target", "bytes to target"] if target is not None else []
     rows = []
@@ -244,7 +246,7 @@ def _price(best: Ranked, others: list[Ranked], metric: Metric) -> list[str]:
             f"{100 * (best.goodness - s.goodness):.1f} points less."
         )
     worst = {id(s): s.worst_mean for s in [best, *others] if s.worst_mean is not None}
-    kinder = [s for s in others if id(s) in worst and metric.sign * worst[id(s)] > metric.sign * worst[id(best)]]
+    kinder = [s for s in others if id(s) in worst and metric.sign * (worst[id(s)] - worst[id(best)]) > WORTH_SAYING]
     if kinder:
         s = max(kinder, key=lambda s: metric.sign * worst[id(s)])
         said.append(
