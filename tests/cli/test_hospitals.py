@@ -164,6 +164,19 @@ def test_a_new_patient(hospitals: Path, model: Path, tmp_path: Path) -> None:
     assert torch.equal(expected[[k for k in at if k != 2]], inside[[n for n, k in enumerate(at) if k != 2]])
 
 
+def test_a_new_patient_in_excel(model: Path, tmp_path: Path) -> None:
+    book = pytest.importorskip("openpyxl").Workbook()
+    for row in (["Alter", "sex", "pressure"], [63, "m", 120.5], [50, "f", None]):
+        book.active.append(row)
+    book.save(tmp_path / "new.xlsx")
+    said = alone(model, tmp_path / "new.xlsx")
+    assert said.returncode == 0, said.stderr
+    expected = run_of(model).model("south").predict_proba([[120.5, 63, "m", None], [None, 50, "f", None]])
+    assert [float(line.split(",")[-1]) for line in said.stdout.splitlines()[1:]] == pytest.approx(
+        expected[:, 1].tolist(), abs=1e-6
+    )
+
+
 def test_onnx_says_the_same(model: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     session = onnxruntime.InferenceSession(model / "model.onnx")

@@ -1,8 +1,8 @@
 """Predict with this model: python predict.py NEW.csv [--out PREDICTIONS.csv] [--allow-unknown]
 
-NEW is as the party has it, before any scaling: a table as csv (its own column names, in any order; words; missing cells), or an
+NEW is as the party has it, before any scaling: a table as csv or xlsx (its own column names, in any order, missing cells), or an
 array `x` in an npz or npy file; pictures also as files or a folder of them. For each row it writes the class, how likely it is
-to the model, and how likely each class is. It needs torch and numpy, and Pillow for files of pictures.
+to the model, and how likely each class is. It needs torch and numpy; Pillow for files of pictures; openpyxl for xlsx.
 """
 
 from __future__ import annotations
@@ -45,9 +45,25 @@ def values_of(
         raise Unusable(f"{path} is no array (.npz, .npy), which this model takes.")
     if not path.is_file():
         raise Unusable(f"There is no file {path}.")
-    table = read_table(path)
+    table = read_sheet(path) if kind == ".xlsx" else read_table(path)
     made = encode(schema, table, len(next(iter(table.values()), ())), str(path), allow_unknown=allow_unknown)
     return made.x, made.remarks
+
+
+def read_sheet(path: Path) -> dict[str, list[Any]]:
+    """The columns of an Excel file's first sheet by name."""
+    try:
+        import openpyxl  # type: ignore[import-untyped]
+    except ImportError as why:
+        raise Unusable(f"{path} can only be read with openpyxl: pip install openpyxl, or save it as csv.") from why
+    try:
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+        rows = [row for row in book.worksheets[0].iter_rows(values_only=True) if any(cell is not None for cell in row)]
+    except Exception as why:  # whatever openpyxl says of a file that is none
+        raise Unusable(f"{path} is no Excel file (.xlsx) that can be read.") from why
+    if len(rows) < 2:
+        raise Unusable(f"{path} has no rows.")
+    return {str(name).strip(): [row[k] for row in rows[1:]] for k, name in enumerate(rows[0]) if name is not None}
 
 
 def as_samples(x: NDArray[Any], told: Mapping[str, Any], path: Path) -> NDArray[Any]:
