@@ -53,7 +53,7 @@ def values_of(
 def read_sheet(path: Path) -> dict[str, list[Any]]:
     """The columns of an Excel file's first sheet by name."""
     try:
-        import openpyxl  # type: ignore[import-untyped]
+        import openpyxl
     except ImportError as why:
         raise Unusable(f"{path} can only be read with openpyxl: pip install openpyxl, or save it as csv.") from why
     try:
