@@ -231,6 +231,7 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
     "two files": (lambda s: (arrays(s / "a.npz"), table(s / "a.csv", ONE)), {}, "has two files, a.csv and a.npz"),
     "two kinds": (lambda s: (arrays(s / "a.npz"), table(s / "b.csv", ONE)), {}, "Party 'b' brings a table but party 'a' arrays"),
     "size": (lambda s: arrays(s / "a.npz"), {"size": 8}, "size is for pictures"),
+    "columns": (lambda s: arrays(s / "a.npz"), {"drop": ("x",)}, "drop is for tables, but these parties bring arrays."),
     "scale": (lambda s: arrays(s / "a.npz"), {"scale": "all"}, "scale must be own, shared or none, not 'all'."),
     "no x": (lambda s: np.savez(s / "a.npz", z=[1], y=[1]), {}, "a.npz has no array called x; it has z, y."),
     "half a test": (lambda s: arrays(s / "a.npz", x_test=np.zeros((2, 3))), {}, "has no array called y_test"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,53 +84,55 @@ def prepare(
         screen.out.print(note, soft_wrap=True)
 
 
-Label = Annotated[str | None, typer.Option("--label", help="the column of a table that holds the class; label unless told")]
-Names = Annotated[str | None, typer.Option(help="only these columns, as in a,b")]
-Drop = Annotated[str | None, typer.Option("--drop", help="not these columns, as in a,b")]
-Kinds = Annotated[list[str] | None, typer.Option("--kind", help="what a column is: age=number, ward=words or ill=flag")]
-Missing = Annotated[str | None, typer.Option("--missing", help="words that stand for a missing value, as in -9,unknown")]
-Rename = Annotated[list[str] | None, typer.Option("--rename", help="what files call a column and what it is: Alter=age")]
-Units = Annotated[list[str] | None, typer.Option("--unit", help="a column's unit, as in age=years")]
-MergeCase = Annotated[
-    bool | None, typer.Option("--merge-case/--keep-case", help="words that differ in case or blanks only are one, or two")
-]
-Scale = Annotated[
-    str | None, typer.Option("--scale", help="numbers by each party's own figures, everybody's (shared), or as they are (none)")
-]
-Positive = Annotated[str | None, typer.Option("--positive", help="the class that sensitivity is about, as in dead")]
+def _option(flag: str, about: str, kind: Any = str) -> Any:
+    return Annotated[kind | None, typer.Option(flag, help=about, show_default=False)]
+
+
+ABOUT_COLUMNS = {
+    "label": _option("--label", "the column of a table that is to be learned; label unless told"),
+    "columns": _option("--columns", "only these columns, as in a,b"),
+    "drop": _option("--drop", "not these columns, as in a,b"),
+    "kinds": _option("--kind", "what a column is: age=number, ward=words or ill=flag", list[str]),
+    "missing": _option("--missing", "words that stand for a missing value, as in -9,unknown"),
+    "rename": _option("--rename", "what files call a column and what it is: Alter=age", list[str]),
+    "units": _option("--unit", "a column's unit, as in age=years", list[str]),
+    "merge_case": _option("--merge-case/--keep-case", "words that differ in case or blanks only are one, or two", bool),
+    "scale": _option("--scale", "numbers by each party's own figures, everybody's (shared), or as they are (none)"),
+    "positive": _option("--positive", "the class that sensitivity is about, as in dead"),
+}
+"""What can be said of a table's columns, by the names that importing has for it."""
 SkipUnlabelled = Annotated[bool, typer.Option("--skip-unlabelled", help="leave out rows without a label")]
 
 
-def _wishes(
-    label: str | None,
-    columns: str | None,
-    drop: str | None,
-    kinds: list[str] | None,
-    missing: str | None,
-    rename: list[str] | None,
-    units: list[str] | None,
-    merge_case: bool | None,
-    scale: str | None,
-    positive: str | None,
-) -> dict[str, Any]:
-    """What was said of the columns, and nothing of what was not."""
-    said = {
-        "label": label,
-        "columns": _listed(columns),
-        "drop": _listed(drop),
-        "kinds": _paired("kind", kinds),
-        "missing": _listed(missing),
-        "rename": _paired("rename", rename),
-        "units": _paired("unit", units),
-        "merge_case": merge_case,
-        "scale": scale,
-        "positive": positive,
-    }
-    return {name: value for name, value in said.items() if value is not None and value not in ((), {})}
+def with_columns(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command all options about columns; it receives what was typed as `wishes`."""
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "wishes"]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    added = [inspect.Parameter(name, keyword, default=None, annotation=kind) for name, kind in ABOUT_COLUMNS.items()]
+
+    def wrapped(**given: Any) -> None:
+        said = {name: _read(name, given.pop(name)) for name in ABOUT_COLUMNS}
+        command(**given, wishes={name: value for name, value in said.items() if value is not None})
+
+    parameters = [p.replace(kind=keyword) for p in own] + added
+    wrapped.__name__ = command.__name__
+    wrapped.__doc__ = command.__doc__
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapped
 
 
-def _listed(text: str | None) -> tuple[str, ...]:
-    return () if text is None else tuple(part.strip() for part in text.split(",") if part.strip())
+def _read(name: str, typed: Any) -> Any:
+    """What was typed for an option, as importing takes it."""
+    if name in ("columns", "drop", "missing") and typed is not None:
+        return _listed(typed)
+    if name in ("kinds", "rename", "units"):
+        return _paired(name.removesuffix("s"), typed) or None
+    return typed
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _paired(option: str, given: list[str] | None) -> dict[str, str]:
@@ -143,22 +147,14 @@ def _paired(option: str, given: list[str] | None) -> dict[str, str]:
 
 
 @data_app.command("import")
+@with_columns
 def import_(
     source: Annotated[
         Path,
         typer.Argument(metavar="FOLDER", help="a file (csv, xlsx, parquet, npz) or a folder of pictures a party; or one file"),
     ],
     out: Annotated[Path, typer.Option("--out", help="folder for the imported data, then used as --data FOLDER")],
-    label: Label = None,
-    columns: Names = None,
-    drop: Drop = None,
-    kinds: Kinds = None,
-    missing: Missing = None,
-    rename: Rename = None,
-    units: Units = None,
-    merge_case: MergeCase = None,
-    scale: Scale = None,
-    positive: Positive = None,
+    wishes: dict[str, Any],
     skip_unlabelled: SkipUnlabelled = False,
     schema: Annotated[Path | None, typer.Option("--schema", help="follow this schema.json, which all parties agreed on")] = None,
     size: Annotated[int | None, typer.Option("--size", help="pixels a side that images are brought to")] = None,
@@ -170,8 +166,8 @@ def import_(
     from comity.cli import screen
     from comity.data.importing import about_schema, import_federation, read_schema
 
-    scale = scale or ("own" if standardise else None)
-    wishes = _wishes(label, columns, drop, kinds, missing, rename, units, merge_case, scale, positive)
+    if standardise:
+        wishes = {"scale": "own", **wishes}
     agreed = None if schema is None else read_schema(schema)
     made = import_federation(
         source, out, name=name, size=size, classes=classes, schema=agreed, skip_unlabelled=skip_unlabelled, **wishes
@@ -191,22 +187,14 @@ def import_(
 
 
 @data_app.command("schema")
+@with_columns
 def schema(
     sources: Annotated[
         list[Path],
         typer.Argument(metavar="FOLDER|FILE...", help="parties' tables, or the schema files that parties made of theirs"),
     ],
     out: Annotated[Path, typer.Option("--out", help="the schema's file")],
-    label: Label = None,
-    columns: Names = None,
-    drop: Drop = None,
-    kinds: Kinds = None,
-    missing: Missing = None,
-    rename: Rename = None,
-    units: Units = None,
-    merge_case: MergeCase = None,
-    scale: Scale = None,
-    positive: Positive = None,
+    wishes: dict[str, Any],
     skip_unlabelled: SkipUnlabelled = False,
 ) -> None:
     """What parties' tables have in common: columns, words, classes. Parties who never see each other's files agree on one.
@@ -219,7 +207,6 @@ def schema(
     from comity.data.formats.common import few
     from comity.data.importing import agreed_schema
 
-    wishes = _wishes(label, columns, drop, kinds, missing, rename, units, merge_case, scale, positive)
     made = agreed_schema(sources, skip_unlabelled=skip_unlabelled, **wishes)
     if out.exists():
         raise Refusal(f"{out} is there already: choose another --out.")

@@ -66,57 +66,43 @@ class Brought:
     """Of tables; their labels are numbers already."""
 
 
-def import_federation(
-    source: Path,
-    out: Path,
-    *,
-    name: str | None = None,
-    size: int | None = None,
-    classes: int | None = None,
-    scale: str | None = None,
-    wishes: Wishes | None = None,
-    schema: Schema | None = None,
-    skip_unlabelled: bool = False,
-    **about_columns: Any,
-) -> Dataset:
+def import_federation(source: Path, out: Path, *, name: str | None = None, **how: Any) -> Dataset:
     """Bring the parties of a folder, or the one of a file, into one dataset, written to `out`, which must not exist yet.
 
-    `size` is the pixels a side that pictures are brought to; `classes` how many there are, where no party has the last of them.
-    Tables follow `schema`, or one is made of them as the `wishes` say (`label`, `columns`, `drop`, ...: those may also be given
-    by themselves). Their numbers are scaled unless told otherwise: `scale` is `own`, `shared` or `none`; arrays are used as they
-    are unless told otherwise, and pictures always.
+    `how` is as for `read_federation`.
     """
     if out.exists():
         raise Refusal(f"{out} is there already: choose another folder, or remove it.")
     if source.is_dir() and out.resolve().is_relative_to(source.resolve()):
         raise Refusal(f"{out} would lie among the parties of {source}: choose a folder outside it.")
-    made = read_federation(
-        parties_in(source), name or _stem(source), size, classes, scale, wishes, schema, skip_unlabelled, **about_columns
-    )
-    prepared.save(made, out)
+    prepared.save(read_federation(parties_in(source), name or _stem(source), **how), out)
     return prepared.read(out)
 
 
 def read_federation(
     found: Mapping[str, Path],
     name: str,
+    *,
     size: int | None = None,
     classes: int | None = None,
     scale: str | None = None,
-    wishes: Wishes | None = None,
     schema: Schema | None = None,
     skip_unlabelled: bool = False,
     **about_columns: Any,
 ) -> Dataset:
-    """What parties' files or folders hold as one dataset; the rest as for `import_federation`."""
-    if schema is not None and (wishes or about_columns or scale):
+    """What parties' files or folders hold, as one dataset.
+
+    `size` is the pixels a side that pictures are brought to; `classes` how many there are, where no party has the last of them.
+    Tables follow `schema`, or one is made of them as is said `about_columns` (`label`, `columns`, `drop`, ...: see `Wishes`).
+    Their numbers are scaled unless told otherwise: `scale` is `own`, `shared` or `none`; arrays are used as they are unless
+    told otherwise, and pictures always.
+    """
+    if schema is not None and (about_columns or scale):
         raise Refusal("A schema says all about the columns: leave out the other options, or change the schema.")
-    if scale is not None:
-        about_columns["scale"] = scale
-    asked = replace(wishes, **about_columns) if wishes else Wishes(**about_columns)
     kind = _one_kind(found)
-    if schema is not None and kind != TABLES:
-        raise Refusal(f"A schema is for tables, but these parties bring {kind}.")
+    if kind != TABLES:
+        _check_no_columns(kind, about_columns | {"schema": schema, "skip_unlabelled": skip_unlabelled})
+    asked = Wishes(**about_columns | ({} if scale is None else {"scale": scale}))
     if size is not None and kind != PICTURES:
         raise Refusal(f"size is for pictures, but these parties bring {kind}.")
     if kind == PICTURES:
@@ -129,6 +115,12 @@ def read_federation(
         tables = tables_of(found, asked.label if schema is None else schema.label, skip_unlabelled)
         brought = _tables(tables, schema or schema_of(tables, asked), strict=schema is not None)
     return _dataset(name, brought, classes, scale or "none")
+
+
+def _check_no_columns(kind: str, said: Mapping[str, Any]) -> None:
+    """Refuse what is said of columns where there are none."""
+    if named := next((name for name, value in said.items() if value not in (None, False)), None):
+        raise Refusal(f"{named} is for tables, but these parties bring {kind}.")
 
 
 def read_schema(path: Path) -> Schema:
