@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from comity.data import Dataset
 from comity.data.groups import Groups
 from comity.data.importing import import_federation
 from comity.errors import Refusal
+from comity.measure.study import study
 from comity.report import report
 from comity.studies.export import export, load
 
@@ -159,6 +161,34 @@ def test_the_page(tmp_path: Path) -> None:
     after = shown[shown.index(error) :]
     (solo,) = re.findall(r">solo</t[dh]>\s*<td[^>]*>([^<]*)<", after)[:1]
     assert float(solo) > 0, "a number, not a share"
+
+
+def test_what_is_told_in_accuracy_or_by_class_is_refused(tmp_path: Path) -> None:
+    """An effect of +0.0 on everybody would be wrong without a word."""
+    fed = table().partition("auto")
+    comity.run("fedavg", fed, out=tmp_path / "run", **RUN)
+    with pytest.raises(Refusal, match="measure describes representations by the classes"):
+        study(tmp_path / "run", federation=fed)
+    with pytest.raises(Refusal, match="leave-one-out tells what a party gives others in accuracy, but the label"):
+        comity.leave_one_out("fedavg", fed, **RUN)
+
+
+def test_trackers_hear_of_it() -> None:
+    told: dict[str, float] = {}
+
+    class Listener:
+        def begin(self, folder: Path, settings: object) -> None:
+            pass
+
+        def round(self, t: int, figures: Mapping[str, float]) -> None:
+            told.update(figures)
+
+        def end(self, summary: object) -> None:
+            pass
+
+    comity.run("fedavg", table().partition("auto"), track=[Listener()], **RUN)
+    assert {"r2/mean", "loss/mean", "party_r2/east"} <= told.keys()
+    assert not any("accuracy" in name for name in told)
 
 
 def test_many_whole_numbers_are_asked_about(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
@@ -171,7 +171,7 @@ class Dataset:
         groups = [(by, g.names, combine(g.of.tolist())) for by, g in self.groups.items()]
         more: list[object] = [groups, self.missing] if groups or self.missing != "refuse" else []
         if self.scale != "fixed" or self.schema:
-            more += [self.scale, self.scaled, self.schema and self.schema.told()]
+            more += [self.scale, self.scaled, self.schema and asdict(self.schema)]
         return combine((Samples(self.x, self.y).digest(), self.classes, self.mean, self.std, *more))
 
     def fingerprint(self) -> str:

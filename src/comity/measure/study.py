@@ -48,6 +48,7 @@ def study(
     run that a stranger's run names.
     """
     job = reopen(Path(folder), federation, model, trust=trust)
+    job.info.needs_classes("measure", "describes representations by the classes that can be told from them")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a run: equal bits
     try:

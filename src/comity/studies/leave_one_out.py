@@ -141,6 +141,7 @@ def planned(
     for method in methods:
         whole = experiment_of(base, method, seed)
         info = prepare(whole, federation).info
+        info.needs_classes("leave-one-out", "tells what a party gives others in accuracy")
         plan[method] = {}
         for party in _chosen(info.names, info.newcomers, only):
             plan[method][party] = whole.but(without=[*(whole.without or ()), party])

@@ -133,10 +133,23 @@ def figures(
 
     Another metric than accuracy that the run is judged by is told beside it.
     """
+    losses = {n.party: n.value for n in notes if (n.split, n.metric) == ("test", "loss")}
+    if not losses:
+        return {}
+    return {
+        **_accuracy(t, notes, sizes),
+        "loss/mean": fmean(losses.values()),
+        **{f"bytes/{kind}": float(total.get(kind, 0)) for kind in KINDS},
+        **{f"party_loss/{party}": value for party, value in losses.items()},
+        **(_told(metric, by_round(notes, metric=metric).get(t, {})) if metric != ACCURACY.name else {}),
+    }
+
+
+def _accuracy(t: int, notes: Sequence[Note], sizes: Mapping[str, int]) -> dict[str, float]:
+    """The accuracies of a round; none where the label is a number."""
     parties = {party: line[t] for party, line in party_curves(notes).items()}
     if not parties:
         return {}
-    losses = {n.party: n.value for n in notes if (n.split, n.metric) == ("test", "loss")}
     chosen_by = [n.value for n in notes if (n.split, n.metric) == ("validation", "accuracy")]
     return {
         "accuracy/mean": fmean(parties.values()),
@@ -145,11 +158,7 @@ def figures(
         "accuracy/best": max(parties.values()),
         **({"accuracy/global": pooled[t]} if (pooled := curve(notes, "global")) else {}),
         **({"accuracy/validation": fmean(chosen_by)} if chosen_by else {}),
-        "loss/mean": fmean(losses.values()),
-        **{f"bytes/{kind}": float(total.get(kind, 0)) for kind in KINDS},
         **{f"party_accuracy/{party}": value for party, value in parties.items()},
-        **{f"party_loss/{party}": value for party, value in losses.items()},
-        **(_told(metric, by_round(notes, metric=metric).get(t, {})) if metric != ACCURACY.name else {}),
     }
 
 
