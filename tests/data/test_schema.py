@@ -160,6 +160,60 @@ def test_rows_without_a_label(tmp_path: Path) -> None:
     assert import_federation(tmp_path / "in", tmp_path / "out", skip_unlabelled=True).y.tolist() == [1, 0]
 
 
+def test_names_that_nobody_has(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path / f"{name}.csv", rows("age,sex,label", "1.5,m,yes", "2.5,f,no"))
+    for wrong in ({"drop": ("sx",)}, {"rename": {"Altr": "age"}}, {"columns": ("age", "sx")}, {"kinds": {"sx": "words"}}):
+        with pytest.raises(Refusal, match=r"There is no column called '(sx|Altr)'"):
+            schema_of(tmp_path, **wrong)
+
+
+def test_what_is_said_when_schemas_become_one(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", rows("age,note,label", "1.5,x,yes", "2.5,y,no"))
+    write(tmp_path / "b.csv", rows("Alter,note,label", "1.5,x,yes", "2.5,z,no"))
+    for name in ("a", "b"):
+        agreed_schema([tmp_path / f"{name}.csv"]).write(tmp_path / f"{name}.json")
+    both = [tmp_path / "a.json", tmp_path / "b.json"]
+    made = agreed_schema(both, drop=("note",), rename={"Alter": "age"}, units={"age": "years"})
+    assert [(c.name, c.also_called, c.unit, c.may_be_missing) for c in made.columns] == [("age", ("Alter",), "years", False)]
+    with pytest.raises(Refusal, match="say --kind where the file is described"):
+        agreed_schema(both, kinds={"age": "words"})
+    with pytest.raises(Refusal, match="There is no column called 'nte'"):
+        agreed_schema(both, drop=("nte",))
+
+
+def test_labels_that_are_words_here_and_numbers_there(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", rows("age,label", "1.5,dead", "2.5,alive"))
+    write(tmp_path / "b.csv", rows("age,label", "1.5,0", "2.5,1"))
+    with pytest.raises(Refusal, match="of party 'b' is 0, 1 but that of party 'a' alive, dead: they must agree"):
+        schema_of(tmp_path)
+
+
+def test_labels_coded_from_one(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.csv", rows("age,label", "1.5,1", "2.5,2", "3.5,2"))
+    data = import_federation(tmp_path / "in", tmp_path / "out", kinds={"label": "words"}, positive="1")
+    assert (data.classes, data.class_names, data.y.tolist()) == (2, ("2", "1"), [1, 0, 0])
+
+
+def test_a_number_that_names_rows(tmp_path: Path) -> None:
+    lines = [f"{731846 + 17 * (k * 7 % 60)},{k % 7 + 0.5},{k % 2}" for k in range(60)]
+    write(tmp_path / "a.csv", rows("Fall,age,label", *lines))
+    assert "identifier" in schema_of(tmp_path).left_out["Fall"]
+
+
+def test_a_typing_error_is_named(tmp_path: Path) -> None:
+    lines = [f"{430 if k == 4 else 30 + k},{k % 2}" for k in range(40)]
+    write(tmp_path / "in" / "a.csv", rows("age,label", *lines))
+    data = import_federation(tmp_path / "in", tmp_path / "out", kinds={"age": "number"})
+    assert any("age is 430 in row 5 of a, but from 31.95 to 68.05 in most: a typing error?" in note for note in data.notes)
+
+
+def test_skipped_rows_are_counted(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.csv", rows("age,label", "1.5,yes", "2.5,NA", "3.5,no"))
+    data = import_federation(tmp_path / "in", tmp_path / "out", skip_unlabelled=True)
+    assert any("1 rows without a label were left out (a 1)." in note for note in data.notes)
+
+
 # --- alone and together
 
 CELLS = {
@@ -332,7 +386,7 @@ def test_predict_takes_what_the_party_has(tmp_path: Path) -> None:
     lines = [f"{30 + k * 7 % 40},{'m' if k % 3 else ''},{'yes' if k % 40 > 20 else 'no'}" for k in range(80)]
     write(tmp_path / "in" / "a.csv", rows("age,sex,label", *lines[:40]))
     write(tmp_path / "in" / "b.csv", rows("age,sex,label", *lines[40:]))
-    data = import_federation(tmp_path / "in", tmp_path / "out", drop=("note",))
+    data = import_federation(tmp_path / "in", tmp_path / "out")
     fed = data.partition("auto")
     model = comity.run("fedavg+dbe", fed, rounds=2, model="mlp2(width=8)").model("b")
     rows_of_b = list(fed.split.parties["b"].test)
@@ -359,5 +413,5 @@ def test_pictures_that_are_prepared_already_are_refused() -> None:
         assert torch.equal(model.predict(given_), model.logits(test.x).argmax(1))
     with pytest.raises(Refusal, match=r"values from -1 to 1, but this model takes them as the party has them, from 0 to 1\."):
         model.predict(test.x)
-    with pytest.raises(Refusal, match=r"samples of shape \(1, 4, 4\), but this model takes \(1, 8, 8\)"):
+    with pytest.raises(Refusal, match=r"have the shape \(1, 4, 4\), but this model takes \(1, 8, 8\)"):
         model.predict(np.zeros((2, 4, 4)))

@@ -120,7 +120,7 @@ def test_each_kind_of_answer_in_words() -> None:
     found = told(gains, names=("healthy", "ill"), west=Held((5, 78), (2, 30)), far=Held((9, 9), (9, 9)))
     assert [str(one) for one in found.values()] == [
         "south: +4.1 points (between 3.0 and 5.2) by fedavg+dbe",
-        "north: no clear difference",
+        "north: no clear difference; fedavg gives +1.0 points (between -1.2 and 3.2)",
         "east: better alone; fedavg+dbe, which costs it least, gives -10.0 points (between -12.2 and -7.8)",
         "west: too few samples of 'healthy' to say (2 to test on, 5 to train on)",
         "far: not judged: it was not heard at the end, or a model has diverged",

@@ -70,9 +70,13 @@ def test_every_measure_is_known(table: Table) -> None:
 
 @pytest.mark.parametrize("scale", papers.SCALES)
 def test_every_run_is_an_experiment(table: Table, scale: papers.Scale) -> None:
+    tried: set[str] = set()  # columns of one row often differ in what no setting says
     for column in table.columns:
         for row in table.rows:
             settings = table.run_settings(column.runs, row, scale)
+            if (told := repr(settings)) in tried:
+                continue
+            tried.add(told)
             experiment(settings)
             assert settings["data"] in _library()
             if implemented(row.algorithm):

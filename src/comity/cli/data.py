@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -90,10 +90,10 @@ def _option(flag: str, about: str, kind: Any = str) -> Any:
 
 ABOUT_COLUMNS = {
     "label": _option("--label", "the column of a table that is to be learned; label unless told"),
-    "columns": _option("--columns", "only these columns, as in a,b"),
-    "drop": _option("--drop", "not these columns, as in a,b"),
+    "columns": _option("--columns", "only these columns, as in a,b", list[str]),
+    "drop": _option("--drop", "not these columns, as in a,b", list[str]),
     "kinds": _option("--kind", "what a column is: age=number, ward=words or ill=flag", list[str]),
-    "missing": _option("--missing", "words that stand for a missing value, as in -9,unknown"),
+    "missing": _option("--missing", "words that stand for a missing value, as in -9,unknown", list[str]),
     "rename": _option("--rename", "what files call a column and what it is: Alter=age", list[str]),
     "units": _option("--unit", "a column's unit, as in age=years", list[str]),
     "merge_case": _option("--merge-case/--keep-case", "words that differ in case or blanks only are one, or two", bool),
@@ -123,26 +123,27 @@ def with_columns(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _read(name: str, typed: Any) -> Any:
-    """What was typed for an option, as importing takes it."""
-    if name in ("columns", "drop", "missing") and typed is not None:
-        return _listed(typed)
-    if name in ("kinds", "rename", "units"):
-        return _paired(name.removesuffix("s"), typed) or None
+    """What was typed for an option, as importing takes it: lists may be given in one, with commas between, or one by one."""
+    if name in ("columns", "drop", "missing"):
+        return tuple(part.strip() for text in typed or () for part in text.split(",") if part.strip()) or None
+    if name in PAIRS:
+        return _paired(name, typed or ()) or None
     return typed
 
 
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+PAIRS = {"kinds": "--kind age=number", "rename": "--rename Alter=age", "units": "--unit age=years"}
 
 
-def _paired(option: str, given: list[str] | None) -> dict[str, str]:
-    """`name=value` options as a dict."""
+def _paired(option: str, given: Iterable[str]) -> dict[str, str]:
+    """`name=value` options as a dict; several may be given in one, with commas between."""
     made = {}
-    for text in given or ():
-        name, sign, value = text.partition("=")
-        if not (name.strip() and sign and value.strip()):
-            raise Refusal(f"--{option} takes name=value, as in --{option} age=number, not {text!r}.")
-        made[name.strip()] = value.strip()
+    for text in given:
+        parts = text.split(",")
+        for part in parts if all("=" in one for one in parts) else [text]:
+            name, sign, value = (side.strip() for side in part.partition("="))
+            if not (name and sign and value) or "=" in value:
+                raise Refusal(f"{PAIRS[option].split()[0]} takes name=value, as in {PAIRS[option]}, not {text!r}.")
+            made[name] = value
     return made
 
 

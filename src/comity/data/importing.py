@@ -7,7 +7,7 @@ columns, their order, words and separators: a schema says what becomes of them (
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,9 +31,9 @@ from comity.data.formats import (
 )
 from comity.data.formats.common import bad, few, inside, labels, present, same_length
 from comity.data.groups import Groups
-from comity.data.inspection import missing_by_column
+from comity.data.inspection import far_from_all, missing_by_column
 from comity.data.preparation import Schema, Unusable, encode, folded
-from comity.data.schema import Wishes, describe, labels_by, labels_of, merge
+from comity.data.schema import Wishes, check_named, describe, labels_by, labels_of, merge, said_of
 from comity.data.sets.common import planes
 from comity.data.split import check_name
 from comity.errors import Refusal
@@ -112,8 +112,11 @@ def read_federation(
     elif kind == "arrays":
         brought = Brought({name: _arrays(path) for name, path in found.items()}, "arrays")
     else:
-        tables = tables_of(found, asked.label if schema is None else schema.label, skip_unlabelled)
+        label = asked.label if schema is None else schema.label
+        tables = tables_of(found, label, skip_unlabelled)
         brought = _tables(tables, schema or schema_of(tables, asked), strict=schema is not None)
+        if skip_unlabelled:
+            brought = replace(brought, notes=(*brought.notes, *_skipped(tables_of(found, label), tables)))
     return _dataset(name, brought, classes, scale or "none")
 
 
@@ -141,13 +144,21 @@ def agreed_schema(sources: Sequence[Path], *, skip_unlabelled: bool = False, **a
         else:
             files |= parties_in(source)
     if parties and "label" not in about_columns:
-        about_columns["label"] = next(iter(parties.values())).label
+        theirs = next(iter(parties.values())).label
+        about_columns["label"] = about_columns.get("rename", {}).get(theirs, theirs)
     wishes = _as_before(Wishes(**about_columns), parties, about_columns)
     if files and _one_kind(files) != TABLES:
         raise Refusal("A schema is for tables: arrays and pictures need none.")
-    for name, table in tables_of(files, wishes.label, skip_unlabelled).items():
-        parties[name] = describe(table, wishes)
-    return merge(parties, wishes)
+    tables = tables_of(files, wishes.label, skip_unlabelled)
+    if len(parties) + len(tables) > 1:
+        check_named(wishes, _known(parties.values()) | {name for table in tables.values() for name in table.names})
+    described = {name: said_of(schema, wishes) for name, schema in parties.items()}
+    return merge(described | {name: describe(table, wishes) for name, table in tables.items()}, wishes)
+
+
+def _known(schemas: Iterable[Schema]) -> set[str]:
+    """All names of columns in parties' schemas."""
+    return {name for s in schemas for name in (s.label, *s.left_out, *(column.name for column in s.columns))}
 
 
 def _as_before(wishes: Wishes, parties: Mapping[str, Schema], said: Mapping[str, Any]) -> Wishes:
@@ -289,6 +300,13 @@ def tables_of(found: Mapping[str, Path], label: str, skip_unlabelled: bool = Fal
     return {name: _labelled(table, label) for name, table in read.items()} if skip_unlabelled else read
 
 
+def _skipped(before: Mapping[str, Table], after: Mapping[str, Table]) -> list[str]:
+    """Whose rows without a label were left out."""
+    lost = {name: len(before[name]) - len(after[name]) for name in before if len(after[name]) < len(before[name])}
+    told = ", ".join(f"{name} {count}" for name, count in lost.items())
+    return [f"{sum(lost.values())} rows without a label were left out ({told})."] if lost else []
+
+
 def _csv(path: Path) -> Table:
     return read_csv(path, delimiter=None)
 
@@ -305,6 +323,8 @@ def _labelled(table: Table, label: str) -> Table:
 
 def schema_of(tables: Mapping[str, Table], wishes: Wishes) -> Schema:
     """One schema of everybody's tables: each is described by itself, as whoever is alone would do it."""
+    if len(tables) > 1:  # who is alone may be told of others' columns
+        check_named(wishes, {name for table in tables.values() for name in table.names})
     return merge({name: describe(table, wishes) for name, table in tables.items()}, wishes)
 
 
@@ -319,7 +339,8 @@ def _tables(tables: Mapping[str, Table], schema: Schema, strict: bool) -> Brough
             raise Refusal(str(why)) from why
         parties[name] = Contribution(Path(table.path), encoded.x, labels_by(schema, table), np.zeros(len(table), np.bool_))
     names = few(column.name for column in schema.columns)
-    notes = _missing(schema, {name: party.x for name, party in parties.items()})
+    values = {name: party.x for name, party in parties.items()}
+    notes = [*_missing(schema, values), *far_from_all(schema, values)]
     return Brought(parties, f"tables with the columns {names}", tuple(notes), schema)
 
 
@@ -338,15 +359,18 @@ def _missing(schema: Schema, parties: Mapping[str, Array]) -> list[str]:
     ]
 
 
+SHOWN = 8  # words of a column
+
+
 def about_schema(schema: Schema) -> list[str]:
     """What whoever imports should know of what becomes of the columns."""
     lines = [
         f"{name!r} is left out: it {why} (to use it: --kind '{name}=words', or number)." for name, why in schema.left_out.items()
     ]
-    many = {column.name: len(column.words) for column in schema.columns if column.kind == "words"}
-    if many:
-        told = few(f"{column} ({n})" for column, n in many.items())
-        lines.append(f"Words became a column of 0 and 1 each, for all words that any party has (none set where missing): {told}.")
+    if plain := [column.name for column in schema.columns if column.kind != "words"]:
+        lines.append(f"Numbers: {few(plain)}.")
+    if words := [f"{column.name} ({few(column.words, SHOWN)})" for column in schema.columns if column.kind == "words"]:
+        lines.append(f"Words, each of which became a column of 0 and 1 (none set where it is missing): {'; '.join(words)}.")
     return [*lines, SCALED[schema.scale]]
 
 
@@ -418,7 +442,7 @@ def _named(
     schema: Schema, parties: Mapping[str, Contribution], classes: int | None
 ) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
     """Labels by their numbers in the schema, and their names where these are words."""
-    words = () if all(name.isdecimal() for name in schema.classes) else schema.classes
+    words = () if schema.classes == tuple(map(str, range(len(schema.classes)))) else schema.classes
     if classes is not None and not schema.classes:
         raise Refusal(f"The label {schema.label!r} is a number that is to be predicted: leave out classes.")
     if classes is not None and classes != len(schema.classes) and (words or classes < len(schema.classes)):

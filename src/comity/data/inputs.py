@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,8 @@ from comity.data.sets.common import planes
 from comity.errors import Refusal
 
 PICTURE = 3  # sides of a sample: channels, height, width
-WHERE = "What is to be predicted"
+WHERE = "The new samples"
+TABLE = "the new table"
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,18 @@ class Inputs:
 
     def _encoded(self, schema: Schema, x: Any) -> Any:
         table = x if isinstance(x, Mapping) else self._by_place(schema, x)
+        if any(isinstance(column, str) or not hasattr(column, "__len__") for column in table.values()):
+            raise Refusal(f"{WHERE} must be columns: a list of cells for each name, as in {{'age': [54, 61]}}.")
         lengths = {len(column) for column in table.values()}
         if len(lengths) != 1:
             raise Refusal(f"{WHERE} must have columns of one length.")
         try:
-            return encode(schema, table, lengths.pop(), WHERE).x
+            made = encode(schema, table, lengths.pop(), TABLE)
         except Unusable as why:
-            raise Refusal(str(why)) from why
+            raise Refusal(f"{str(why)[0].upper()}{str(why)[1:]}") from why
+        for remark in made.remarks:
+            warnings.warn(f"{remark[0].upper()}{remark[1:]}", stacklevel=4)
+        return made.x
 
     @staticmethod
     def _by_place(schema: Schema, x: Any) -> dict[str, list[Any]]:
@@ -71,7 +78,7 @@ class Inputs:
         if len(expected) == PICTURE and given.shape[1:] != expected:
             given = planes(given) if given.ndim in (PICTURE, PICTURE + 1) else given
         if given.shape[1:] != expected:
-            raise Refusal(f"{WHERE} has samples of shape {given.shape[1:]}, but this model takes {expected}.")
+            raise Refusal(f"{WHERE} have the shape {given.shape[1:]}, but this model takes {expected}.")
         if len(expected) == PICTURE:
             self._check_pixels(given)
         return torch.from_numpy(np.ascontiguousarray(given))
@@ -88,5 +95,5 @@ class Inputs:
 
     def _finished(self, x: Tensor) -> Tensor:
         if not self.preprocess.marked and x.dim() and x.is_floating_point() and not x.isfinite().all():
-            raise Refusal(f"{WHERE} has values that are not finite, which never was so in training: fill or remove them.")
+            raise Refusal(f"{WHERE} have values that are not finite, which never was so in training: fill or remove them.")
         return self.preprocess(x)

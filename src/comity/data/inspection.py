@@ -16,6 +16,7 @@ from comity.data.formats.common import few
 from comity.data.preparation import Column, Schema
 
 FEW = 10  # samples of a class that say little
+FAR = 4  # times the distance between the 5th and the 95th of a hundred values
 SELDOM = 0.5  # of a column's values
 GIVEN_AWAY = 0.99  # area under the ROC curve of one column by itself
 Values = NDArray[np.float32]
@@ -53,6 +54,25 @@ def missing_by_column(schema: Schema, x: Values) -> dict[str, float]:
     return {name: float(gaps(column, values).mean()) for name, (column, values) in columns_of(schema, x).items()}
 
 
+def far_from_all(schema: Schema, parties: Mapping[str, Values]) -> list[str]:
+    """Numbers that lie so far from a party's others that they may be typing errors."""
+    found = []
+    for party, x in parties.items():
+        for name, (column, values) in columns_of(schema, x).items():
+            cells = values[:, 0]
+            usual = _range(cells) if column.kind == "number" else None
+            if usual is None:
+                continue
+            low, middle, high = usual
+            off = np.abs(np.nan_to_num(cells - middle))
+            if high > low and off.max() > FAR * (high - low):
+                row = int(off.argmax())
+                found.append(
+                    f"{name} is {cells[row]:g} in row {row + 1} of {party}, but from {low:g} to {high:g} in most: a typing error?"
+                )
+    return found
+
+
 def inspect(federation: Federation, dataset: Dataset) -> Findings:
     """Look at all samples that the parties have in this split."""
     names = federation.class_names or tuple(f"class {k}" for k in range(federation.classes))
@@ -70,6 +90,7 @@ def inspect(federation: Federation, dataset: Dataset) -> Findings:
     ranges = {name: {party: _range(cells[mine]) for party, mine in rows.items()} for name, cells in numbers.items()}
     doubts += _often_missing(missing)
     doubts += _far_away(ranges, dataset.schema)
+    doubts += far_from_all(dataset.schema, {party: x[mine] for party, mine in rows.items()})
     everyone = np.concatenate(list(rows.values()))
     doubts += [text for name, cells in numbers.items() if (text := _odd(name, cells[everyone], y[everyone], federation.classes))]
     doubts += _twice({party: (x[mine], y[mine]) for party, mine in rows.items()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -94,6 +95,7 @@ def register(entry: Entry) -> None:
     ENTRIES[entry.card.name] = entry
 
 
+@cache
 def _library() -> dict[str, Entry]:
     """All entries: each file in `sets/` registers its own."""
     package = import_module("comity.data.sets")
@@ -133,6 +135,10 @@ def load(name: str, trust_pickle: bool = False) -> Dataset:
     if (Path(name) / "dataset.json").is_file():
         return prepared.read(Path(name))
     library = _library()
+    if name not in library and Path(name).is_dir():
+        raise Refusal(
+            f"{name} is a folder, but no dataset: bring it in first, with 'comity data import {name} --label ... --out ...'."
+        )
     if name not in library:
         raise unknown("dataset", name, library)
     return library[name].load(trust_pickle)

@@ -218,7 +218,7 @@ def numbers_of(column: Column, schema: Schema, cells: Cells, where: str) -> NDAr
         if not NUMBER.fullmatch(text) or not isfinite(value := float(text)):
             raise Unusable(
                 f"The column {column.name!r} of {where} has {text!r} in row {row + 1}, which is not a number: correct it, or "
-                "name it with --missing if it stands for a missing value."
+                "leave it empty if it is not known."
             )
         if column.kind == "flag" and value not in (0.0, 1.0):
             raise Unusable(f"The column {column.name!r} of {where} has {text!r} in row {row + 1}, but is 0 or 1 elsewhere.")
@@ -227,7 +227,7 @@ def numbers_of(column: Column, schema: Schema, cells: Cells, where: str) -> NDAr
 
 
 def flags_of(
-    column: Column, schema: Schema, cells: Cells, where: str, allow_unknown: bool
+    column: Column, schema: Schema, cells: Cells, where: str, allow_unknown: bool, hint: str
 ) -> tuple[NDArray[np.float32], list[str]]:
     """A column of words as one number a word: 1 for the word that is there, and all 0 where it is missing. Unknown words, too."""
     plain = folded if schema.merge_case else str
@@ -243,16 +243,18 @@ def flags_of(
         word, row = next(iter(unknown.items()))
         raise Unusable(
             f"The column {column.name!r} of {where} has {word!r} in row {row}, which is not one of its words "
-            f"({_few(column.words)}): correct it, or take unknown words as missing with --allow-unknown."
+            f"({_few(column.words)}): correct it{hint}."
         )
     return made, list(unknown)
 
 
 def find(table: Mapping[str, Any], column: str, also: Sequence[str], where: str) -> str | None:
     """What a table calls a column: by its name, then by other names, then by either in another case."""
-    for name in (column, *also):
-        if name in table:
-            return name
+    there = [name for name in (column, *also) if name in table]
+    if len(there) > 1:
+        raise Unusable(f"{where} has the columns {there[0]!r} and {there[1]!r}, which are both {column!r}: remove one.")
+    if there:
+        return there[0]
     names = {folded(name) for name in (column, *also)}
     alike = [name for name in table if folded(name) in names]
     if len(alike) > 1:
@@ -278,11 +280,13 @@ def encode(
     *,
     allow_unknown: bool = False,
     strict: bool = False,
+    hint: str = "",
 ) -> Encoded:
     """The rows of a table (columns by name) as the schema's numbers, unscaled.
 
     A column that may be missing may be missing altogether. One that never was is refused when it is not there, or, if `strict`,
-    when a cell of it is missing; else that cell is filled like others, and a remark says so.
+    when a cell of it is missing; else that cell is filled like others, and a remark says so. `hint` is what else can be done
+    about a word that nobody knows.
     """
     parts = []
     remarks = []
@@ -298,7 +302,7 @@ def encode(
             parts.append(np.full((rows, column.width), np.nan if column.kind != "words" else 0, np.float32))
             continue
         if column.kind == "words":
-            values, unknown = flags_of(column, schema, table[name], where, allow_unknown)
+            values, unknown = flags_of(column, schema, table[name], where, allow_unknown, hint)
             if unknown:
                 remarks.append(f"The column {column.name!r} of {where} has unknown words, taken as missing: {_few(unknown)}.")
         else:
@@ -344,12 +348,14 @@ def read_table(path: Path) -> dict[str, list[str]]:
             file.seek(0)
             header, *rows = [row for row in csv.reader(file, delimiter=separator) if any(cell.strip() for cell in row)]
     except (OSError, UnicodeDecodeError, csv.Error) as why:
-        raise Unusable(f"{path} cannot be read as a table in UTF-8.") from why
+        raise Unusable(f"{path} cannot be read as a table: save it as csv in UTF-8 (in Excel: 'CSV UTF-8').") from why
     except ValueError as why:
         raise Unusable(f"{path} has no rows.") from why
     if not rows:
         raise Unusable(f"{path} has no rows.")
     names = [name.strip() for name in header]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise Unusable(f"{path} has two columns called {twice!r}: remove or rename one.")
     for k, row in enumerate(rows):
         if len(row) != len(names):
             raise Unusable(f"{path} has {len(row)} cells in row {k + 1}, but {len(names)} columns.")

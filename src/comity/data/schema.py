@@ -26,7 +26,12 @@ MANY = 20  # rows from which on it says something that all of them differ
 MOST_NUMBERED = 100_000  # classes
 LONG = 40  # letters of a text that is no word
 DATE = re.compile(r"(\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})([ T]\d{1,2}:\d{2}.*)?", re.ASCII)
-NAMES_A_ROW = re.compile(r"(^|[^a-z])(id|nr|no|number|key|mrn|pid|uuid|case|patient)([^a-z]|$)", re.IGNORECASE)
+NAMES_A_ROW = re.compile(
+    r"(^|[^a-z])(id|nr|no|number|key|mrn|pid|uuid|case|patient)([^a-z]|$)|(nummer|nr|number)$", re.IGNORECASE
+)
+DIGITS = 5  # from which on whole numbers that all differ, in as many rows as MANY_MORE, name rows rather than measure them
+MANY_MORE = 50
+SENTENCE, REMARKS = 4, 10  # words of a text that is no word, if there are more different ones than this
 KINDS = ("number", "flag", "words")
 
 
@@ -126,7 +131,8 @@ def _number_that_is_none(name: str, there: Sequence[str]) -> str:
     if len(values) < MANY or len(set(values)) < len(values) or any(value != int(value) for value in values):
         return ""
     counted = all(after - before == 1 for before, after in pairwise(values))
-    if NAMES_A_ROW.search(name) or counted:
+    long = len(values) >= MANY_MORE and len({len(text) for text in there}) == 1 and len(there[0]) >= DIGITS
+    if NAMES_A_ROW.search(name) or counted or long:
         return "looks like an identifier: a whole number that is another one in each row"
     return ""
 
@@ -138,7 +144,8 @@ def _words_that_are_none(there: Sequence[str]) -> str:
     different = len(set(there))
     if len(there) >= MANY and different == len(there):
         return "looks like an identifier: each row has another word"
-    if sum(map(len, there)) > LONG * len(there) or (len(there) >= MANY and different > len(there) / 2):
+    wordy = sum(len(text.split()) for text in there) >= SENTENCE * len(there) and different > REMARKS
+    if wordy or sum(map(len, there)) > LONG * len(there) or (len(there) >= MANY and different > len(there) / 2):
         return "looks like free text: most rows have another"
     return ""
 
@@ -159,6 +166,8 @@ def _classes(cells: Cells, schema: Schema, where: str, kind: str | None) -> tupl
             f"The label {schema.label!r} of {where} has {len(there)} different numbers: say --kind '{schema.label}=number' to "
             f"predict it as a number, or --kind '{schema.label}=words' if they are classes."
         )
+    if kind == "words":
+        return tuple(sorted(there, key=lambda text: (float(text) if numbers else 0.0, text)))
     return _ordered(there, f"The label {schema.label!r} of {where}")
 
 
@@ -205,12 +214,19 @@ def merge(parties: Mapping[str, Schema], wishes: Wishes) -> Schema:
         if word := next((word for word in sorted(seen) if not NUMBER.fullmatch(word)), ""):
             raise Refusal(f"{label} is a number at one party, but {shown(word)} at another: they must agree.")
         seen = set()
+    numbered = {name: all(word.isdecimal() for word in schema.classes) for name, schema in parties.items() if schema.classes}
+    if len(set(numbered.values())) > 1 and seen:
+        number, word = (next(name for name, is_so in numbered.items() if is_so is which) for which in (True, False))
+        raise Refusal(
+            f"{label} of party {number!r} is {few(parties[number].classes)} but that of party {word!r} "
+            f"{few(parties[word].classes)}: they must agree, so change the words in one of the files."
+        )
     classes = _one_spelling(seen, wishes, label)
     also = sorted({name for schema in parties.values() for name in (schema.label, *schema.label_also_called)} - {wishes.label})
     return Schema(
         used,
         wishes.label,
-        _with_last(_ordered(set(classes), label), wishes.positive) if seen else (),
+        _with_last(_together(set(classes), list(parties.values()), label), wishes.positive) if seen else (),
         wishes.missing,
         bool(wishes.merge_case),
         wishes.scale,
@@ -219,19 +235,50 @@ def merge(parties: Mapping[str, Schema], wishes: Wishes) -> Schema:
     )
 
 
+def _together(classes: set[str], parties: Sequence[Schema], label: str) -> tuple[str, ...]:
+    """Everybody's classes in one order; numbers that somebody has taken as words stay without those between them."""
+    whole = all(schema.classes == tuple(map(str, range(len(schema.classes)))) for schema in parties)
+    if whole or not all(word.isdecimal() for word in classes):
+        return _ordered(classes, label)
+    return tuple(sorted(classes, key=int))
+
+
 def _with_last(classes: tuple[str, ...], positive: str) -> tuple[str, ...]:
     """Classes with the one at the end that sensitivity is to be about."""
     if not positive:
         return classes
     if positive not in classes:
         raise unknown("class called", positive, classes)
-    if all(name.isdecimal() for name in classes):
-        raise Refusal("Classes that are numbers stay in their order: the last of them is the positive one.")
+    if classes == tuple(map(str, range(len(classes)))):
+        raise Refusal("Classes 0, 1, 2, ... stay in their order: the last of them is the positive one.")
     return (*(name for name in classes if name != positive), positive)
 
 
 def _why(left_out: Mapping[str, str]) -> str:
     return f" ({'; '.join(f'{name} {why}' for name, why in left_out.items())})" if left_out else ""
+
+
+def said_of(schema: Schema, wishes: Wishes) -> Schema:
+    """A party's own schema, with what is said of its columns when several become one."""
+    if wishes.kinds:
+        raise Refusal("What kind a column is depends on its values: say --kind where the file is described, not here.")
+    columns = []
+    for column in schema.columns:
+        name = _agreed(column.name, wishes)
+        if name in wishes.drop or (wishes.columns and name not in wishes.columns):
+            continue
+        unit = wishes.units.get(name, column.unit)
+        also = column.also_called if name == column.name else (*column.also_called, column.name)
+        columns.append(replace(column, name=name, unit=unit, also_called=also))
+    return replace(schema, columns=tuple(columns), label=_agreed(schema.label, wishes))
+
+
+def check_named(wishes: Wishes, names: set[str]) -> None:
+    """Whoever drops or renames a column that nobody has has mistyped it."""
+    there = {folded(name) for name in (*names, *wishes.rename.values())}
+    for name in (*wishes.drop, *wishes.rename):
+        if folded(name) not in there:
+            raise unknown("column called", name, sorted(names))
 
 
 def _check_asked(wishes: Wishes, there: set[str], parties: Mapping[str, Schema]) -> None:

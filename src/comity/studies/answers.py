@@ -137,7 +137,8 @@ def _answer(party: str, found: Mapping[str, Estimate], has: Sequence[Held], metr
     if all(estimate.high < 0 for estimate in found.values()):
         best = max(found, key=lambda method: found[method].high)
         return Answer(party, "alone", f"better alone; {best}, which costs it least, gives {found[best]}", best, found)
-    return Answer(party, "level", "no clear difference", None, found)
+    best = max(found, key=lambda method: found[method].gain)
+    return Answer(party, "level", f"no clear difference; {best} gives {found[best]}", None, found)
 
 
 def _too_few(has: Sequence[Held], metric: Metric, class_names: Sequence[str]) -> str:

@@ -46,7 +46,8 @@ def values_of(
     if not path.is_file():
         raise Unusable(f"There is no file {path}.")
     table = read_sheet(path) if kind == ".xlsx" else read_table(path)
-    made = encode(schema, table, len(next(iter(table.values()), ())), str(path), allow_unknown=allow_unknown)
+    hint = ", or take unknown words as missing with --allow-unknown"
+    made = encode(schema, table, len(next(iter(table.values()), ())), str(path), allow_unknown=allow_unknown, hint=hint)
     return made.x, made.remarks
 
 
@@ -85,6 +86,22 @@ def as_samples(x: NDArray[Any], told: Mapping[str, Any], path: Path) -> NDArray[
     return x
 
 
+FAR = 6.0  # times the spread of what the model learned from
+
+
+def far_away(schema: Schema, values: NDArray[Any], scaled: NDArray[Any]) -> list[str]:
+    """Numbers far from all that the model learned from: it answers to them, too, but knows nothing of them."""
+    if schema.scale == "none":
+        return []
+    at, found = 0, []
+    for column in schema.columns:
+        if column.kind == "number" and (rows := np.flatnonzero(np.abs(scaled[:, at]) > FAR)).size:
+            row = int(rows[0])
+            found.append(f"{column.name!r} is {values[row, at]:g} in row {row + 1}, far from all that this model learned from.")
+        at += column.width
+    return found
+
+
 def read_pictures(path: Path, told: Mapping[str, Any]) -> NDArray[Any]:
     """Files of pictures, in the order of their names, brought to the model's size."""
     try:
@@ -115,6 +132,8 @@ def predict(path: Path, allow_unknown: bool = False) -> tuple[list[str], NDArray
     values, remarks = values_of(path, told, schema, allow_unknown)
     how = told["preprocess"]
     x = normalised(values, how["divisor"], how["mean"], how["std"])
+    if schema is not None:
+        remarks = (*remarks, *far_away(schema, values, x))
     fill = next(iter(how["fills"].values()), None)
     if fill is not None:
         x = filled(x, fill, how["marked"])
