@@ -213,7 +213,8 @@ def test_rows_that_cannot_be_used(text: str, message: str, model: Path, tmp_path
 def test_the_card_is_true(model: Path) -> None:
     card = (model / "card.md").read_text(encoding="utf-8")
     summary = run_of(model).summary
-    assert f"On its own test samples: accuracy {summary['accuracy']['per_party']['south']:.1%}." in card
+    assert f"On its own 12 test samples: accuracy {summary['accuracy']['per_party']['south']:.1%}, balanced accuracy" in card
+    assert "It predicts outcome: one of alive, dead." in card
     assert "Numbers are scaled by south's own training samples" in card
     assert "| age | number | years | yes |" in card
     assert "| sex | one of f, m |  | no |" in card

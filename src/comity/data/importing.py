@@ -208,6 +208,10 @@ def _parties(root: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in inside(root):
         ending = _ending(path)
+        if path.name.startswith("~$") or path.name.lower() in ("thumbs.db", "desktop.ini"):
+            continue  # what Excel and file managers leave behind
+        if path.suffix.lower() == ".xls":
+            raise bad(path, "is an Excel file of the old kind: save it as .xlsx")
         if path.is_file() and not ending:
             raise bad(path, f"is no party's file: it must be {ENDINGS}, or a folder of pictures")
         name = path.name if path.is_dir() else path.name[: -len(ending)]

@@ -75,7 +75,7 @@ def describe(table: Table, wishes: Wishes) -> Schema:
     names = {_agreed(name, wishes): name for name in table.names}
     label = find(names, wishes.label, (), where)
     if label is None:
-        raise Refusal(f"{where} has no column called {shown(wishes.label)}, which is to be learned; it has {few(table.names)}.")
+        raise _without_label(wishes.label, table)
     columns: list[Column] = []
     left_out: dict[str, str] = {}
     for agreed, name in names.items():
@@ -92,6 +92,13 @@ def describe(table: Table, wishes: Wishes) -> Schema:
     schema = replace(schema, label_also_called=tuple(sorted({*wishes.also_called(wishes.label), label} - {wishes.label})))
     return replace(
         schema, columns=tuple(columns), classes=_classes(table[names[label]], schema, where, wishes.kinds.get(wishes.label))
+    )
+
+
+def _without_label(label: str, table: Table) -> Refusal:
+    return Refusal(
+        f"{table.path} has no column called {shown(label)}, which is to be learned: name it with --label, or with --rename where "
+        f"a file calls it otherwise; it has {few(table.names)}."
     )
 
 
@@ -366,7 +373,7 @@ def labels_by(schema: Schema, table: Table) -> NDArray[Any]:
     except Unusable as why:
         raise Refusal(str(why)) from why
     if name is None:
-        raise Refusal(f"{where} has no column called {shown(schema.label)}, which is to be learned; it has {few(table.names)}.")
+        raise _without_label(schema.label, table)
     plain = folded if schema.merge_case else str
     known = {plain(word): k for k, word in enumerate(schema.classes)}
     made = np.empty(len(table), np.int64 if known else np.float64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -33,6 +33,7 @@ from comity.errors import ComityError, Refusal
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.result import Deployed, Result
 from comity.experiments.trust import check, code_in, mark
+from comity.measure.summary import blocks
 from comity.studies import predict
 
 WHAT_PREDICTS = (Path(predict.__file__), Path(preparation.__file__))
@@ -77,7 +78,7 @@ def export(result: Result, party: str, out: Path) -> list[str]:
     federation = job.federation
     own = how.party.get(party)
     metric = METRICS[result.summary["metric"]]
-    judged = {name: _of_party(result.summary, name, party) for name in dict.fromkeys((ACCURACY.name, metric.name))}
+    judged = {one.name: block["per_party"].get(party) for one, block in blocks(result.summary)}
     told = {
         "comity": 1, "party": party, "algorithm": how.algorithm, "set": how.set, "cut": how.cut,
         "model": (own and own.model) or how.model, "classes": federation.classes, "shape": federation.shape,
@@ -85,7 +86,8 @@ def export(result: Result, party: str, out: Path) -> list[str]:
         "preprocess": asdict(deployed.inputs.preprocess), "scaled_by": _scaled_by(federation, party),
         "dataset": federation.name, "rounds": result.summary["rounds"],
         "seed": how.seed, "train_samples": len(federation.parties[party].train),
-        "test_accuracy": judged[ACCURACY.name], "metric": metric.name, "test_figure": judged[metric.name],
+        "test_accuracy": judged.get(ACCURACY.name), "metric": metric.name, "test_figures": judged,
+        "test_samples": len(federation.parties[party].test), "label": federation.schema.label if federation.schema else "",
         "judged_after_round": result.summary["accuracy"].get("as_of", {}).get(party, result.summary["rounds"]),
     }  # fmt: skip
     weights = encode(State(deployed.theta, mine))
@@ -145,12 +147,6 @@ def _quietly() -> Iterator[None]:
         logging.disable(before)
 
 
-def _of_party(summary: Mapping[str, Any], metric: str, party: str) -> float | None:
-    """A party's figure at the end, if it has one."""
-    figure: float | None = ((summary.get(metric) or {}).get("per_party") or {}).get(party)
-    return figure
-
-
 def _scaled_by(federation: Federation, party: str) -> str:
     """Whose data the constants come from that numbers are scaled by."""
     if party in federation.preprocess.own:
@@ -188,10 +184,9 @@ def load(folder: Path, *, trust: bool = False) -> Deployed:
 
 
 def _card(told: dict[str, Any], schema: Schema | None, files: set[str]) -> str:
-    metric = METRICS[told["metric"]]
-    figures = dict.fromkeys([(metric, told["test_figure"]), *([(ACCURACY, told["test_accuracy"])] if told["classes"] else [])])
-    judged = ", ".join(f"{one.title} {'not known' if figure is None else one.text(figure)}" for one, figure in figures)
-    if told["test_figure"] is not None and told["judged_after_round"] != told["rounds"]:
+    figures = {METRICS[name]: figure for name, figure in told["test_figures"].items() if figure is not None}
+    judged = ", ".join(f"{one.title} {one.text(figure)}" for one, figure in figures.items()) or "not judged"
+    if figures and told["judged_after_round"] != told["rounds"]:
         judged += f", but after round {told['judged_after_round']}: the party was not heard at the end"
     onnx = ""
     if "model.onnx" in files:
@@ -204,6 +199,8 @@ def _card(told: dict[str, Any], schema: Schema | None, files: set[str]) -> str:
             "\n- `model.onnx`: the network alone, for other runtimes: its input `samples` is prepared already, its output "
             f"`scores` {scores}."
         )
+    answers = f"one of {', '.join(told['class_names'])}" if told["classes"] else "a number"
+    answers = f"{told['label']}: {answers}" if told["label"] else answers
     works = "`python predict.py NEW.csv`" if schema else "`python predict.py NEW.npz`"
     prints = "a class and its probability" if told["classes"] else "a number"
     promise = " The probability is a softmax, not a promise." if told["classes"] else ""
@@ -211,8 +208,9 @@ def _card(told: dict[str, Any], schema: Schema | None, files: set[str]) -> str:
 
 - Method: {told["algorithm"]}, {told["rounds"]} rounds, seed {told["seed"]}, with the network {told["model"]}.
 - Data: {told["dataset"]}; this party trained on {told["train_samples"]} samples of shape {"x".join(map(str, told["shape"]))}.
-- On its own test samples: {judged}. On other data it may be anything: judge it on samples of your own before it is used.
-- It predicts {f"one of {', '.join(told['class_names'])}" if told["classes"] else "a number"}.
+- On its own {told["test_samples"]} test samples: {judged}. On other data it may be anything: judge it on samples of your own
+  before it is used.
+- It predicts {answers}.
 - Use: {works} takes samples as {told["party"]} has them and prints {prints} for each. It needs torch and numpy.{promise}{onnx}
 - Numbers are scaled by {told["scaled_by"]} (`model.json`, `preprocess`).
 - The weights were learned from this party's data and, through {told["algorithm"]}, from others': treat them as such.

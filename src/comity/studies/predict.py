@@ -104,13 +104,15 @@ def far_away(schema: Schema, values: NDArray[Any], scaled: NDArray[Any]) -> list
 
 def read_pictures(path: Path, told: Mapping[str, Any]) -> NDArray[Any]:
     """Files of pictures, in the order of their names, brought to the model's size."""
+    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in PICTURES) if path.is_dir() else [path]
+    if not files:
+        raise Unusable(f"{path} holds no pictures.")
+    if len(told["shape"]) != 3:
+        raise Unusable(f"{path} holds pictures, but this model takes tables: name a file.")
     try:
         from PIL import Image
     except ImportError as why:
         raise Unusable(f"{path} can only be read with Pillow: pip install pillow, or give an npz file.") from why
-    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in PICTURES) if path.is_dir() else [path]
-    if not files:
-        raise Unusable(f"{path} holds no pictures.")
     channels, height, width = told["shape"]
     made = []
     for file in files:
