@@ -189,6 +189,22 @@ def test_labels_that_are_words_here_and_numbers_there(tmp_path: Path) -> None:
         schema_of(tmp_path)
 
 
+def test_words_that_stand_for_others(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.csv", rows("sex,label", "m,dead", "f,alive", "male,dead"))
+    write(tmp_path / "in" / "b.csv", rows("sex,label", "female,1", "male,0"))
+    words = {"sex": {"m": "male", "f": "female"}, "label": {"1": "dead", "0": "alive"}}
+    data = import_federation(tmp_path / "in", tmp_path / "out", words=words)
+    assert data.class_names == ("alive", "dead")
+    assert data.y.tolist() == [1, 0, 1, 1, 0]
+    assert data.x.tolist() == [[0, 1], [1, 0], [0, 1], [1, 0], [0, 1]]
+    for name in ("a", "b"):
+        agreed_schema([tmp_path / "in" / f"{name}.csv"]).write(tmp_path / f"{name}.json")
+    later = agreed_schema([tmp_path / "a.json", tmp_path / "b.json"], words=words)
+    assert later == data.schema, "it can also be said when schemas become one"
+    with pytest.raises(Refusal, match="There is no column called 'sx'"):
+        schema_of(tmp_path / "in", words={"sx": {"m": "male"}, "label": words["label"]})
+
+
 def test_labels_coded_from_one(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.csv", rows("age,label", "1.5,1", "2.5,2", "3.5,2"))
     data = import_federation(tmp_path / "in", tmp_path / "out", kinds={"label": "words"}, positive="1")

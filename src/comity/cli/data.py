@@ -96,6 +96,7 @@ ABOUT_COLUMNS = {
     "missing": _option("--missing", "words that stand for a missing value, as in -9,unknown", list[str]),
     "rename": _option("--rename", "what files call a column and what it is: Alter=age", list[str]),
     "units": _option("--unit", "a column's unit, as in age=years", list[str]),
+    "words": _option("--word", "what some write, and what it stands for: sex:m=male", list[str]),
     "merge_case": _option("--merge-case/--keep-case", "words that differ in case or blanks only are one, or two", bool),
     "scale": _option("--scale", "numbers by each party's own figures, everybody's (shared), or as they are (none)"),
     "positive": _option("--positive", "the class that sensitivity is about, as in dead"),
@@ -126,12 +127,26 @@ def _read(name: str, typed: Any) -> Any:
     """What was typed for an option, as importing takes it: lists may be given in one, with commas between, or one by one."""
     if name in ("columns", "drop", "missing"):
         return tuple(part.strip() for text in typed or () for part in text.split(",") if part.strip()) or None
+    if name == "words":
+        return _meanings(typed or ()) or None
     if name in PAIRS:
         return _paired(name, typed or ()) or None
     return typed
 
 
 PAIRS = {"kinds": "--kind age=number", "rename": "--rename Alter=age", "units": "--unit age=years"}
+
+
+def _meanings(given: Iterable[str]) -> dict[str, dict[str, str]]:
+    """`column:written=meant` options as a dict by column."""
+    made: dict[str, dict[str, str]] = {}
+    for text in given:
+        column, colon, pair = text.rpartition(":")
+        written, sign, meant = (side.strip() for side in pair.partition("="))
+        if not (column.strip() and colon and written and sign and meant):
+            raise Refusal(f"--word takes column:written=meant, as in --word sex:m=male, not {text!r}.")
+        made.setdefault(column.strip(), {})[written] = meant
+    return made
 
 
 def _paired(option: str, given: Iterable[str]) -> dict[str, str]:

@@ -49,6 +49,8 @@ class Column:
     """What else stands for a missing value here, as 0 does for a blood pressure."""
     also_called: tuple[str, ...] = ()
     """Other names that the column goes by."""
+    also_written: Mapping[str, str] = field(default_factory=dict)
+    """What some write, and the word that it stands for, as m for male."""
     mean: float = 0.0
     std: float = 1.0
     """Constants that numbers are scaled by, where the schema's are `fixed`."""
@@ -82,6 +84,7 @@ class Schema:
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Columns that are not used, and why."""
     label_also_called: tuple[str, ...] = ()
+    label_also_written: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def marked(self) -> tuple[int, ...]:
@@ -198,7 +201,7 @@ class Missing:
 def cells_of(column: Column, schema: Schema, cells: Cells) -> list[str]:
     """A column's cells as text, empty where they are missing."""
     missing = Missing((*schema.missing, *column.also_missing))
-    return ["" if (text := text_of(cell)) in missing else text for cell in cells]
+    return ["" if (text := text_of(cell)) in missing else column.also_written.get(text, text) for cell in cells]
 
 
 def _few(words: Sequence[str]) -> str:

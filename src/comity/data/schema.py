@@ -51,6 +51,8 @@ class Wishes:
     rename: Mapping[str, str] = field(default_factory=dict)
     """What files call a column, and what it is to be called."""
     units: Mapping[str, str] = field(default_factory=dict)
+    words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By column: what some write, and the word that it stands for."""
     positive: str = ""
     """The class that sensitivity is about: it is counted last."""
 
@@ -81,7 +83,13 @@ def describe(table: Table, wishes: Wishes) -> Schema:
     for agreed, name in names.items():
         if agreed == label or agreed in wishes.drop or (wishes.columns and agreed not in wishes.columns):
             continue
-        plain = Column(agreed, "", unit=wishes.units.get(agreed, ""), also_called=wishes.also_called(agreed))
+        plain = Column(
+            agreed,
+            "",
+            unit=wishes.units.get(agreed, ""),
+            also_called=wishes.also_called(agreed),
+            also_written=wishes.words.get(agreed, {}),
+        )
         texts = cells_of(plain, Schema((), "", (), wishes.missing), table[name])
         found = _described(plain, texts, wishes, where)
         if isinstance(found, str):
@@ -89,7 +97,8 @@ def describe(table: Table, wishes: Wishes) -> Schema:
         else:
             columns.append(found)
     schema = Schema((), wishes.label, (), wishes.missing, bool(wishes.merge_case), wishes.scale, left_out)
-    schema = replace(schema, label_also_called=tuple(sorted({*wishes.also_called(wishes.label), label} - {wishes.label})))
+    called = tuple(sorted({*wishes.also_called(wishes.label), label} - {wishes.label}))
+    schema = replace(schema, label_also_called=called, label_also_written=wishes.words.get(wishes.label, {}))
     return replace(
         schema, columns=tuple(columns), classes=_classes(table[names[label]], schema, where, wishes.kinds.get(wishes.label))
     )
@@ -192,7 +201,7 @@ def _ordered(there: set[str], what: str) -> tuple[str, ...]:
 def labels_of(cells: Cells, schema: Schema) -> list[str]:
     """A table's labels as text, empty where they are missing."""
     missing = Missing(schema.missing)
-    return ["" if (text := text_of(cell)) in missing else text for cell in cells]
+    return ["" if (text := text_of(cell)) in missing else schema.label_also_written.get(text, text) for cell in cells]
 
 
 # Several parties' descriptions.
@@ -226,7 +235,7 @@ def merge(parties: Mapping[str, Schema], wishes: Wishes) -> Schema:
         number, word = (next(name for name, is_so in numbered.items() if is_so is which) for which in (True, False))
         raise Refusal(
             f"{label} of party {number!r} is {few(parties[number].classes)} but that of party {word!r} "
-            f"{few(parties[word].classes)}: they must agree, so change the words in one of the files."
+            f"{few(parties[word].classes)}: they must agree; say what one stands for, as in --word '{model.label}:1=dead'."
         )
     classes = _one_spelling(seen, wishes, label)
     also = sorted({name for schema in parties.values() for name in (schema.label, *schema.label_also_called)} - {wishes.label})
@@ -239,6 +248,7 @@ def merge(parties: Mapping[str, Schema], wishes: Wishes) -> Schema:
         wishes.scale,
         left_out,
         tuple(also),
+        _one_meaning([schema.label_also_written for schema in parties.values()], label),
     )
 
 
@@ -276,8 +286,20 @@ def said_of(schema: Schema, wishes: Wishes) -> Schema:
             continue
         unit = wishes.units.get(name, column.unit)
         also = column.also_called if name == column.name else (*column.also_called, column.name)
-        columns.append(replace(column, name=name, unit=unit, also_called=also))
-    return replace(schema, columns=tuple(columns), label=_agreed(schema.label, wishes))
+        meant = wishes.words.get(name, {})
+        words = tuple(sorted({meant.get(word, word) for word in column.words}))
+        written = {**column.also_written, **meant}
+        columns.append(replace(column, name=name, unit=unit, also_called=also, words=words, also_written=written))
+    label = _agreed(schema.label, wishes)
+    meant = wishes.words.get(label, {})
+    classes = tuple(dict.fromkeys(meant.get(word, word) for word in schema.classes))
+    return replace(
+        schema,
+        columns=tuple(columns),
+        label=label,
+        classes=classes,
+        label_also_written={**schema.label_also_written, **meant},
+    )
 
 
 def check_named(wishes: Wishes, names: set[str]) -> None:
@@ -291,7 +313,7 @@ def check_named(wishes: Wishes, names: set[str]) -> None:
 def _check_asked(wishes: Wishes, there: set[str], parties: Mapping[str, Schema]) -> None:
     """Whoever names a column that nobody has has mistyped it."""
     known = sorted(there | set(wishes.drop))
-    for name in (*wishes.columns, *wishes.kinds, *wishes.units):
+    for name in (*wishes.columns, *wishes.kinds, *wishes.units, *wishes.words):
         if name not in known and name != wishes.label:
             raise unknown("column called", name, known)
 
@@ -343,7 +365,18 @@ def _merged(name: str, parties: Mapping[str, Schema], wishes: Wishes) -> Column:
         may_be_missing=len(own) < len(parties) or any(one.column.may_be_missing for one in own),
         unit=units[0] if units else "",
         also_called=tuple(sorted(called)),
+        also_written=_one_meaning([one.column.also_written for one in own], f"The column {name!r}"),
     )
+
+
+def _one_meaning(parties: Sequence[Mapping[str, str]], what: str) -> dict[str, str]:
+    """What parties write, and what it stands for, if that is the same for all of them."""
+    made: dict[str, str] = {}
+    for own in parties:
+        for written, meant in own.items():
+            if made.setdefault(written, meant) != meant:
+                raise Refusal(f"{what} has {shown(written)}, which stands for {shown(meant)} at one party only: they must agree.")
+    return made
 
 
 def _one_spelling(words: set[str], wishes: Wishes, what: str) -> list[str]:
