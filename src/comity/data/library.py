@@ -135,7 +135,7 @@ def load(name: str, trust_pickle: bool = False) -> Dataset:
     if (Path(name) / "dataset.json").is_file():
         return prepared.read(Path(name))
     library = _library()
-    if name not in library and Path(name).is_dir():
+    if name and name not in library and Path(name).is_dir():
         raise Refusal(
             f"{name} is a folder, but no dataset: bring it in first, with 'comity data import {name} --label ... --out ...'."
         )
