@@ -15,7 +15,8 @@ import torch
 import comity
 from comity import cli
 from comity.data import load
-from comity.data.importing import about_schema, import_federation
+from comity.data.importing import import_federation
+from comity.data.tables import about_schema
 from comity.errors import Refusal
 
 RNG = np.random.default_rng(0)

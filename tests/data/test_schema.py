@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 import comity
 from comity.data import load
-from comity.data.importing import about_schema, agreed_schema, import_federation, read_schema
+from comity.data.importing import import_federation
 from comity.data.preparation import Column, Schema, Unusable, encode, filled, normalised
+from comity.data.tables import about_schema, agreed_schema, read_schema
 from comity.errors import Refusal
 
 
@@ -55,7 +56,8 @@ def test_what_a_column_is(tmp_path: Path) -> None:
         "note": "looks like an identifier",
         "row": "looks like an identifier",
     }
-    assert any("'case_id=words'" in line for line in about_schema(schema)), "what to type is said"
+    assert any("'case_id' is left out" in line and "--kind" in line for line in about_schema(schema)), "what to type is said"
+    assert not any("--kind" in line for line in about_schema(schema, given=True)), "nor is what cannot be"
     told = schema_of(tmp_path, kinds={"row": "number", "smokes": "words"}, drop=("sex",))
     assert kinds(told) == {"age": "number", "smokes": "words", "row": "number"}
     assert kinds(schema_of(tmp_path, columns=("age", "sex"))) == {"age": "number", "sex": "words"}
@@ -151,6 +153,22 @@ def test_names_of_columns_that_differ_in_case_are_one(tmp_path: Path) -> None:
     schema = schema_of(tmp_path)
     assert kinds(schema) == {"age": "number"}
     assert schema.label_also_called == ("LABEL",)
+
+
+def test_two_columns_that_become_one_are_refused(tmp_path: Path) -> None:
+    """One of them would be gone without a word."""
+    write(tmp_path / "a.csv", rows("age,Alter,label", "1.5,2.5,yes", "2.5,3.5,no"))
+    with pytest.raises(Refusal, match=r"a\.csv has the columns 'age' and 'Alter', and either may be 'age': remove one"):
+        schema_of(tmp_path, rename={"Alter": "age"})
+    write(tmp_path / "a.csv", rows("age,Age,label", "1.5,2.5,yes", "2.5,3.5,no"))
+    with pytest.raises(Refusal, match=r"a\.csv has the columns 'age' and 'Age', and either may be 'age': remove one"):
+        schema_of(tmp_path)
+
+
+def test_rows_without_a_label_by_other_names_and_words(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.csv", rows("age,Ausgang", "1.5,yes", "2.5,n.d.", "3.5,no"))
+    how: dict[str, Any] = {"label": "outcome", "rename": {"Ausgang": "outcome"}, "missing": ("n.d.",), "skip_unlabelled": True}
+    assert import_federation(tmp_path / "in", tmp_path / "out", **how).y.tolist() == [1, 0]
 
 
 def test_rows_without_a_label(tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from comity.cli.options import Settings, data_app, with_experiment
+from comity.cli.options import Settings, data_app, with_experiment, with_options
 from comity.errors import Refusal
 from comity.experiments.config import experiment
 
@@ -107,20 +106,12 @@ SkipUnlabelled = Annotated[bool, typer.Option("--skip-unlabelled", help="leave o
 
 def with_columns(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command all options about columns; it receives what was typed as `wishes`."""
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "wishes"]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    added = [inspect.Parameter(name, keyword, default=None, annotation=kind) for name, kind in ABOUT_COLUMNS.items()]
 
-    def wrapped(**given: Any) -> None:
-        said = {name: _read(name, given.pop(name)) for name in ABOUT_COLUMNS}
-        command(**given, wishes={name: value for name, value in said.items() if value is not None})
+    def read(typed: dict[str, Any]) -> dict[str, Any]:
+        said = {name: _read(name, value) for name, value in typed.items()}
+        return {name: value for name, value in said.items() if value is not None}
 
-    parameters = [p.replace(kind=keyword) for p in own] + added
-    wrapped.__name__ = command.__name__
-    wrapped.__doc__ = command.__doc__
-    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
-    return wrapped
+    return with_options(command, ABOUT_COLUMNS, "wishes", read)
 
 
 def _read(name: str, typed: Any) -> Any:
@@ -180,7 +171,8 @@ def import_(
 ) -> None:
     """Bring one's own federation, or one's own part of one."""
     from comity.cli import screen
-    from comity.data.importing import about_schema, import_federation, read_schema
+    from comity.data.importing import import_federation
+    from comity.data.tables import about_schema, read_schema
 
     if standardise:
         wishes = {"scale": "own", **wishes}
@@ -197,7 +189,7 @@ def import_(
         + f", in {out}",
         soft_wrap=True,
     )
-    for note in (*made.notes, *(about_schema(made.schema) if made.schema else ())):
+    for note in (*made.notes, *(about_schema(made.schema, given=schema is not None) if made.schema else ())):
         screen.out.print(note, soft_wrap=True)
     screen.out.print(f"Use them with --data {out}; look at them with comity data inspect --data {out}", soft_wrap=True)
 
@@ -221,7 +213,7 @@ def schema(
     """
     from comity.cli import screen
     from comity.data.formats.common import few
-    from comity.data.importing import agreed_schema
+    from comity.data.tables import agreed_schema
 
     made = agreed_schema(sources, skip_unlabelled=skip_unlabelled, **wishes)
     if out.exists():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -66,33 +66,42 @@ def _plain(kind: Any) -> Any:
 
 def with_experiment(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command all options of an experiment; it receives those that were typed as `settings`."""
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
-    added = []
+    added: dict[str, Any] = {}
     for name, about in Experiment.model_fields.items():
         if name in NOT_OPTIONS:
             continue
         default = "" if about.default is None else f" [{about.default}]"
         flag = typer.Option(f"--{name.replace('_', '-')}", help=f"{about.description}{default}", show_default=False)
-        kind: Any = Annotated[_plain(about.annotation) | None, flag]
-        added.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind))
+        added[name] = Annotated[_plain(about.annotation) | None, flag]
     flag = typer.Option("--set", help="a method's own option: mu=1, or dbe.mu=1", metavar="NAME=VALUE")
-    pairs = Annotated[list[str] | None, flag]
-    added.append(inspect.Parameter("set", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=pairs))
+    added["set"] = Annotated[list[str] | None, flag]
     flag = typer.Option("--party", help="what one party does its own way: p1.model=lenet5", metavar="NAME.SETTING=VALUE")
-    own_ways = Annotated[list[str] | None, flag]
-    added.append(inspect.Parameter("party", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=own_ways))
-    names = [p.name for p in added]
+    added["party"] = Annotated[list[str] | None, flag]
 
-    def wrapped(**given: Any) -> None:
-        typed = {n: given.pop(n) for n in names}
+    def read(typed: dict[str, Any]) -> dict[str, Any]:
         settings = {n: v for n, v in typed.items() if v is not None}
         if "set" in settings:
             settings["set"] = dict(_pair(text) for text in settings["set"])
         if "party" in settings:
             settings["party"] = _parties(settings["party"])
-        command(**given, settings=settings)
+        return settings
 
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + added
+    return with_options(command, added, "settings", read)
+
+
+def with_options(
+    command: Callable[..., None], added: Mapping[str, Any], receives: str, read: Callable[[dict[str, Any]], Any]
+) -> Callable[..., None]:
+    """Give a command more options than it names; it gets what `read` makes of what was typed for them, as `receives`."""
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != receives]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    more = [inspect.Parameter(name, keyword, default=None, annotation=kind) for name, kind in added.items()]
+
+    def wrapped(**given: Any) -> None:
+        typed = {name: given.pop(name) for name in added}
+        command(**given, **{receives: read(typed)})
+
+    parameters = [p.replace(kind=keyword) for p in own] + more
     wrapped.__name__ = command.__name__
     wrapped.__doc__ = command.__doc__
     wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -112,13 +112,13 @@ def _answers(logits: Tensor, y: Tensor) -> Answers:
 
 def evaluate_together(task: Task, theta: Params, parties: Sequence[PartyData], metric: str = ACCURACY.name) -> list[Evaluation]:
     """Each party's evaluation of a model that all of them have: everybody's data in one pass."""
+    if not task.classes:  # labels may be scaled by each party's own figures
+        return [evaluate(task, theta, data, False, metric) for data in parties]
     parts = [part for data in parties for part in (data.validation, data.test)]
     there = [part for part in parts if len(part)]
     logits = in_chunks(lambda x: task.logits(theta, x), torch.cat([part.x for part in there]))
     y = torch.cat([part.y for part in there])
     begins = [0, *accumulate(len(part) for part in there)]
-    if not task.classes:  # labels may be scaled by each party's own figures
-        return [evaluate(task, theta, data, False, metric) for data in parties]
     right = np.add.reduceat((logits.argmax(1) == y).numpy(), begins[:-1], dtype=np.int64)
     losses = np.add.reduceat(F.cross_entropy(logits, y, reduction="none").double().numpy(), begins[:-1])
     found = zip(right.tolist(), losses.tolist(), begins, strict=False)

@@ -7,8 +7,8 @@ columns, their order, words and separators: a schema says what becomes of them (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,30 +18,16 @@ from numpy.typing import NDArray
 
 from comity.data import prepared
 from comity.data.dataset import Dataset
-from comity.data.formats import (
-    Table,
-    numeric,
-    picture_files,
-    read_csv,
-    read_image,
-    read_images,
-    read_npz,
-    read_parquet,
-    read_xlsx,
-)
-from comity.data.formats.common import bad, few, inside, labels, present, same_length
+from comity.data.formats import numeric, picture_files, read_image, read_images, read_npz
+from comity.data.formats.common import bad, few, inside, labels, same_length
 from comity.data.groups import Groups
-from comity.data.inspection import far_from_all, missing_by_column
-from comity.data.preparation import Schema, Unusable, encode, folded
-from comity.data.schema import Wishes, check_named, describe, labels_by, labels_of, merge, said_of
+from comity.data.party_files import PICTURES, TABLES, one_kind, parties_in, stem
+from comity.data.preparation import Schema
+from comity.data.schema import Wishes
 from comity.data.sets.common import planes
-from comity.data.split import check_name
+from comity.data.tables import SCALED, labelled, numbers_by, read_tables, schema_of
 from comity.errors import Refusal
 
-KINDS = {".npz": "arrays", ".csv": "a table", ".csv.gz": "a table", ".xlsx": "a table", ".parquet": "a table"}
-TABLES = "a table"
-PICTURES = "pictures"
-ENDINGS = ".npz, .csv, .csv.gz, .xlsx or .parquet"
 LEAST = 4  # samples: what the partition `natural` asks of a party
 Array = NDArray[Any]
 
@@ -75,7 +61,7 @@ def import_federation(source: Path, out: Path, *, name: str | None = None, **how
         raise Refusal(f"{out} is there already: choose another folder, or remove it.")
     if source.is_dir() and out.resolve().is_relative_to(source.resolve()):
         raise Refusal(f"{out} would lie among the parties of {source}: choose a folder outside it.")
-    prepared.save(read_federation(parties_in(source), name or _stem(source), **how), out)
+    prepared.save(read_federation(parties_in(source), name or stem(source), **how), out)
     return prepared.read(out)
 
 
@@ -99,7 +85,7 @@ def read_federation(
     """
     if schema is not None and (about_columns or scale):
         raise Refusal("A schema says all about the columns: leave out the other options, or change the schema.")
-    kind = _one_kind(found)
+    kind = one_kind(found)
     if kind != TABLES:
         _check_no_columns(kind, about_columns | {"schema": schema, "skip_unlabelled": skip_unlabelled})
     asked = Wishes(**about_columns | ({} if scale is None else {"scale": scale}))
@@ -112,125 +98,27 @@ def read_federation(
     elif kind == "arrays":
         brought = Brought({name: _arrays(path) for name, path in found.items()}, "arrays")
     else:
-        label = asked.label if schema is None else schema.label
-        tables = tables_of(found, label, skip_unlabelled)
-        brought = _tables(tables, schema or schema_of(tables, asked), strict=schema is not None)
-        if skip_unlabelled:
-            brought = replace(brought, notes=(*brought.notes, *_skipped(tables_of(found, label), tables)))
+        brought = _tables(found, asked, schema, skip_unlabelled)
     return _dataset(name, brought, classes, scale or "none")
+
+
+def _tables(found: Mapping[str, Path], asked: Wishes, schema: Schema | None, skip_unlabelled: bool) -> Brought:
+    """Everybody's tables as numbers, by a schema that was given or the one that they have in common."""
+    tables = read_tables(found)
+    skipped: list[str] = []
+    if skip_unlabelled:
+        tables, skipped = labelled(tables, schema or asked.about_label())
+    agreed = schema or schema_of(tables, asked)
+    x, y, notes = numbers_by(agreed, tables, strict=schema is not None)
+    parties = {name: Contribution(found[name], x[name], y[name], np.zeros(len(y[name]), np.bool_)) for name in tables}
+    about = f"tables with the columns {few(column.name for column in agreed.columns)}"
+    return Brought(parties, about, (*notes, *skipped), agreed)
 
 
 def _check_no_columns(kind: str, said: Mapping[str, Any]) -> None:
     """Refuse what is said of columns where there are none."""
     if named := next((name for name, value in said.items() if value not in (None, False)), None):
         raise Refusal(f"{named} is for tables, but these parties bring {kind}.")
-
-
-def read_schema(path: Path) -> Schema:
-    """A schema from its file."""
-    try:
-        return Schema.read(path)
-    except Unusable as why:
-        raise Refusal(str(why)) from why
-
-
-def agreed_schema(sources: Sequence[Path], *, skip_unlabelled: bool = False, **about_columns: Any) -> Schema:
-    """One schema of parties' tables, in folders or files, and of the schemas that parties made of theirs."""
-    parties: dict[str, Schema] = {}
-    files: dict[str, Path] = {}
-    for source in sources:
-        if source.suffix == ".json":
-            parties[source.stem] = read_schema(source)
-        else:
-            files |= parties_in(source)
-    if parties and "label" not in about_columns:
-        theirs = next(iter(parties.values())).label
-        about_columns["label"] = about_columns.get("rename", {}).get(theirs, theirs)
-    wishes = _as_before(Wishes(**about_columns), parties, about_columns)
-    if files and _one_kind(files) != TABLES:
-        raise Refusal("A schema is for tables: arrays and pictures need none.")
-    tables = tables_of(files, wishes.label, skip_unlabelled)
-    if len(parties) + len(tables) > 1:
-        check_named(wishes, _known(parties.values()) | {name for table in tables.values() for name in table.names})
-    described = {name: said_of(schema, wishes) for name, schema in parties.items()}
-    return merge(described | {name: describe(table, wishes) for name, table in tables.items()}, wishes)
-
-
-def _known(schemas: Iterable[Schema]) -> set[str]:
-    """All names of columns in parties' schemas."""
-    return {name for s in schemas for name in (s.label, *s.left_out, *(column.name for column in s.columns))}
-
-
-def _as_before(wishes: Wishes, parties: Mapping[str, Schema], said: Mapping[str, Any]) -> Wishes:
-    """What all the schemas that are to become one say alike is not asked again."""
-    for name in ("missing", "merge_case", "scale"):
-        told = {getattr(schema, name) for schema in parties.values()}
-        if name not in said and len(told) == 1 and told != {False}:
-            wishes = replace(wishes, **{name: told.pop()})
-        elif name not in said and len(told) > 1:
-            raise Refusal(f"The schemas differ in {name}: say which it is to be, with --{name.replace('_', '-')}.")
-    return wishes
-
-
-def parties_in(source: Path) -> dict[str, Path]:
-    """The parties' files or folders, by name: those of a folder, or the one that is named."""
-    if source.is_dir():
-        return _parties(source)
-    if not source.exists() and not source.suffix:
-        raise Refusal(f"There is no folder {source}.")
-    path = present(source)
-    if not (ending := _ending(path)):
-        raise bad(path, f"is no party's file: it must be {ENDINGS}")
-    name = path.name[: -len(ending)]
-    check_name(name)
-    return {name: path}
-
-
-def _stem(source: Path) -> str:
-    name = source.resolve().name
-    return name[: -len(_ending(source))] if source.is_file() else name
-
-
-def _one_kind(found: Mapping[str, Path]) -> str:
-    """What all parties bring."""
-    kinds = {name: _kind(path) for name, path in found.items()}
-    first, kind = next(iter(kinds.items()))
-    for name, other in kinds.items():
-        if other != kind:
-            raise Refusal(f"Party {name!r} brings {other} but party {first!r} {kind}: all parties must bring the same.")
-    return kind
-
-
-def _parties(root: Path) -> dict[str, Path]:
-    """The parties' files or folders, by name."""
-    if (root / "dataset.json").exists():
-        raise bad(root, "is a dataset of Comity's already: use it as it is, with --data")
-    found: dict[str, Path] = {}
-    for path in inside(root):
-        ending = _ending(path)
-        if path.name.startswith("~$") or path.name.lower() in ("thumbs.db", "desktop.ini"):
-            continue  # what Excel and file managers leave behind
-        if path.suffix.lower() == ".xls":
-            raise bad(path, "is an Excel file of the old kind: save it as .xlsx")
-        if path.is_file() and not ending:
-            raise bad(path, f"is no party's file: it must be {ENDINGS}, or a folder of pictures")
-        name = path.name if path.is_dir() else path.name[: -len(ending)]
-        check_name(name)
-        if name in found:
-            raise Refusal(f"Party {name!r} has two files, {found[name].name} and {path.name}: keep one of them.")
-        found[name] = path
-    if not found:
-        raise bad(root, "is empty: put one file or folder a party into it")
-    return found
-
-
-def _ending(path: Path) -> str:
-    """What a file's name ends with, if it can be a party's."""
-    return next((ending for ending in KINDS if path.name.lower().endswith(ending)), "")
-
-
-def _kind(path: Path) -> str:
-    return PICTURES if path.is_dir() else KINDS[_ending(path)]
 
 
 # Arrays.
@@ -290,101 +178,6 @@ def _common_size(files: Mapping[str, list[Path]]) -> tuple[int, int]:
         if (h, w) != (height, width):
             raise bad(path, f"has {h} x {w} pixels but {first} {height} x {width}: say with size what to bring them all to")
     return height, width
-
-
-# Tables.
-
-
-READERS = {".parquet": read_parquet, ".xlsx": read_xlsx}
-
-
-def tables_of(found: Mapping[str, Path], label: str, skip_unlabelled: bool = False) -> dict[str, Table]:
-    """The parties' tables; without the rows that have no label, if they are to be skipped."""
-    read = {name: READERS.get(_ending(path), _csv)(path) for name, path in found.items()}
-    return {name: _labelled(table, label) for name, table in read.items()} if skip_unlabelled else read
-
-
-def _skipped(before: Mapping[str, Table], after: Mapping[str, Table]) -> list[str]:
-    """Whose rows without a label were left out."""
-    lost = {name: len(before[name]) - len(after[name]) for name in before if len(after[name]) < len(before[name])}
-    told = ", ".join(f"{name} {count}" for name, count in lost.items())
-    return [f"{sum(lost.values())} rows without a label were left out ({told})."] if lost else []
-
-
-def _csv(path: Path) -> Table:
-    return read_csv(path, delimiter=None)
-
-
-def _labelled(table: Table, label: str) -> Table:
-    name = next((name for name in table.names if folded(name) == folded(label)), None)
-    if name is None:
-        return table
-    there = np.array([text != "" for text in labels_of(table[name], Schema((), label, ()))])
-    if not there.any():
-        raise bad(table.path, f"has no label in any row of {name!r}")
-    return Table(table.path, table.names, [column[there] for column in table.columns])
-
-
-def schema_of(tables: Mapping[str, Table], wishes: Wishes) -> Schema:
-    """One schema of everybody's tables: each is described by itself, as whoever is alone would do it."""
-    if len(tables) > 1:  # who is alone may be told of others' columns
-        check_named(wishes, {name for table in tables.values() for name in table.names})
-    return merge({name: describe(table, wishes) for name, table in tables.items()}, wishes)
-
-
-def _tables(tables: Mapping[str, Table], schema: Schema, strict: bool) -> Brought:
-    """Everybody's rows as the schema says, and what there is to say of that."""
-    parties = {}
-    for name, table in tables.items():
-        columns = dict(zip(table.names, table.columns, strict=True))
-        try:
-            encoded = encode(schema, columns, len(table), str(table.path), strict=strict)
-        except Unusable as why:
-            raise Refusal(str(why)) from why
-        parties[name] = Contribution(Path(table.path), encoded.x, labels_by(schema, table), np.zeros(len(table), np.bool_))
-    names = few(column.name for column in schema.columns)
-    values = {name: party.x for name, party in parties.items()}
-    notes = [*_missing(schema, values), *far_from_all(schema, values)]
-    return Brought(parties, f"tables with the columns {names}", tuple(notes), schema)
-
-
-def _missing(schema: Schema, parties: Mapping[str, Array]) -> list[str]:
-    """How much is missing, and who lacks a column altogether."""
-    by_party = {name: missing_by_column(schema, x) for name, x in parties.items()}
-    cells = sum(len(x) for x in parties.values()) * len(schema.columns)
-    share = sum(sum(by_party[name].values()) * len(x) for name, x in parties.items()) / cells
-    if not share:
-        return []
-    never = {name: [column for column, one in columns.items() if one == 1] for name, columns in by_party.items()}
-    lacking = "".join(f"; {name} never has {few(columns)}" for name, columns in never.items() if columns)
-    return [
-        f"{share:.0%} of all values are missing{lacking}: numbers are filled with the mean of the party's own training samples, "
-        "and a column each says where; a missing word is a row of zeros."
-    ]
-
-
-SHOWN = 8  # words of a column
-
-
-def about_schema(schema: Schema) -> list[str]:
-    """What whoever imports should know of what becomes of the columns."""
-    lines = [
-        f"{name!r} is left out: it {why} (to use it: --kind '{name}=words', or number)." for name, why in schema.left_out.items()
-    ]
-    if plain := [column.name for column in schema.columns if column.kind != "words"]:
-        lines.append(f"Numbers: {few(plain)}.")
-    if words := [f"{column.name} ({few(column.words, SHOWN)})" for column in schema.columns if column.kind == "words"]:
-        lines.append(f"Words, each of which became a column of 0 and 1 (none set where it is missing): {'; '.join(words)}.")
-    return [*lines, SCALED[schema.scale]]
-
-
-SCALED = {
-    "own": "Numbers are standardised, each party's by the mean and spread of its own training samples (not so: --scale none).",
-    "shared": "Numbers are standardised by the mean and spread of everybody's training samples: each party's sums and squares "
-    "are sent for that, and charged.",
-    "fixed": "Numbers are scaled by the constants of the schema.",
-    "none": "Numbers are used as they are: networks learn badly from numbers of different sizes (--scale own).",
-}
 
 
 # From what they bring to one dataset.

@@ -63,6 +63,12 @@ class Wishes:
         if self.scale not in ("own", "shared", "none"):
             raise Refusal(f"scale must be own, shared or none, not {shown(self.scale)}.")
 
+    def about_label(self) -> Schema:
+        """What is said of the label, as a schema says it."""
+        written = self.words.get(self.label, {})
+        also = self.also_called(self.label)
+        return Schema((), self.label, (), self.missing, label_also_called=also, label_also_written=written)
+
     def also_called(self, column: str) -> tuple[str, ...]:
         """Other names of a column."""
         return tuple(theirs for theirs, ours in self.rename.items() if ours == column)
@@ -74,7 +80,7 @@ class Wishes:
 def describe(table: Table, wishes: Wishes) -> Schema:
     """The schema of one table by itself."""
     where = str(table.path)
-    names = {_agreed(name, wishes): name for name in table.names}
+    names = _names(table, wishes)
     label = find(names, wishes.label, (), where)
     if label is None:
         raise _without_label(wishes.label, table)
@@ -102,6 +108,19 @@ def describe(table: Table, wishes: Wishes) -> Schema:
     return replace(
         schema, columns=tuple(columns), classes=_classes(table[names[label]], schema, where, wishes.kinds.get(wishes.label))
     )
+
+
+def _names(table: Table, wishes: Wishes) -> dict[str, str]:
+    """A table's columns: what each is to be called, and what the table calls it."""
+    names: dict[str, str] = {}
+    seen: dict[str, str] = {}
+    for name in table.names:
+        agreed = _agreed(name, wishes)
+        if (other := seen.setdefault(folded(agreed), name)) != name:
+            meant = _agreed(other, wishes)
+            raise Refusal(f"{table.path} has the columns {other!r} and {name!r}, and either may be {meant!r}: remove one.")
+        names[agreed] = name
+    return names
 
 
 def _without_label(label: str, table: Table) -> Refusal:
@@ -398,13 +417,18 @@ def _one_spelling(words: set[str], wishes: Wishes, what: str) -> list[str]:
 # Labels by a schema.
 
 
+def label_in(table: Table, schema: Schema) -> str | None:
+    """What a table calls the label, if it has one."""
+    try:
+        return find(dict.fromkeys(table.names), schema.label, schema.label_also_called, str(table.path))
+    except Unusable as why:
+        raise Refusal(str(why)) from why
+
+
 def labels_by(schema: Schema, table: Table) -> NDArray[Any]:
     """Each row's class by its number or, where the schema has no classes, the amount itself."""
     where = str(table.path)
-    try:
-        name = find(dict.fromkeys(table.names), schema.label, schema.label_also_called, where)
-    except Unusable as why:
-        raise Refusal(str(why)) from why
+    name = label_in(table, schema)
     if name is None:
         raise _without_label(schema.label, table)
     plain = folded if schema.merge_case else str

@@ -82,7 +82,8 @@ def compare(
     """Run every method, and SOLO, on the same split for each seed; `caution` hears what a user should know."""
     methods = list(dict.fromkeys([SOLO, *algorithms]))
     check_folders(methods)
-    base = judged_by(base, federation_of(base.but(seed=seeds[0])))
+    first = federation_of(base.but(seed=seeds[0]))
+    base = judged_by(base, first)
     experiments = {method: {seed: experiment_of(base, method, seed) for seed in seeds} for method in methods}
     check_settings(base, methods)
     summaries: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
@@ -97,7 +98,7 @@ def compare(
 
     parties: dict[int, Parties] = {}
     for seed in seeds:
-        federation = federation_of(base.but(seed=seed))
+        federation = first if seed == seeds[0] else federation_of(base.but(seed=seed))
         parties[seed] = Parties.of(federation)
         for method in methods:
             say(prepare(experiments[method][seed], federation).cautions())  # all are checked before the first one starts

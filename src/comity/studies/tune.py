@@ -11,7 +11,7 @@ from typing import Any
 
 from comity.core.metrics import ACCURACY, METRICS, Metric
 from comity.errors import ComityError, Refusal
-from comity.experiments.build import Progress, federation_of, judged_by, prepare
+from comity.experiments.build import Progress, federation_of, prepare
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
 from comity.measure.doubts import doubts
@@ -60,7 +60,6 @@ def tune(
         raise Refusal("A seed is not tuned: give several with --seeds.")
     if "metric" in grid:
         raise Refusal("A metric is not tuned: choose one with --metric.")
-    base = judged_by(base, federation_of(base.but(seed=seeds[0])))
     metric = METRICS[base.metric]
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     found: list[list[Trial]] = [[] for _ in points]
@@ -69,6 +68,7 @@ def tune(
         federations = [federation_of(experiment) for experiment in experiments]
         for experiment, federation in zip(experiments, federations, strict=True):
             job = prepare(experiment, federation)  # all are checked before the first one starts
+            metric = METRICS[job.experiment.metric]  # which is another where labels are numbers
             if not job.judged("validation"):
                 raise Refusal(
                     f"No party's validation samples have a figure by metric {metric.name}: there is nothing to choose by."

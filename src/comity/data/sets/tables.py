@@ -15,9 +15,10 @@ from comity.data.files import Found, Way
 from comity.data.formats import Table, codes, read_adult, read_csv
 from comity.data.formats.common import labels
 from comity.data.groups import Groups
-from comity.data.importing import read_federation, read_schema
+from comity.data.importing import read_federation
 from comity.data.library import Card, Entry, register
 from comity.data.sets.sums import SUMS
+from comity.data.tables import read_schema
 
 # The words of each column, in the order of the dataset's own description.
 ADULT_WORDS = {
