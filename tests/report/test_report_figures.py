@@ -59,7 +59,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 def test_all_is_there(made: Made) -> None:
     assert not made.page.broken
-    assert not made.page.notes or all("Negative transfer" in note for note in made.page.notes)
+    assert all("Negative transfer" in note or "is meant for parties whose inputs differ" in note for note in made.page.notes)
     names = {str(chart["name"]) for chart in made.page.charts.values()}
     expected = {"accuracy-by-round", "accuracy-by-bytes", "classes", "sizes", "distances", "overlap-fed-sps", "discriminator",
                 "bytes", "bytes-by-round", "bytes-by-party", *(f"gains-{m}" for m in METHODS[1:])}  # fmt: skip
@@ -101,6 +101,7 @@ def test_ranking(made: Made) -> None:
         judged = f"/{told.judged}" if told.judged else ""
         assert row["gained"] == (f"{told.gained}{judged}" if judged else "")
         assert row["hurt"] == (f"{told.hurt}{judged}" if judged else "")
+        assert row["over SOLO"] == (told.gain.short if told.gain else "")
     assert all(row_of(made, m).judged == len(PARTIES) * len(SEEDS) for m in METHODS[1:])
 
 
@@ -131,7 +132,9 @@ def check_targets(made: Made, page: Written, target: float) -> None:
             ledger: list[Charge] = RunFolder(made.run(method, seed)).read_ledger()
             found += [got] if (got := reached(line, ledger, target - 1e-9)) else []
         reaching += bool(found)
-        if found:
+        if 0 < len(found) < len(SEEDS):  # a mean of the lucky ones would flatter
+            assert (shown[method]["rounds to target"], shown[method]["bytes to target"]) == ("1 of 2 seeds", "")
+        elif found:
             assert shown[method]["rounds to target"] == str(round(statistics.fmean(g.round for g in found)))
             assert shown[method]["bytes to target"] == size(statistics.fmean(g.bytes for g in found))
         else:
@@ -141,16 +144,23 @@ def check_targets(made: Made, page: Written, target: float) -> None:
 
 @pytest.mark.parametrize("method", METHODS[1:])
 def test_gains(made: Made, method: str) -> None:
+    """A party has other samples under another seed here, so each seed's stands for itself; and they are those of the table."""
     drawn = {row["party"]: row for row in made.page.rows(f"gains-{method}")}
-    expected = gains(made.run(method, 0), made.run("solo", 0))
-    assert set(drawn) == {g.party for g in expected} == set(PARTIES)
-    ours, alone = (loaded(made.run(m, 0) / "summary.json")["accuracy"]["per_party"] for m in (method, "solo"))
-    for g in expected:
-        row = drawn[g.party]
-        assert (row["gain"], row["low"], row["high"]) == pytest.approx((g.gain, g.low, g.high))
-        assert (row["solo"], row["accuracy"]) == pytest.approx((alone[g.party], ours[g.party]))
-        assert (row["from"], row["to"]) == pytest.approx((alone[g.party] + g.low, alone[g.party] + g.high))
-        assert row["verdict"] == ("gains" if g.helped else "hurt" if g.hurt else "level")
+    assert set(drawn) == {f"{party} (seed {seed})" for party in PARTIES for seed in SEEDS}
+    for seed in SEEDS:
+        ours, alone = (loaded(made.run(m, seed) / "summary.json")["accuracy"]["per_party"] for m in (method, "solo"))
+        for g in gains(made.run(method, seed), made.run("solo", seed)):
+            row = drawn[f"{g.party} (seed {seed})"]
+            half = statistics.NormalDist().inv_cdf(1 - 0.025 / 3) * g.error  # the best of three methods is picked
+            low, high = max(-1, g.middle - half), min(1, g.middle + half)
+            assert (row["gain"], row["low"], row["high"]) == pytest.approx((g.gain, low, high))
+            assert (row["solo"], row["accuracy"]) == pytest.approx((alone[g.party], ours[g.party]))
+            ends = [min(1, max(0, alone[g.party] + end)) for end in (low, high)]
+            assert (row["from"], row["to"]) == pytest.approx(tuple(ends))
+            assert row["verdict"] == ("gains" if low > 0 else "hurt" if high < 0 else "level")
+    told = row_of(made, method)
+    counts = {verdict: sum(row["verdict"] == verdict for row in drawn.values()) for verdict in ("gains", "hurt")}
+    assert (counts["gains"], counts["hurt"]) == (told.gained, told.hurt)
     order = [row["gain"] for row in made.page.rows(f"gains-{method}")]
     assert order == sorted(order, reverse=True)
 

@@ -111,7 +111,9 @@ def test_markdown(folder: Path) -> None:
     title, _, heads, rule, *lines = ranking(folder, "markdown").splitlines()
     assert title == "digits, iid\\|keep(samples=40), 3 parties, mlp2(width=8), 2 rounds"
     (group,) = gather(folder)
-    table = next(b for b in sections_of(group, folder, [], None, True, False)[0].blocks if isinstance(b, Table))
+    table = next(
+        b for b in sections_of(group, folder, [], None, True, False)[0].blocks if isinstance(b, Table) and b.name == "ranking"
+    )
     assert cells(heads) == list(table.heads)
     assert cells(rule) == ["---", *["---:"] * (len(table.heads) - 1)]
     assert [cells(line) for line in lines] == [list(row) for row in table.rows]
@@ -120,11 +122,11 @@ def test_markdown(folder: Path) -> None:
 def test_latex(folder: Path) -> None:
     lines = ranking(folder, "latex").splitlines()
     assert lines[0].startswith("% digits")
-    assert lines[1] == "\\begin{tabular}{l" + "r" * 8 + "}"
+    assert lines[1] == "\\begin{tabular}{l" + "r" * 9 + "}"
     assert lines[-1] == "\\end{tabular}"
     body = [line for line in lines if line.endswith(r" \\")]
     assert len(body) == 5
-    assert all(line.count(" & ") == 8 for line in body)
+    assert all(line.count(" & ") == 9 for line in body)
     assert all(re.search(r"\d\\%", line) for line in body[1:])
     assert not any(re.search(r"(?<!\\)[%#_]|±", line) for line in body)
 
@@ -144,4 +146,4 @@ def test_special_characters_are_escaped(folder: Path) -> None:
     plain = re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", line)  # as CommonMark reads it
     assert WILD in plain
     assert not re.search(r"(?<!\\)[*`<_]", line)
-    assert len(re.split(r"(?<!\\)\|", line.strip("|"))) == 9
+    assert len(re.split(r"(?<!\\)\|", line.strip("|"))) == 10

@@ -182,12 +182,15 @@ def _show_comparison(rows: Sequence[Standing], settled: Experiment, seeds: int) 
     late = ["newcomers"] if settled.newcomers else []
     metric = METRICS[settled.metric]
     beside = [] if metric in (ACCURACY, EXPLAINED) else [ACCURACY.title]
-    columns = ["method", metric.title, *beside, "worst", "gained", "hurt", *late, "up", "down", "peer", "time"]
+    columns = ["method", metric.title, "over SOLO", "gained", "hurt", "worst", *beside, *late, "sent", "time"]
     title = f"{settled.data}, {settled.partition}, {settled.rounds} rounds" + (f", {seeds} seeds" if seeds > 1 else "")
     screen.table(columns, [_cells(row, seeds > 1) for row in rows], title)
+    joint = sum(row.gain is not None for row in rows)
+    wide = f" and wide enough for {joint} methods to pick from" if joint > 1 else ""
     screen.out.print(
-        f"worst: the worst party{'' if metric is ACCURACY else f', by {metric.title}'}. "
-        "gained, hurt: parties whose 95% interval against SOLO, paired over their test samples, excludes zero."
+        "over SOLO: points more than by training alone, mean over parties, with its 95% interval. gained, "
+        f"hurt: parties whose own interval, paired over their test samples{wide}, excludes zero. worst: the worst party"
+        f"{'' if metric is ACCURACY else f', by {metric.title}'}. sent: all bytes that cross in a run but those of evaluation."
         + (" newcomers: their accuracy after joining, and what it gave them against training alone." if late else "")
         + (" *: see the notes." if any(row.doubts for row in rows) else ""),
         style="dim",
@@ -197,15 +200,18 @@ def _show_comparison(rows: Sequence[Standing], settled: Experiment, seeds: int) 
 
 
 def _show_answers(made: Comparison) -> None:
-    """What a comparison says to each party."""
+    """What a comparison says of everybody together, and to each party."""
     from comity.cli import screen
     from comity.studies.answers import lines
 
+    for question, said in made.overall.questions.items() if made.overall else ():
+        screen.out.print(question, style="bold")
+        screen.out.print(f"  {said}", soft_wrap=True)
     if not made.answers:
         return
-    screen.out.print("Does collaborating help?", style="bold")
+    screen.out.print("Party by party:", style="bold")
     for line in lines(made.answers):
-        screen.out.print(line, soft_wrap=True)
+        screen.out.print(f"  {line}", soft_wrap=True)
     screen.out.print(made.reading, style="dim", soft_wrap=True)
 
 
@@ -216,12 +222,13 @@ def _cells(row: Standing, several: bool) -> list[str]:
     return [
         row.algorithm + (" *" if row.doubts else ""),
         "diverged" if row.mean is None else f"{row.mean:.1%}" + (f" ± {100 * row.spread:.1f}" if several else ""),
-        *([] if row.metric in (ACCURACY.name, EXPLAINED.name) else [f"{fmean(row.accuracy):.1%}"]),
-        "" if row.worst_mean is None else f"{row.worst_mean:.1%}",
+        row.gain.short if row.gain else "",
         f"{row.gained}/{row.judged}" if row.judged else "",
         f"{row.hurt}/{row.judged}" if row.judged else "",
+        "" if row.worst_mean is None else f"{row.worst_mean:.1%}",
+        *([] if row.metric in (ACCURACY.name, EXPLAINED.name) else [f"{fmean(row.accuracy):.1%}"]),
         *([f"{row.joined:.1%} ({100 * (row.joined_gain or 0):+.1f})"] if row.joined is not None else []),
-        *(screen.size(row.bytes[kind]) if row.bytes[kind] else "0" for kind in ("up", "down", "peer")),
+        screen.size(row.bytes["total"]),
         screen.duration(row.seconds or 0.0),
     ]
 

@@ -98,9 +98,12 @@ class Job:
         return cohort(self.root, self.experiment.participation, self.info, t)
 
     def cautions(self) -> list[str]:
-        """What a user should know before this run, a sentence each."""
-        said = [*self.federation.notes]
-        said += [f"{self.experiment.algorithm}: {text}" for a in chain(self.algorithm) for text in a.cautions(self.info)]
+        """What a user should know before this run, a sentence each: of the data, and of the method on them."""
+        return [*self.federation.notes, *self.method_cautions()]
+
+    def method_cautions(self) -> list[str]:
+        """What a user should know of the method on these data."""
+        said = [f"{self.experiment.algorithm}: {text}" for a in chain(self.algorithm) for text in a.cautions(self.info)]
         said += [f"{self.experiment.algorithm}: {text}" for text in self.absent.without_effect(self.algorithm)]
         if any(a.feature_skew_only for a in chain(self.algorithm)) and (skew := label_skew(self.federation)) > SKEWED:
             said.append(

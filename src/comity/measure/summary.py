@@ -13,6 +13,7 @@ from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric, fitting
 from comity.core.net import Note
 from comity.errors import ComityError
 from comity.measure.figures import by_round, carried, mean
+from comity.measure.gain import by_class, too_few
 
 if TYPE_CHECKING:
     from comity.experiments.build import Job
@@ -178,6 +179,8 @@ def summarise(
         **others,
         "newcomers": _newcomers(rows, (ACCURACY if classes else EXPLAINED).name),
         "diverged": _diverged(rows),
+        "cautions": job.method_cautions(),
+        "too_few": [p for p, data in parties.items() if too_few(by_class(data.test.y, classes), METRICS[job.experiment.metric])],
         "absent": absent(absences),
         "bytes": charged | {"total": sum(charged.values()) - charged["eval"]},
         "seconds": {name: round(seconds.get(name, 0.0), 4) for name in ("setup", "train", "evaluate", "total")},

@@ -8,17 +8,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
+from scipy.special import stdtrit
 
 from comity.core.metrics import TWO, Metric
 from comity.data import Federation
 from comity.data.split import Share
-from comity.measure.gain import Gain
+from comity.measure.gain import Z95, Gain, by_class, looked_at, too_few
 
-LEAST_OF_CLASS = 5
-"""Test samples of each of two classes without which a party's figures tell nothing."""
-LEAST = 10
-"""Test samples, of whatever class, where there are more classes."""
 MOST = 12
 """With more parties than this, they are counted, and only the first are told of one by one."""
 FIRST = 5
@@ -28,11 +24,26 @@ Verdict = Literal["gains", "level", "alone", "too few", "not judged"]
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a method gives a party over training alone, over all seeds, with an interval that allows for the best being picked."""
+    """What a method gives over training alone, over all seeds, with an interval that allows for the best being picked."""
 
     gain: float
     low: float
     high: float
+
+    @property
+    def helped(self) -> bool:
+        """Whether the interval lies above zero."""
+        return self.low > 0
+
+    @property
+    def hurt(self) -> bool:
+        """Whether the interval lies below zero."""
+        return self.high < 0
+
+    @property
+    def short(self) -> str:
+        """For a table: half of the interval's width stands in brackets."""
+        return f"{100 * self.gain:+.1f} (±{50 * (self.high - self.low):.1f})"
 
     def __str__(self) -> str:
         return f"{100 * self.gain:+.1f} points (between {100 * self.low:.1f} and {100 * self.high:.1f})"
@@ -73,13 +84,10 @@ class Parties:
     @staticmethod
     def of(federation: Federation) -> Parties:
         """The parties of a federation."""
-
-        def counts(y: torch.Tensor) -> tuple[int, ...]:
-            if not federation.classes:
-                return (len(y),)
-            return tuple(torch.bincount(y, minlength=federation.classes).tolist())
-
-        held = {name: Held(counts(data.train.y), counts(data.test.y)) for name, data in federation.parties.items()}
+        held = {
+            name: Held(by_class(data.train.y, federation.classes), by_class(data.test.y, federation.classes))
+            for name, data in federation.parties.items()
+        }
         return Parties(held, federation.split.parties, federation.class_names)
 
     def only(self, names: Collection[str]) -> Parties:
@@ -93,37 +101,85 @@ def same_parties(splits: Iterable[Mapping[str, Share]]) -> bool:
     return all(one == has[0] for one in has)
 
 
-def answers(
-    gains: Mapping[str, Sequence[Sequence[Gain]]],
-    parties: Sequence[Parties],
-    metric: Metric,
-) -> list[Answer]:
-    """One answer a party, from every method's gains over SOLO, seed by seed, and from what parties have under each seed."""
-    return [
-        _answer(party, _estimates(party, gains, metric), [each.held[party] for each in parties], metric, parties[0].class_names)
-        for party in (parties[0].held if gains else ())
-    ]
+def named(party: str, seed: int, same: bool) -> str:
+    """A party as it is told of: by its seed too, where it has other samples under another."""
+    return party if same else f"{party} (seed {seed})"
 
 
-def _estimates(party: str, gains: Mapping[str, Sequence[Sequence[Gain]]], metric: Metric) -> dict[str, Estimate]:
-    found = {method: [gain for seed in seeds for gain in seed if gain.party == party] for method, seeds in gains.items()}
-    return {method: over_seeds(mine, len(gains), metric.bounded) for method, mine in found.items() if mine}
+def held_by(parties: Mapping[int, Parties], same: bool) -> dict[str, list[Held]]:
+    """What each party has under each of its seeds."""
+    found: dict[str, list[Held]] = {}
+    for seed, each in parties.items():
+        for party, has in each.held.items():
+            found.setdefault(named(party, seed, same), []).append(has)
+    return found
+
+
+def judged(gains: Mapping[int, Sequence[Gain]], few: Mapping[int, Collection[str]], same: bool) -> dict[int, list[Gain]]:
+    """The gains by seed without those of parties whose test samples are too few to judge them by: `few` names them, by seed.
+
+    Where parties are the same under all seeds, too few under one of them is too few.
+    """
+    out = {named(party, seed, same) for seed, some in few.items() for party in some}
+    return {seed: [gain for gain in each if named(gain.party, seed, same) not in out] for seed, each in gains.items()}
+
+
+def estimates(gains: Mapping[int, Sequence[Gain]], same: bool, methods: int, metric: Metric) -> dict[str, Estimate]:
+    """What one of so many methods gives each party, from its gains over SOLO by seed.
+
+    Seeds count together where a party is the `same` under all; where it has other samples under each, every seed's parties
+    stand for themselves.
+    """
+    found: dict[str, list[Gain]] = {}
+    for seed, each in gains.items():
+        for gain in each:
+            found.setdefault(named(gain.party, seed, same), []).append(gain)
+    return {party: over_seeds(mine, methods, metric.bounded) for party, mine in found.items()}
+
+
+def on_average(gains: Mapping[int, Sequence[Gain]], methods: int, metric: Metric) -> Estimate | None:
+    """What one of so many methods gives the parties on average; None where nobody was judged.
+
+    Parties' test samples are different ones, so their errors do not add up; those of seeds are taken to be the same. The interval
+    is around the mean itself: what draws each party's towards zero would not be lost among many, but add up.
+    """
+    seeds = []
+    for each in (each for each in gains.values() if each):
+        gain = statistics.fmean(one.gain for one in each)
+        error = math.sqrt(sum(one.error**2 for one in each)) / len(each)
+        seeds.append(Gain("", gain, gain - Z95 * error, gain + Z95 * error, gain, error))
+    return over_seeds(seeds, methods, metric.bounded) if seeds else None
 
 
 def over_seeds(gains: Sequence[Gain], methods: int, bounded: bool = True) -> Estimate:
     """One party's gain by one of so many methods, over seeds.
 
     Its variance is that of the test samples, which more seeds do not make smaller, as they share the party's samples; and that of
-    training, which they do. Bonferroni: with m methods to pick the best of, each has an interval at 1 - 0.05 / m.
+    training, which they do. The second is known from as many runs as there are seeds, hence Student's t, with Satterthwaite's
+    degrees of freedom for the sum. Bonferroni: with m methods to pick the best of, each has an interval at 1 - 0.05 / m.
     """
     sampling = statistics.fmean(gain.error**2 for gain in gains)
     training = statistics.variance(gain.gain for gain in gains) / len(gains) if len(gains) > 1 else 0.0
+    freedom = (len(gains) - 1) * ((sampling + training) / training) ** 2 if training else math.inf
     middle = statistics.fmean(gain.middle for gain in gains)
-    half = statistics.NormalDist().inv_cdf(1 - 0.025 / methods) * math.sqrt(sampling + training)
+    half = float(stdtrit(freedom, 1 - 0.025 / methods)) * math.sqrt(sampling + training)
     low, high = middle - half, middle + half
     if bounded:  # shares differ by no more than 1
         low, high = max(-1.0, low), min(1.0, high)
     return Estimate(statistics.fmean(gain.gain for gain in gains), low, high)
+
+
+def answers(
+    found: Mapping[str, Mapping[str, Estimate]],
+    held: Mapping[str, Sequence[Held]],
+    metric: Metric,
+    class_names: Sequence[str] = (),
+) -> list[Answer]:
+    """One answer a party, from what every method gives everybody, and from what parties have."""
+    return [
+        _answer(party, {method: each[party] for method, each in found.items() if party in each}, has, metric, class_names)
+        for party, has in (held.items() if found else ())
+    ]
 
 
 def _answer(party: str, found: Mapping[str, Estimate], has: Sequence[Held], metric: Metric, class_names: Sequence[str]) -> Answer:
@@ -143,16 +199,13 @@ def _answer(party: str, found: Mapping[str, Estimate], has: Sequence[Held], metr
 
 def _too_few(has: Sequence[Held], metric: Metric, class_names: Sequence[str]) -> str:
     """That there are too few samples to say anything, if there are; under the seed that leaves fewest."""
-    if len(has[0].test) != TWO:
-        tests = min(sum(each.test) for each in has)
-        return f"too few test samples ({tests}) to say" if tests < LEAST else ""
-    looked_at = range(TWO) if metric.only is None else (metric.only,)
-    least = min((each.test[label], each.train[label], label) for each in has for label in looked_at)
-    tests, trains, label = least
-    if tests >= LEAST_OF_CLASS:
+    if not any(too_few(each.test, metric) for each in has):
         return ""
-    named = f"samples of {class_names[label]!r}" if class_names else f"samples of class {label}"
-    return f"too few {named} to say ({tests} to test on, {trains} to train on)"
+    if len(has[0].test) != TWO:
+        return f"too few test samples ({min(sum(each.test) for each in has)}) to say"
+    tests, trains, label = min((each.test[label], each.train[label], label) for each in has for label in looked_at(metric))
+    what = f"samples of {class_names[label]!r}" if class_names else f"samples of class {label}"
+    return f"too few {what} to say ({tests} to test on, {trains} to train on)"
 
 
 COUNTED: dict[Verdict, str] = {
@@ -174,12 +227,13 @@ def lines(every: Sequence[Answer]) -> list[str]:
     return [head, *(str(one) for one in every[:FIRST])]
 
 
-def how_to_read(methods: int, seeds: Sequence[int], metric: Metric, less: int = 0) -> str:
-    """One sentence about the intervals; `less` seeds are left out, as parties have other samples under them."""
+def how_to_read(methods: int, seeds: Sequence[int], metric: Metric, same: bool = True) -> str:
+    """What the intervals are about; parties are the `same` under all seeds, or have other samples under each."""
     picked = f", wider because the best of {methods} methods is named" if methods > 1 else ""
     which = f" (mean over {len(seeds)} seeds)" if len(seeds) > 1 else ""
-    which = f" (seed {seeds[0]}: under another, a party has other samples)" if less else which
+    which = which if same else " (under each seed a party has other samples, so it is told of once for each)"
+    once = " What another start of training would change is not in it: that takes several seeds of the same parties."
     return (
         f"Points of {metric.title} more than by training alone, on a party's own test samples{which}; between: where the true "
-        f"difference lies with 95% confidence{picked}."
+        f"difference lies with 95% confidence{picked}.{'' if same and len(seeds) > 1 else once}"
     )

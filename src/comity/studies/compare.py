@@ -21,8 +21,9 @@ from comity.experiments.run import check_same, elsewhere, reopen, resume_in, sta
 from comity.measure import Gain, gains
 from comity.plugins import is_code
 from comity.spec import parse, split
-from comity.studies.answers import Answer, Parties, answers, how_to_read, same_parties
+from comity.studies.answers import Answer, Parties, answers, held_by, how_to_read, same_parties
 from comity.studies.standing import Standing, standing
+from comity.studies.verdict import Overall, overall
 from comity.track import Trackers
 
 SOLO = "solo"
@@ -58,6 +59,8 @@ class Comparison:
     """What came of several methods on the same data."""
 
     rows: list[Standing]
+    overall: Overall | None
+    """What it says of everybody together."""
     answers: list[Answer]
     """What it says to each party."""
     reading: str
@@ -66,8 +69,9 @@ class Comparison:
     def plain(self, metric: str, seeds: Sequence[int]) -> dict[str, Any]:
         """As in comparison.json."""
         told = [asdict(answer) for answer in self.answers]
-        rows = [asdict(row) for row in self.rows]
-        return {"seeds": list(seeds), "metric": metric, "rows": rows, "answers": told, "reading": self.reading}
+        rows = [row.plain() for row in self.rows]
+        whole = self.overall and asdict(self.overall)
+        return {"seeds": list(seeds), "metric": metric, "rows": rows, "overall": whole, "answers": told, "reading": self.reading}
 
 
 def compare(
@@ -107,29 +111,38 @@ def compare(
             folder = run_folder(out, method, seed)
             summaries[method].append(run_once(experiment, federation, folder, progress(experiment), track))
             say(f"{method}: {remark}" for remark in summaries[method][-1].get("remarks", ()))
-    gained = {method: {seed: _gains(method, seed, out, base.metric) for seed in seeds} for method in methods}
-    rows = [standing(m, summaries[m], [g for each in gained[m].values() for g in each], base.metric) for m in methods]
     there = summaries[SOLO][0]["accuracy"]["per_party"]
-    made = Comparison(rows, *_answers(base, gained, {seed: each.only(there) for seed, each in parties.items()}))
+    made = _judged(base, summaries, out, {seed: each.only(there) for seed, each in parties.items()})
     write_atomically(out / "comparison.json", json.dumps(made.plain(base.metric, seeds), indent=2) + "\n")
     return made
 
 
-def _gains(method: str, seed: int, out: Path, metric: str) -> list[Gain]:
-    """Every party's gain over SOLO; SOLO's own would say nothing."""
-    return [] if method == SOLO else gains(run_folder(out, method, seed), run_folder(out, SOLO, seed), metric)
+def _judged(
+    base: Experiment, summaries: Mapping[str, Sequence[dict[str, Any]]], out: Path, parties: Mapping[int, Parties]
+) -> Comparison:
+    """Every method beside SOLO, party by party, and what that says to each of them.
 
-
-def _answers(
-    base: Experiment, gained: Mapping[str, Mapping[int, list[Gain]]], parties: Mapping[int, Parties]
-) -> tuple[list[Answer], str]:
-    """What the methods that a party could take part in say to each; seeds count only if parties are the same under all."""
-    shares = {method: chain(compose(method, own_settings(base, method)))[-1].shares for method in gained}
-    seeds = list(parties) if same_parties(each.shares for each in parties.values()) else list(parties)[:1]
-    open_to_all = {m: [gained[m][seed] for seed in seeds] for m in gained if shares[m] not in ("nothing", "data")}
+    The best of the methods that a party could take part in is named, so all intervals allow for as many.
+    """
     metric = METRICS[base.metric]
-    told = answers(open_to_all, [parties[seed] for seed in seeds], metric)
-    return told, how_to_read(len(open_to_all), seeds, metric, less=len(parties) - len(seeds))
+    shares = {method: chain(compose(method, own_settings(base, method)))[-1].shares for method in summaries}
+    open_to_all = [method for method in summaries if shares[method] not in ("nothing", "data")]
+    picked = max(1, len(open_to_all))
+    same = same_parties(each.shares for each in parties.values())
+    few = {summary["seed"]: summary.get("too_few", ()) for summary in summaries[SOLO]}
+    gained = {m: _gains(m, parties, out, base.metric) for m in summaries}
+    rows = [standing(m, summaries[m], gained[m], few, same, picked, base.metric) for m in summaries]
+    named = next(iter(parties.values())).class_names
+    joint = [row for row in rows if row.algorithm in open_to_all]
+    told = answers({row.algorithm: row.gains for row in joint}, held_by(parties, same), metric, named)
+    whole = overall(joint, told, len(parties))
+    return Comparison(rows, whole, told, how_to_read(len(open_to_all), list(parties), metric, same))
+
+
+def _gains(method: str, seeds: Iterable[int], out: Path, metric: str) -> dict[int, list[Gain]]:
+    """Every party's gain over SOLO, by seed; SOLO's own would say nothing."""
+    both = {seed: (run_folder(out, method, seed), run_folder(out, SOLO, seed)) for seed in seeds if method != SOLO}
+    return {seed: gains(*folders, metric) for seed, folders in both.items()}
 
 
 def check_folders(methods: Sequence[str]) -> None:

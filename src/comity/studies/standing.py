@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric
 from comity.measure.doubts import doubts
 from comity.measure.gain import Gain
+from comity.studies.answers import Estimate, estimates, judged, on_average
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,16 @@ class Standing:
     """The mean over parties after the last round."""
     worst: list[float]
     """The worst party's accuracy."""
-    gained: int
-    """How many parties, over all seeds, clearly have more than by training alone (SOLO)."""
-    hurt: int
-    """How many clearly have less."""
-    judged: int
-    """How many were compared with SOLO."""
+    gain: Estimate | None
+    """What the parties have more than by training alone (SOLO), on average; None where nobody was compared with it."""
+    gain_of_judged: Estimate | None
+    """The same without the parties whose test samples are too few to judge each of them by; None if no other is left."""
+    gains: dict[str, Estimate]
+    """The same of each of the others; under several seeds, of every seed's, if they are not the same parties."""
+    parties: int
+    """How many take part."""
     bytes: dict[str, float]
-    """What crossed in a run, by kind."""
+    """What crossed in a run, by kind; `total` is all of it but evaluation."""
     seconds: float | None
     joined: float | None
     """Accuracy of newcomers after their warm-up, mean over them and over seeds."""
@@ -43,6 +46,25 @@ class Standing:
     """What they gained by joining, against training alone."""
     doubts: list[str]
     """What a reader of these figures must know."""
+
+    @property
+    def gained(self) -> int:
+        """How many parties clearly have more than by training alone."""
+        return sum(gain.helped for gain in self.gains.values())
+
+    @property
+    def hurt(self) -> int:
+        """How many clearly have less."""
+        return sum(gain.hurt for gain in self.gains.values())
+
+    @property
+    def judged(self) -> int:
+        """How many were compared with training alone."""
+        return len(self.gains)
+
+    def plain(self) -> dict[str, Any]:
+        """As in comparison.json."""
+        return asdict(self) | {name: getattr(self, name) for name in ("gained", "hurt", "judged")}
 
     @property
     def mean(self) -> float | None:
@@ -71,9 +93,21 @@ def _whole_mean(figures: Sequence[float | None]) -> float | None:
 
 
 def standing(
-    algorithm: str, summaries: Sequence[Mapping[str, Any]], gains: Sequence[Gain], metric: str = ACCURACY.name
+    algorithm: str,
+    summaries: Sequence[Mapping[str, Any]],
+    gains: Mapping[int, Sequence[Gain]],
+    few: Mapping[int, Collection[str]],
+    same: bool,
+    methods: int,
+    metric: str = ACCURACY.name,
 ) -> Standing:
-    """A method's standing by a metric, from the summaries of its finished runs and its parties' gains over SOLO."""
+    """A method's standing by a metric, from the summaries of its finished runs and its parties' gains over SOLO, by seed.
+
+    It is one of so many `methods` to pick the best of. Whose test samples are too `few`, by seed, is judged on average only;
+    parties are the `same` under all seeds or not (see `answers.estimates`).
+    """
+    by = METRICS[metric]
+    clear = judged(gains, few, same)
     newcomers = [new for summary in summaries for new in summary["newcomers"].values()]
     kinds = summaries[0]["bytes"] if summaries else ()  # runs of other versions may have other kinds
     shared = [kind for kind in kinds if all(kind in summary["bytes"] for summary in summaries)]
@@ -85,9 +119,10 @@ def standing(
         worst_figure=[_worst(summary.get(metric) or {}, METRICS[metric]) for summary in summaries],
         accuracy=[block["mean"] for block in plain],
         worst=[min(v for v in block["per_party"].values() if v is not None) for block in plain],
-        gained=sum(gain.helped for gain in gains),
-        hurt=sum(gain.hurt for gain in gains),
-        judged=len(gains),
+        gain=on_average(gains, methods, by),
+        gain_of_judged=on_average(clear, methods, by),
+        gains=estimates(clear, same, methods, by),
+        parties=summaries[0]["parties"] if summaries else 0,
         bytes={kind: statistics.mean(summary["bytes"][kind] for summary in summaries) for kind in shared},
         seconds=_mean([summary["seconds"]["total"] for summary in summaries]),
         joined=_mean([new["joined"] for new in newcomers]),

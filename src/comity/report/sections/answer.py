@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from comity.core.metrics import ACCURACY, EXPLAINED, Metric
 from comity.errors import ComityError
 from comity.measure.doubts import doubts, few
-from comity.measure.gain import Gain, paired_interval
 from comity.measure.summary import blocks
 from comity.measure.targets import Reached, common_target, reached
 from comity.report.blocks import Block, Section, Table, Text
 from comity.report.charts import capital
 from comity.report.gather import Group, Method, Run
 from comity.report.sections.absences import absences
-from comity.report.sections.gains import between
-from comity.studies.answers import MOST, over_seeds
+from comity.report.sections.gains import between, by_seed, picked, too_few
+from comity.studies.answers import MOST, Answer, Estimate, on_average
 from comity.studies.compare import folder_name
 from comity.studies.standing import Standing, standing
+from comity.studies.verdict import SUMMED, overall
 from comity.units import duration, size
 
 WORTH_SAYING = 0.001  # of a figure: what would be shown as the same says nothing
@@ -34,7 +34,8 @@ class Ranked(Standing):
     """A method's line in the table."""
 
     method: Method
-    reached: Reached | None
+    reached: list[Reached]
+    """When each seed that gets to the target is there."""
 
     @property
     def sure_mean(self) -> float:
@@ -53,13 +54,35 @@ MEASURES = "measures"
 
 
 def answer(group: Group, folder: Path, target: float | None = None) -> Section:
-    """The page's first section: methods ranked, the outcome in a few sentences, and what it says to each party."""
+    """The page's first section: what it says of all and to each party, in words; then methods ranked."""
     section = Section("answer", "The answer")
     asked = target
     ranked, target = standings(group, asked)
-    finished = [s for s in ranked if s.mean is not None]
-    if finished:
-        section.say(" ".join(sentences(group, finished)), "lead")
+    told, to_each = _answers(group, folder / group.name / "comparison.json")
+    _say_outcome(section, group, [s for s in ranked if s.mean is not None], told)
+    section.blocks += to_each
+    _say_cautions(section, group)
+    section.blocks.append(_table(ranked, group, target))
+    section.say(_about(group, target, asked is not None))
+    section.blocks += _measures(group)
+    section.blocks += absences(group)
+    return section
+
+
+def _say_outcome(section: Section, group: Group, finished: list[Ranked], told: list[Answer]) -> None:
+    """What came out: question by question where there is training alone to compare with, else who is first."""
+    if not finished:
+        return
+    joint = [s for s in finished if not (s.method.alone or s.method.pools)]
+    found = overall(joint, told, max(len(s.figure) for s in finished))
+    if found:
+        for question, said in found.questions.items():
+            section.say(f"{question} {said}", "lead")
+    section.say(" ".join(sentences(group, finished)), "plain" if found else "lead")
+
+
+def _say_cautions(section: Section, group: Group) -> None:
+    """What a reader of these figures must know: what is not finished, what was said before the runs, what happened in them."""
     for run in group.runs:
         if not run.ended:
             planned = f" of {run.experiment.rounds}" if run.experiment else ""
@@ -68,14 +91,18 @@ def answer(group: Group, folder: Path, target: float | None = None) -> Section:
                 f"Go on with: comity resume {shlex.quote(str(run.folder))}",
                 "missing",
             )
+    before = [text for run in group.runs if run.summary for text in run.summary["cautions"]]
+    for text in dict.fromkeys(before):  # each once: what concerns the data is not said by each method again
+        section.say(text, "warning")
+    for run in group.runs:
         for text in doubts(run.summary) if run.summary else ():
             section.say(f"{run.method}, seed {run.seed}: {text}", "warning")
     if len(group.judged_by) > 1:
         section.say("These runs were judged by different metrics: they are shown by accuracy, which all of them have.", "missing")
-    section.blocks.append(_table(ranked, group, target))
-    section.blocks += _answers(group, folder / group.name / "comparison.json")
-    section.blocks += _measures(group)
-    section.blocks += absences(group)
+
+
+def _about(group: Group, target: float | None, asked: bool) -> str:
+    """What the columns of the ranking mean."""
     about = (
         f"{capital(group.metric.title)}: mean over parties on their own test samples after the last round, ± standard deviation "
         "over seeds. Worst: the worst party. Bytes: all that crossed in a run, evaluation left out."
@@ -83,39 +110,50 @@ def answer(group: Group, folder: Path, target: float | None = None) -> Section:
     if group.metric is not ACCURACY:
         about += f" {capital(group.metric.title)} is {group.metric.about}; rounds and methods are chosen by it."
     if group.solo and len(group.methods) > 1:
-        each = "parties, of every seed," if len(group.solo.runs) > 1 else "parties"
-        about += f" Gained, hurt: {each} whose 95 % interval against SOLO, paired over their test samples, excludes zero."
+        each = "parties" if group.same_parties else "parties of every seed"
+        wide = f", wide enough for {picked(group)} methods to pick from," if picked(group) > 1 else ""
+        about += (
+            " Over SOLO: points more than by training alone, mean over parties, with its 95 % interval. "
+            f"Gained, hurt: {each} whose own 95 % interval{wide} excludes zero; all are paired over test samples."
+        )
     if target is not None:
         whose = "what SOLO reaches" if group.solo and group.solo.finished else "what the weakest method reaches"
-        whose = whose if asked is None else "as asked"
-        seeds = ", mean of the seeds that get there" if any(len(m.runs) > 1 for m in group.methods) else ""
+        whose = "as asked" if asked else whose
+        seeds = "; of several seeds, those that get there are counted" if any(len(m.runs) > 1 for m in group.methods) else ""
         about += f" Target: {target:.1%}, {whose}; rounds and bytes until a method is as good{seeds}."
-    section.say(about)
-    return section
+    return about
 
 
-def _answers(group: Group, path: Path) -> list[Block]:
-    """What the comparison said to each party, if it was one of these methods by this metric."""
+def _answers(group: Group, path: Path) -> tuple[list[Answer], list[Block]]:
+    """What the comparison said to each party, if it was one of these methods by this metric; as it is, and for the page."""
     if not path.exists():
-        return []
+        return [], []
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(told, dict):
             raise TypeError
         if "answers" not in told:  # of an earlier version
-            return []
-        rows = [[one["party"], one["says"]] for one in told["answers"]]
+            return [], []
+        found = [_answer(one) for one in told["answers"]]
         methods = {folder_name(row["algorithm"]) for row in told["rows"]}
-        if not all(isinstance(cell, str) for row in [*rows, [told["reading"]]] for cell in row):
+        if not isinstance(told["reading"], str):
             raise TypeError
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ComityError):
-        return [Text("comparison.json is damaged: what it says to each party cannot be shown.", "missing")]
+        return [], [Text("comparison.json is damaged: what it says to each party cannot be shown.", "missing")]
     if told["metric"] != group.metric.name or not methods <= {run.folder.parent.name for run in group.runs}:
-        return [Text("comparison.json is not of these runs: what it says to each party is left out.", "missing")]
-    if not rows:
-        return []
-    table = Table(ANSWERS, "Does collaborating help?", ["party", "answer"], rows, words=2, folded=len(rows) > MOST)
-    return [table, Text(told["reading"])]
+        return [], [Text("comparison.json is not of these runs: what it says to each party is left out.", "missing")]
+    if not found:
+        return [], []
+    rows = [[one.party, one.says] for one in found]
+    table = Table(ANSWERS, "Party by party", ["party", "answer"], rows, words=2, folded=len(rows) > MOST)
+    return found, [table, Text(told["reading"])]
+
+
+def _answer(told: dict[str, Any]) -> Answer:
+    """One party's answer as it was written down."""
+    if not (isinstance(told["party"], str) and isinstance(told["says"], str) and told["verdict"] in SUMMED):
+        raise TypeError
+    return Answer(told["party"], told["verdict"], told["says"], told["method"], {})
 
 
 def _measures(group: Group) -> list[Block]:
@@ -146,10 +184,10 @@ def standings(group: Group, target: float | None = None) -> tuple[list[Ranked], 
         target = _target(group)
     found = []
     for method in group.methods:
-        runs = method.finished
-        gains = [gain for run in runs if (alone := group.alone(run)) and alone is not run for gain in between(run, alone)]
-        figures = standing(method.name, method.summaries, gains, group.metric.name)
-        found.append(Ranked(**vars(figures), method=method, reached=None if target is None else _reached(runs, target)))
+        gained = by_seed(group, method)
+        few, same, many = too_few(group), group.same_parties, picked(group)
+        figures = standing(method.name, method.summaries, gained, few, same, many, group.metric.name)
+        found.append(Ranked(**vars(figures), method=method, reached=[] if target is None else _reached(method.finished, target)))
     return sorted(found, key=lambda s: -s.goodness), target
 
 
@@ -161,31 +199,37 @@ def _target(group: Group) -> float | None:
     return common_target(lines) if len(lines) > 1 else None
 
 
-def _reached(runs: Iterable[Run], target: float) -> Reached | None:
-    """Means over the seeds that get there; a hair below counts, as means of the same figures may differ by rounding."""
-    found = [got for run in runs if (got := reached(run.curve, run.ledger, target - 1e-12))]
-    if not found:
-        return None
-    return Reached(round(statistics.fmean(g.round for g in found)), round(statistics.fmean(g.bytes for g in found)))
+def _reached(runs: Iterable[Run], target: float) -> list[Reached]:
+    """The seeds that get there; a hair below counts, as means of the same figures may differ by rounding."""
+    return [got for run in runs if (got := reached(run.curve, run.ledger, target - 1e-12))]
+
+
+def _to_target(s: Ranked) -> list[str]:
+    """Rounds and bytes to the target: a mean over seeds only if all get there, as those that do are the luckier ones."""
+    if not s.reached:
+        return ["never", "never"] if s.figure else ["", ""]
+    rounds, sent = (statistics.fmean(getattr(got, name) for got in s.reached) for name in ("round", "bytes"))
+    if len(s.reached) < len(s.figure):
+        return [f"{len(s.reached)} of {len(s.figure)} seeds", ""]
+    return [str(round(rounds)), size(sent)]
 
 
 def _table(ranked: list[Ranked], group: Group, target: float | None) -> Table:
     alone = group.solo is not None and len(group.methods) > 1
     beside = [] if group.metric in (ACCURACY, EXPLAINED) else [ACCURACY.title]
-    heads = ["method", group.metric.title, *beside, "worst party", *(["gained", "hurt"] if alone else []), "bytes"]
+    heads = ["method", group.metric.title, *(["over SOLO", "gained", "hurt"] if alone else []), "bytes", "worst party", *beside]
     heads += ["rounds to target", "bytes to target"] if target is not None else []
     rows = []
     for s in ranked:
         row = [s.method.name]
         row.append(_figure(s))
-        row += [f"{statistics.fmean(s.accuracy):.1%}" if s.accuracy else ""] if beside else []
-        row.append("" if s.worst_mean is None else f"{s.worst_mean:.1%}")
         if alone:
+            row.append(s.gain.short if s.gain else "")
             row += [f"{s.gained}/{s.judged}", f"{s.hurt}/{s.judged}"] if s.judged else ["", ""]
         row.append("" if s.sent is None else size(s.sent))
-        if target is not None:
-            never = "never" if s.accuracy else ""
-            row += [str(s.reached.round), size(s.reached.bytes)] if s.reached else [never, never]
+        row.append("" if s.worst_mean is None else f"{s.worst_mean:.1%}")
+        row += [f"{statistics.fmean(s.accuracy):.1%}" if s.accuracy else ""] if beside else []
+        row += [] if target is None else _to_target(s)
         rows.append([*row, "" if s.seconds is None else duration(s.seconds)])
     return Table("ranking", group.title, [*heads, "time"], rows, best=0 if ranked[0].mean is not None else None)
 
@@ -199,7 +243,7 @@ def _figure(s: Ranked) -> str:
 
 
 def sentences(group: Group, ranked: list[Ranked]) -> list[str]:
-    """The winner and what it costs, from the figures alone."""
+    """Who is first, by how much and how clearly; who is kindest to its worst party; what pooling would give."""
     pooled = [s for s in ranked if s.method.pools]
     ranked = [s for s in ranked if not s.method.pools] or ranked
     best, rest = ranked[0], ranked[1:]
@@ -209,8 +253,8 @@ def sentences(group: Group, ranked: list[Ranked]) -> list[str]:
     if rest:
         second = rest[0]
         ahead = 100 * abs(best.sure_mean - second.sure_mean)
-        clear = _difference(best.method, second.method, group.metric)
-        if clear is None or clear[0] > 0:
+        clear = _difference(best.method, second.method, len(rest), group.metric)
+        if clear is None or clear.helped:
             said[0] = (
                 f"{best.method.name} is best with {best.sure_mean:.1%}{several}, {ahead:.1f} points ahead of "
                 f"{second.method.name}."
@@ -220,73 +264,29 @@ def sentences(group: Group, ranked: list[Ranked]) -> list[str]:
                 f"{best.method.name} is first with {best.sure_mean:.1%}{several}, but {second.method.name} is not clearly "
                 f"behind ({ahead:.1f} points; the 95 % interval of the difference includes zero)."
             )
-    alone = next((s for s in rest if s.method.alone), None)
     if best.method.alone and rest:
         said.append("No method that collaborates does better on average than training alone.")
-    elif alone and best.judged:
-        loses = f"{best.hurt} clearly {'loses' if best.hurt == 1 else 'lose'}" if best.hurt else "none clearly loses"
-        gain = f"{best.gained} clearly {'gains' if best.gained == 1 else 'gain'}" if best.gained else "none clearly gains"
-        seeds = " (of all seeds)" if len(best.accuracy) > 1 else ""
-        more = group.metric.sign * (best.sure_mean - alone.sure_mean)
-        said.append(f"Against training alone it has {100 * more:+.1f} points: of {best.judged} parties{seeds} {gain}, {loses}.")
-    said += _price(best, [s for s in rest if not s.method.alone], group.metric)
+    said += _kinder([s for s in ranked if not s.method.alone], group.metric)
     said += [f"{s.method.name}, which pools the data, has {s.sure_mean:.1%}." for s in pooled if s is not best]
     return said
 
 
-def _price(best: Ranked, others: list[Ranked], metric: Metric) -> list[str]:
-    """Who is nearly as good for less."""
-    said = []
-    near = [s for s in others if best.goodness - s.goodness < 0.05]
-    cheaper = [s for s in near if s.sent and best.sent and best.sent > 1.5 * s.sent]
-    if cheaper and best.sent:
-        s = max(cheaper, key=lambda s: s.goodness)
-        said.append(
-            f"{s.method.name} sends {best.sent / (s.sent or 1):.3g} times fewer bytes for "
-            f"{100 * (best.goodness - s.goodness):.1f} points less."
-        )
-    worst = {id(s): s.worst_mean for s in [best, *others] if s.worst_mean is not None}
-    kinder = [s for s in others if id(s) in worst and metric.sign * (worst[id(s)] - worst[id(best)]) > WORTH_SAYING]
-    if kinder:
-        s = max(kinder, key=lambda s: metric.sign * worst[id(s)])
-        said.append(
-            f"Of those that collaborate, {s.method.name} has the best worst party ({worst[id(s)]:.1%} against "
-            f"{worst[id(best)]:.1%})."
-        )
-    return said
+def _kinder(joint: list[Ranked], metric: Metric) -> list[str]:
+    """Which of the methods that collaborate has the best worst party, if that is not the first of them."""
+    known = [(metric.sign * s.worst_mean, s) for s in joint if s.worst_mean is not None]
+    if not known or known[0][1] is not joint[0]:
+        return []
+    most, kindest = max(known, key=lambda pair: pair[0])
+    if most - known[0][0] <= WORTH_SAYING:
+        return []
+    return [
+        f"Of those that collaborate, {kindest.method.name} has the best worst party ({kindest.worst_mean:.1%} against "
+        f"{joint[0].worst_mean:.1%} of {joint[0].method.name})."
+    ]
 
 
-def _difference(one: Method, other: Method, metric: Metric) -> tuple[float, float] | None:
-    """The 95 % interval of the difference between two methods, paired over the test samples of the seeds that both have."""
-    return _in_accuracy(one, other) if metric is ACCURACY else _in_metric(one, other)
-
-
-def _in_metric(one: Method, other: Method) -> tuple[float, float] | None:
-    """Of the mean over parties, by another metric than accuracy."""
-    seeds = []
-    for run in one.finished:
-        match = next((r for r in other.finished if r.seed == run.seed), None)
-        if match and (gains := between(run, match)):
-            mean, middle = (statistics.fmean(getattr(gain, name) for gain in gains) for name in ("gain", "middle"))
-            error = math.sqrt(sum(gain.error**2 for gain in gains)) / len(gains)
-            seeds.append(Gain("", mean, 0.0, 0.0, middle, error))
-    if not seeds:
-        return None
-    found = over_seeds(seeds, methods=1)
-    return found.low, found.high
-
-
-def _in_accuracy(one: Method, other: Method) -> tuple[float, float] | None:
-    """Of the share of all test samples together."""
-    better = worse = count = 0
-    for run in one.finished:
-        match = next((r for r in other.finished if r.seed == run.seed), None)
-        if match is None:
-            continue
-        for party, right in run.outcomes.items():
-            theirs = match.outcomes.get(party, [])
-            if len(theirs) == len(right):
-                better += sum(a > b for a, b in zip(right, theirs, strict=True))
-                worse += sum(a < b for a, b in zip(right, theirs, strict=True))
-                count += len(right)
-    return paired_interval(better, worse, count) if count else None
+def _difference(one: Method, other: Method, rivals: int, metric: Metric) -> Estimate | None:
+    """How far the first of several is ahead of the second, on average over parties, paired over the test samples of both."""
+    matching = {run.seed: run for run in other.finished}
+    gained = {run.seed: between(run, matching[run.seed]) for run in one.finished if run.seed in matching}
+    return on_average(gained, rivals, metric)

@@ -8,17 +8,18 @@ import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from comity.core.metrics import ACCURACY, Metric
+from comity.measure.doubts import few as shortened
 from comity.measure.fairness import fairness
-from comity.measure.gain import Gain, counted, gains_of, paired, paired_interval
+from comity.measure.gain import Gain, gains_of, paired
 from comity.report.blocks import Chart, Data, Section, Table, VegaSpec
 from comity.report.charts import by_method, capital, fraction, heat, legend, tall, tip, word
 from comity.report.gather import Group, Method, Run
-from comity.studies.answers import over_seeds
+from comity.studies.answers import Estimate, estimates, judged, named
 
 SHOWN = 40
 """With more parties than this, only those at both ends are drawn."""
@@ -27,22 +28,17 @@ VERDICTS = ("gains", "level", "hurt")
 
 @dataclass(frozen=True)
 class PartyResult:
-    """One party under one method, beside training alone: means over seeds.
-
-    Intervals of accuracy are over all seeds' test samples together; of another metric, as in the answers of a comparison.
-    """
+    """One party under one method, beside training alone: means over seeds, and the gain with the interval of the ranking."""
 
     name: str
     figure: float
     solo: float | None = None
-    gain: float | None = None
-    low: float = 0.0
-    high: float = 0.0
+    gain: Estimate | None = None
 
     @property
     def verdict(self) -> Literal["gains", "level", "hurt"]:
         """Whether its interval excludes zero."""
-        return "gains" if self.low > 0 else "hurt" if self.high < 0 else "level"
+        return "level" if self.gain is None else "gains" if self.gain.helped else "hurt" if self.gain.hurt else "level"
 
 
 def between(run: Run, alone: Run) -> list[Gain]:
@@ -61,63 +57,41 @@ def _between(run: Run, alone: Run) -> list[Gain]:
     return gains_of(run.answers, same, run.metric)
 
 
+def by_seed(group: Group, method: Method) -> dict[int, list[Gain]]:
+    """Every party's gain over training alone, under each seed."""
+    return {run.seed: between(run, alone) for run in method.finished if (alone := group.alone(run)) and alone is not run}
+
+
+def too_few(group: Group) -> dict[int, list[str]]:
+    """Whose test samples are too few to judge them by, under each seed."""
+    return {run.seed: (run.summary or {})["too_few"] for run in (group.solo.finished if group.solo else ())}
+
+
+def picked(group: Group) -> int:
+    """How many methods there are to pick the best of, which intervals allow for: those that a party could take part in."""
+    return max(1, sum(not (m.alone or m.pools) for m in group.methods))
+
+
 def parties(group: Group, method: Method) -> list[PartyResult]:
-    """Every party, the one that gains most first; seeds are pooled only if a party has the same samples under each."""
-    found = _by_accuracy(group, method) if group.metric is ACCURACY else _by_metric(group, method)
-    return sorted(found, key=lambda p: (-(p.gain or 0.0), -group.metric.sign * p.figure))
-
-
-def _by_metric(group: Group, method: Method) -> list[PartyResult]:
-    """Everybody's figures by another metric than accuracy."""
+    """Every party, the one that gains most first; every seed's, if they are not the same parties."""
     figures: dict[str, list[float]] = defaultdict(list)
     solo: dict[str, list[float]] = defaultdict(list)
-    gained: dict[str, list[Gain]] = defaultdict(list)
-    for run in group.comparable(method):
-        for name, value in run.figures.get("per_party", {}).items():
+    clear = judged(by_seed(group, method), too_few(group), group.same_parties)
+    gained = estimates(clear, group.same_parties, picked(group), group.metric)
+    for run in method.finished:
+        alone = group.alone(run)
+        for party, value in run.figures.get("per_party", {}).items():
+            if value is None:  # who was never heard has no figure
+                continue
+            name = named(party, run.seed, group.same_parties)
             figures[name].append(value)
-        alone = group.alone(run)
-        if alone is None or alone is run:
-            continue
-        for gain in between(run, alone):
-            gained[gain.party].append(gain)
-            solo[gain.party].append(alone.figures["per_party"][gain.party])
-    found = []
-    for name, values in figures.items():
-        party = PartyResult(name, statistics.fmean(values))
-        if name in gained:
-            told = over_seeds(gained[name], methods=1)
-            party = PartyResult(name, statistics.fmean(values), statistics.fmean(solo[name]), told.gain, told.low, told.high)
-        found.append(party)
-    return found
-
-
-def _by_accuracy(group: Group, method: Method) -> list[PartyResult]:
-    """Everybody's accuracies."""
-    accuracy: dict[str, list[float]] = defaultdict(list)
-    ours: dict[str, list[int]] = defaultdict(list)
-    theirs: dict[str, list[int]] = defaultdict(list)
-    for run in group.comparable(method):
-        for name, value in (run.summary or {})["accuracy"]["per_party"].items():
-            if value is not None:  # who was never heard has no figure
-                accuracy[name].append(value)
-        alone = group.alone(run)
-        if alone is None or alone is run:
-            continue
-        for name, right in run.outcomes.items():
-            if right and len(alone.outcomes.get(name, [])) == len(right):
-                ours[name] += right
-                theirs[name] += alone.outcomes[name]
-    found = []
-    for name, values in accuracy.items():
-        party = PartyResult(name, statistics.fmean(values))
-        if name in ours:
-            better, worse = counted(ours[name], theirs[name])
-            low, high = paired_interval(better, worse, len(ours[name]))
-            solo = statistics.fmean(theirs[name])
-            gain = (better - worse) / len(ours[name])
-            party = PartyResult(name, statistics.fmean(values), solo, gain, low, high)
-        found.append(party)
-    return found
+            if alone and name in gained:
+                solo[name].append(alone.figures["per_party"][party])
+    found = [
+        PartyResult(name, statistics.fmean(values), statistics.fmean(solo[name]) if solo[name] else None, gained.get(name))
+        for name, values in figures.items()
+    ]
+    return sorted(found, key=lambda p: (-p.gain.gain if p.gain else 0.0, -group.metric.sign * p.figure))
 
 
 def gains(group: Group, folder: Path) -> Section:
@@ -128,25 +102,30 @@ def gains(group: Group, folder: Path) -> Section:
         section.say("No run is finished, so nothing can be said of single parties yet.", "missing")
         return section
     found = {m.name: parties(group, m) for m in methods}
-    compared = {name: some for name, some in found.items() if any(p.gain is not None for p in some)}
+    compared = {name: known for name, some in found.items() if (known := [p for p in some if p.gain and p.solo is not None])}
     for name, some in compared.items():
         if hurt := [p for p in some if p.verdict == "hurt"]:
-            worst = ", ".join(
-                f"{p.name} ({100 * (p.gain or 0):+.1f} points)" for p in sorted(hurt, key=lambda p: p.gain or 0)[:5]
-            )
+            worst = ", ".join(f"{p.name} ({100 * p.gain.gain:+.1f} points)" for p in hurt[:-6:-1] if p.gain)
             more = f" and {len(hurt) - 5} more" if len(hurt) > 5 else ""
             what = "party does" if len(hurt) == 1 else "parties do"
             section.say(f"Negative transfer with {name}: {len(hurt)} {what} clearly worse than alone: {worst}{more}.", "warning")
     if compared:
-        section.blocks += [_dumbbells(name, some, group.metric) for name, some in compared.items()]
+        rows = {name: [_row(name, p, group.metric) for p in _drawn(some)] for name, some in compared.items()}
+        ends = [row[end] for some in rows.values() for row in some for end in ("from", "to", "solo", group.metric.name)]
+        domain = [min(ends), max(ends)]  # one for all charts, so that they can be compared
+        section.blocks += [_dumbbells(name, some, rows[name], group.metric, domain) for name, some in compared.items()]
+        many = picked(group)
+        wide = f", wide enough for {many} methods to pick from" if many > 1 else ""
         section.say(
-            "Hollow: training alone. Filled: the method. Bar: the 95 % interval of the gain, paired over test samples, laid off "
-            "from training alone; it is clear of the hollow mark where a party clearly gains or loses." + _which(group)
+            f"Hollow: training alone. Filled: the method. Bar: the 95 % interval of the gain, paired over test samples{wide}, "
+            "laid off from training alone; it is clear of the hollow mark where a party clearly gains or loses." + _which(group)
         )
     else:
         section.blocks.append(_dots(group, found))
         if group.solo is None:
             section.say("To see who gains, run training alone on the same data: comity compare ... does.", "missing")
+    if few := sorted({named(party, seed, group.same_parties) for seed, some in too_few(group).items() for party in some}):
+        section.say(f"Too few test samples to judge each by itself: {shortened(few)}.")
     section.blocks.append(_fairness(group))
     if late := _newcomers(group):
         section.blocks.append(late)
@@ -158,27 +137,34 @@ def _drawn(some: list[PartyResult]) -> list[PartyResult]:
     return some if len(some) <= SHOWN else [*some[: SHOWN // 2], *some[-SHOWN // 2 :]]
 
 
-def _dumbbells(method: str, some: list[PartyResult], metric: Metric) -> Chart:
+def _row(method: str, party: PartyResult, metric: Metric) -> dict[str, Any]:
+    """What is drawn of a party that was compared with training alone."""
+    assert party.gain is not None
+    assert party.solo is not None
+    ends = [party.solo + metric.sign * end for end in (party.gain.low, party.gain.high)]
+    ends = [min(max(end, 0.0), 1.0) for end in ends] if metric.bounded else ends
+    return {
+        "method": method,
+        "party": party.name,
+        "solo": party.solo,
+        metric.name: party.figure,
+        "gain": party.gain.gain,
+        "low": party.gain.low,
+        "high": party.gain.high,
+        "from": min(ends),
+        "to": max(ends),
+        "verdict": party.verdict,
+    }
+
+
+def _dumbbells(method: str, judged: list[PartyResult], rows: list[dict[str, Any]], metric: Metric, domain: list[float]) -> Chart:
     """One line a party, from training alone to the method, sorted by gain."""
-    axis = f"test {metric.title}"
-    judged = [p for p in some if p.gain is not None and p.solo is not None]
-    rows = [
-        {
-            "method": method,
-            "party": p.name,
-            "solo": p.solo,
-            metric.name: p.figure,
-            "gain": p.gain,
-            "low": p.low,
-            "high": p.high,
-            "from": max((p.solo or 0) + p.low, 0.0),
-            "to": min((p.solo or 0) + p.high, 1.0),
-            "verdict": p.verdict,
-        }
-        for p in _drawn(judged)
-    ]
     columns = ("method", "party", "solo", metric.name, "gain", "low", "high", "from", "to", "verdict")
     data = Data.of(f"gains-{method}", rows, columns)
+
+    def along(field: str) -> VegaSpec:
+        return fraction(field, f"test {metric.title}") | {"scale": {"domain": domain, "zero": False, "nice": True}}
+
     how = {"domain": list(VERDICTS), "range": ["@good", "@grey", "@bad"]}
     colour: VegaSpec = {"field": "verdict", "type": "nominal", "scale": how, "legend": legend("top", 3)}
     tips = [
@@ -196,19 +182,19 @@ def _dumbbells(method: str, some: list[PartyResult], metric: Metric) -> Chart:
         "layer": [
             {
                 "mark": {"type": "rule", "strokeWidth": 8, "opacity": 0.22},
-                "encoding": {"x": fraction("from", axis), "x2": {"field": "to"}, "color": colour},
+                "encoding": {"x": along("from"), "x2": {"field": "to"}, "color": colour},
             },
             {
                 "mark": {"type": "rule", "strokeWidth": 1.5},
-                "encoding": {"x": fraction("solo", axis), "x2": {"field": metric.name}, "color": colour},
+                "encoding": {"x": along("solo"), "x2": {"field": metric.name}, "color": colour},
             },
             {
                 "mark": {"type": "point", "size": 50, "fill": "@page", "stroke": "@soft"},
-                "encoding": {"x": fraction("solo", axis)},
+                "encoding": {"x": along("solo")},
             },
             {
                 "mark": {"type": "point", "size": 60, "filled": True, "opacity": 1},
-                "encoding": {"x": fraction(metric.name, axis), "color": colour},
+                "encoding": {"x": along(metric.name), "color": colour},
             },
         ],
     }
@@ -250,7 +236,8 @@ def _which(group: Group) -> str:
     seeds = sorted({run.seed for run in group.runs})
     if len(seeds) == 1:
         return ""
-    return " All seeds are pooled." if group.same_parties else f" Seed {seeds[0]}: under another, a party has other samples."
+    same = f" Means over {len(seeds)} seeds."
+    return same if group.same_parties else " Under each seed a party has other samples, so each stands for itself."
 
 
 def _known(per_party: dict[str, float | None]) -> list[float]:

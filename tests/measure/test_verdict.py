@@ -1,0 +1,80 @@
+"""What a comparison says of everybody together: every sentence from figures that are given here."""
+
+from __future__ import annotations
+
+import pytest
+
+from comity.studies.answers import Answer, Estimate, Verdict
+from comity.studies.standing import Standing
+from comity.studies.verdict import QUESTIONS, overall
+
+
+def row(name: str, gain: Estimate | None, sent: float = 1e6, judged: Estimate | None = None, **gains: Estimate) -> Standing:
+    figures = {"figure": [0.8], "worst_figure": [0.7], "accuracy": [0.8], "worst": [0.7]}
+    return Standing(
+        name,
+        "accuracy",
+        **figures,  # type: ignore[arg-type]
+        gain=gain,
+        gain_of_judged=judged or gain,
+        gains=gains,
+        parties=4,
+        bytes={"total": sent},
+        seconds=1.0,
+        joined=None,
+        joined_gain=None,
+        doubts=[],
+    )
+
+
+def answer(party: str, verdict: Verdict) -> Answer:
+    return Answer(party, verdict, "", None, {})
+
+
+CLEAR, WORSE, OPEN = Estimate(0.05, 0.02, 0.08), Estimate(-0.05, -0.08, -0.02), Estimate(0.01, -0.03, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("gain", "begins"), [(CLEAR, "Yes, on average: "), (WORSE, "No, on average it costs: "), (OPEN, "Not clearly, on average: ")]
+)
+def test_does_it_help(gain: Estimate, begins: str) -> None:
+    found = overall([row("fedavg", gain)], [], 1)
+    assert found is not None
+    points = f"{100 * gain.gain:+.1f} points of accuracy over training alone"
+    assert found.helps == f"{begins}fedavg gives {points} (between {100 * gain.low:.1f} and {100 * gain.high:.1f})."
+    assert ("cannot be told from none here" in found.sure) == (gain is OPEN)
+    assert list(found.questions) == list(QUESTIONS[:1] + QUESTIONS[2:]), "nobody was judged by himself"
+
+
+def test_whom_at_what_cost_and_how_sure() -> None:
+    rows = [
+        row("relay", Estimate(0.03, 0.0, 0.06), sent=2e5),
+        row("fedavg", CLEAR, 4e6, Estimate(0.04, 0.01, 0.07), north=CLEAR, south=OPEN, east=WORSE),
+        row("adcol", WORSE, sent=1e3),
+    ]
+    told = [answer("north", "gains"), answer("south", "level"), answer("east", "level"), answer("west", "too few")]
+    found = overall(rows, told, 3)
+    assert found is not None
+    assert found.helps.startswith("Yes, on average: fedavg, the best of 3 methods, gives +5.0 points")
+    assert found.whom == (
+        "Of the 3 parties that can be judged 1 (north) gains clearly by fedavg, 1 (east) is clearly hurt. By whichever method "
+        "suits each: 1 gains clearly by some method, 2 see no clear difference, 1 has too few samples to say."
+    )
+    assert found.cost == (
+        "4 MB cross in a run of fedavg, 1 MB a party. relay takes 20 times fewer bytes and gives 2.0 points less."
+    ), "adcol is cheaper still, but gives ten points less"
+    assert found.sure == (
+        "95% confidence, over the parties' test samples and 3 seeds. Without west, which has too few samples to judge by, the "
+        "average is +4.0 points (between 1.0 and 7.0)."
+    )
+
+
+def test_parties_of_several_seeds_are_said_to_be() -> None:
+    gains = {f"p{k} (seed {seed})": OPEN for k in range(4) for seed in (0, 1)}
+    found = overall([row("fedavg", OPEN, **gains)], [answer(name, "level") for name in gains], 2)
+    assert found is not None
+    assert found.whom.startswith("Of 8 parties of 2 seeds none gains clearly by fedavg, none is clearly hurt.")
+
+
+def test_without_training_alone_nothing_is_said() -> None:
+    assert overall([row("fedavg", None)], [], 1) is None
