@@ -107,7 +107,9 @@ def test_what_is_said(left: tuple[Path, str, str]) -> None:
     assert err.splitlines()[0] == (
         "Leaving one party out takes 12 more runs: one for each of 3 parties and 2 methods, with 2 seeds."
     )
-    assert "fedavg without p1 seed 0  round 2/2" in err
+    numbered = re.findall(r"^ ?(\d+)/18 (\S+)((?: without p\d)? seed \d)  round 2/2", err, re.MULTILINE)
+    assert ("8", "fedavg", " without p1 seed 0") in numbered
+    assert sorted({int(turn) for turn, *_ in numbered}) == list(range(1, 19)), "6 whole runs and 12 without a party"
     table = rows(folder / "leave-one-out.csv")
     for method in METHODS:
         lines = out[out.index(f"{method}: who helps whom") :].splitlines()[2:5]

@@ -228,7 +228,7 @@ def test_each_party_has_its_line_in_words(compared: tuple[Path, str]) -> None:
     told = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
     assert [one["party"] for one in told["answers"]] == ["north", "south", "east", "west"]
     for one in told["answers"]:
-        assert f"  {one['party']}: {one['says']}" in out.splitlines()
+        assert f"{one['party']}: {one['says']}" in out.splitlines()
     west = told["answers"][3]
     assert west["verdict"] == "too few"
     assert re.fullmatch(r"too few samples of 'healthy' to say \(\d to test on, \d to train on\)", west["says"])

@@ -122,8 +122,8 @@ def test_progress_of_compare_on_a_terminal(nursery: Nursery, tmp_path: Path) -> 
     code, shown = on_terminal(nursery, "compare", "fedavg", *SETTINGS, "--out", tmp_path / "out", columns=120)
     assert code == 0
     seen = frames(shown)
-    assert any("solo" in line and "round" in line for line in seen)
-    assert any("fedavg" in line and "round" in line for line in seen)
+    assert any(line.startswith("1/2 solo") and "round" in line for line in seen)
+    assert any(line.startswith("2/2 fedavg") and "round" in line for line in seen)
 
 
 def test_a_real_process_on_a_real_terminal(tmp_path: Path) -> None:

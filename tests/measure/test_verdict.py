@@ -71,7 +71,7 @@ def test_whom_at_what_cost_and_how_sure() -> None:
 
 def test_parties_of_several_seeds_are_said_to_be() -> None:
     gains = {f"p{k} (seed {seed})": OPEN for k in range(4) for seed in (0, 1)}
-    found = overall([row("fedavg", OPEN, **gains)], [answer(name, "level") for name in gains], 2)
+    found = overall([row("fedavg", OPEN, 1e6, OPEN, **gains)], [answer(name, "level") for name in gains], 2)
     assert found is not None
     assert found.whom.startswith("Of 8 parties of 2 seeds none gains clearly by fedavg, none is clearly hurt.")
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 SHOWN = 20
 
 
-def announce(base: Experiment, algorithms: Sequence[str], seeds: Sequence[int], only: Sequence[str] | None) -> None:
-    """Check what can be checked before anything runs, and say what it will take."""
+def announce(base: Experiment, algorithms: Sequence[str], seeds: Sequence[int], only: Sequence[str] | None) -> int:
+    """Check what can be checked before anything runs, say what it will take, and return how many runs that is."""
     from comity.cli import screen
     from comity.experiments.build import federation_of
     from comity.studies.leave_one_out import exchanging, planned
@@ -25,6 +25,7 @@ def announce(base: Experiment, algorithms: Sequence[str], seeds: Sequence[int], 
     each = f"one for each of {_many(runs // len(plan), 'party', 'parties')} and {_many(len(plan), 'method')}"
     more = f", with {len(seeds)} seeds" if len(seeds) > 1 else ""
     screen.err.print(f"Leaving one party out takes {_many(runs * len(seeds), 'more run')}: {each}{more}.", soft_wrap=True)
+    return runs * len(seeds)
 
 
 def _many(count: int, one: str, several: str = "") -> str:

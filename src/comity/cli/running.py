@@ -155,12 +155,12 @@ def compare(
 
     def watched(e: Experiment) -> Progress:
         missing = set(e.without or ()) - set(base.without or ())
-        return screen.progress(e.algorithm + "".join(f" without {p}" for p in missing) + (f" seed {e.seed}" if several else ""))
+        return turns(e.algorithm + "".join(f" without {p}" for p in missing) + (f" seed {e.seed}" if several else ""))
 
     others = trackers(track, folder)
     with resumable(f"the same command and --out {folder}"):
-        if leave_one_out:
-            announce(base, algos, every, only)
+        more = announce(base, algos, every, only) if leave_one_out else 0
+        turns = screen.Turns(len({SOLO, *algos}) * len(every) + more)
         made = compare_runs(base, algos, every, folder, watched, caution, others)
         effects = left_out.effects(base, algos, every, folder, watched, only) if leave_one_out else []
     settled = RunFolder(run_folder(folder, SOLO, every[0])).read_experiment()  # where `auto` is settled
@@ -187,13 +187,13 @@ def _show_comparison(rows: Sequence[Standing], settled: Experiment, seeds: int) 
     screen.table(columns, [_cells(row, seeds > 1) for row in rows], title)
     joint = sum(row.gain is not None for row in rows)
     wide = f" and wide enough for {joint} methods to pick from" if joint > 1 else ""
-    screen.out.print(
+    screen.say(
         "over SOLO: points more than by training alone, mean over parties, with its 95% interval. gained, "
         f"hurt: parties whose own interval, paired over their test samples{wide}, excludes zero. worst: the worst party"
         f"{'' if metric is ACCURACY else f', by {metric.title}'}. sent: all bytes that cross in a run but those of evaluation."
         + (" newcomers: their accuracy after joining, and what it gave them against training alone." if late else "")
         + (" *: see the notes." if any(row.doubts for row in rows) else ""),
-        style="dim",
+        "dim",
     )
     for text in (text for row in rows for text in row.doubts):
         caution(text)
@@ -206,13 +206,13 @@ def _show_answers(made: Comparison) -> None:
 
     for question, said in made.overall.questions.items() if made.overall else ():
         screen.out.print(question, style="bold")
-        screen.out.print(f"  {said}", soft_wrap=True)
+        screen.say(said)
     if not made.answers:
         return
     screen.out.print("Party by party:", style="bold")
     for line in lines(made.answers):
-        screen.out.print(f"  {line}", soft_wrap=True)
-    screen.out.print(made.reading, style="dim", soft_wrap=True)
+        screen.say(line)
+    screen.say(made.reading, "dim")
 
 
 def _cells(row: Standing, several: bool) -> list[str]:

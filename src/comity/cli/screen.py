@@ -136,6 +136,24 @@ def progress(title: str) -> Bar | Lines:
     return Bar(title) if err.is_terminal else Lines(title)
 
 
+class Turns:
+    """Runs that come one after another: each is shown with which of how many it is, as in `3/21 adcol seed 1`."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._seen: dict[str, int] = {}
+
+    def __call__(self, title: str) -> Bar | Lines:
+        """The progress of the run of that title; one that is looked at again keeps its number."""
+        turn = self._seen.setdefault(title, len(self._seen) + 1)
+        return progress(f"{turn:>{len(str(self._total))}}/{self._total} {title}")
+
+
+def say(text: str, style: str = "") -> None:
+    """A sentence: words are kept whole on a terminal, lines where a program reads them."""
+    out.print(text, style=style, soft_wrap=not out.is_terminal)
+
+
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", words: int = 1, wide: Collection[int] = ()
 ) -> None:
