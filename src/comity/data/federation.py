@@ -110,7 +110,7 @@ class Sums:
 SAME = 1e-6  # a spread that is smaller than this part of the mean is rounding
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Federation:
     """Parties in a fixed order, whose data differ but are of one shape and one set of classes."""
 
@@ -128,6 +128,16 @@ class Federation:
     """Of a table: what its columns were, before they became numbers."""
     shared_columns: int = 0
     """Of how many columns parties send sums and squares, so that all scale them alike."""
+
+    def __repr__(self) -> str:
+        kinds = f"{self.classes} classes" if self.classes else "a number to predict"
+        sizes = f"{min(self.sizes)} to {max(self.sizes)} training samples each"
+        return f"<federation {self.name}, {self.split.partition}: {len(self.names)} parties, {kinds}, {sizes}>"
+
+    def _repr_html_(self) -> str:
+        from comity.notebook.views import of_federation
+
+        return of_federation(self)
 
     @property
     def names(self) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from comity.algorithms import accepts, compose
+from comity.checksums import with_crc
 from comity.core.metrics import METRICS
 from comity.core.wrapper import chain
 from comity.data import Federation
@@ -19,6 +20,7 @@ from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
 from comity.experiments.run import check_same, elsewhere, reopen, resume_in, start
 from comity.measure import Gain, gains
+from comity.models import OwnModel
 from comity.plugins import is_code
 from comity.spec import parse, split
 from comity.studies.answers import Answer, Parties, answers, how_to_read, same_parties
@@ -26,6 +28,7 @@ from comity.studies.standing import Standing, standing
 from comity.track import Trackers
 
 SOLO = "solo"
+COMPARISON = "comparison.json"
 LEFT_OUT = "leave-one-out"
 """The folder of a comparison's runs without one of the parties (see `leave_one_out`)."""
 
@@ -37,37 +40,38 @@ def folder_name(algorithm: str) -> str:
 
 
 def run_once(
-    experiment: Experiment, federation: Federation, folder: Path, progress: Progress, track: Trackers | None = None
+    experiment: Experiment,
+    federation: Federation,
+    folder: Path,
+    progress: Progress,
+    track: Trackers | None = None,
+    model: OwnModel | None = None,
 ) -> dict[str, Any]:
     """The summary of a run: a finished one in that folder is taken as it is, an unfinished one is continued."""
-    job = prepare(experiment, federation)
+    job = prepare(experiment, federation, model)
     if not RunFolder(folder).begun:
         return start(job, folder, progress, track).summary
     check_same(folder, job.experiment)
     if (summary := RunFolder(folder).read_summary()) is not None:
         RunFolder(folder).check()
     else:
-        given = federation if experiment.data == "arrays" else None  # which no folder can bring back
-        again = reopen(folder, given, trust=True)  # its code has just run, in `prepare`
+        again = reopen(folder, federation, model, trust=True)  # its code has just run, in `prepare`
         summary = resume_in(again, folder, progress, track).summary
     return summary | {"remarks": [*summary.get("remarks", ()), *elsewhere(folder, experiment)]}
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Findings:
     """What came of several methods on the same data."""
 
+    metric: str
+    """The name of what methods were judged by."""
+    seeds: tuple[int, ...]
     rows: list[Standing]
     answers: list[Answer]
     """What it says to each party."""
     reading: str
     """How its intervals are to be read."""
-
-    def plain(self, metric: str, seeds: Sequence[int]) -> dict[str, Any]:
-        """As in comparison.json."""
-        told = [asdict(answer) for answer in self.answers]
-        rows = [asdict(row) for row in self.rows]
-        return {"seeds": list(seeds), "metric": metric, "rows": rows, "answers": told, "reading": self.reading}
 
 
 def compare(
@@ -78,11 +82,16 @@ def compare(
     progress: Callable[[Experiment], Progress],
     caution: Callable[[str], None],
     track: Trackers | None = None,
-) -> Comparison:
-    """Run every method, and SOLO, on the same split for each seed; `caution` hears what a user should know."""
+    given: Federation | None = None,
+    model: OwnModel | None = None,
+) -> Findings:
+    """Run every method, and SOLO, on the same split for each seed; `caution` hears what a user should know.
+
+    Each seed deals the data anew, unless a federation is `given`. `model` is a network of the user's own, in place of a name.
+    """
     methods = list(dict.fromkeys([SOLO, *algorithms]))
     check_folders(methods)
-    first = federation_of(base.but(seed=seeds[0]))
+    first = given or federation_of(base.but(seed=seeds[0]))
     base = judged_by(base, first)
     experiments = {method: {seed: experiment_of(base, method, seed) for seed in seeds} for method in methods}
     check_settings(base, methods)
@@ -98,20 +107,22 @@ def compare(
 
     parties: dict[int, Parties] = {}
     for seed in seeds:
-        federation = first if seed == seeds[0] else federation_of(base.but(seed=seed))
+        federation = first if given or seed == seeds[0] else federation_of(base.but(seed=seed))
         parties[seed] = Parties.of(federation)
         for method in methods:
-            say(prepare(experiments[method][seed], federation).cautions())  # all are checked before the first one starts
+            say(prepare(experiments[method][seed], federation, model).cautions())  # all are checked before the first one starts
         for method in methods:
             experiment = experiments[method][seed]
             folder = run_folder(out, method, seed)
-            summaries[method].append(run_once(experiment, federation, folder, progress(experiment), track))
+            summaries[method].append(run_once(experiment, federation, folder, progress(experiment), track, model))
             say(f"{method}: {remark}" for remark in summaries[method][-1].get("remarks", ()))
-    gained = {method: {seed: _gains(method, seed, out, base.metric) for seed in seeds} for method in methods}
-    rows = [standing(m, summaries[m], [g for each in gained[m].values() for g in each], base.metric) for m in methods]
+    metric = METRICS[base.metric].name
+    gained = {method: {seed: _gains(method, seed, out, metric) for seed in seeds} for method in methods}
+    rows = [standing(m, summaries[m], [g for each in gained[m].values() for g in each], metric) for m in methods]
     there = summaries[SOLO][0]["accuracy"]["per_party"]
-    made = Comparison(rows, *_answers(base, gained, {seed: each.only(there) for seed, each in parties.items()}))
-    write_atomically(out / "comparison.json", json.dumps(made.plain(base.metric, seeds), indent=2) + "\n")
+    told = _answers(base, gained, {seed: each.only(there) for seed, each in parties.items()})
+    made = Findings(metric, tuple(seeds), rows, *told)
+    write_atomically(out / COMPARISON, json.dumps(with_crc(asdict(made)), indent=2) + "\n")
     return made
 
 
