@@ -115,7 +115,7 @@ def metric(
         raise Refusal("A metric's higher is true or false, and its low is 0, -1 or -inf.")
     called = name or str(getattr(function, "__name__", type(function).__name__)).strip("<>")
     about = (inspect.getdoc(function) or "a metric of the user's own").splitlines()[0].rstrip(".")
-    return OwnMetric(function, _checked(called), about, higher, low)
+    return OwnMetric(function, called, about, higher, low)
 
 
 def _checked(name: str) -> str:
@@ -124,7 +124,9 @@ def _checked(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z]\w{0,39}", plain, re.ASCII):
         raise Refusal(f"A metric cannot be called {shown(name)}: use up to 40 letters, digits and underscores.")
     if plain in METRICS or plain in TAKEN:
-        raise Refusal(f"A metric cannot be called {plain!r}, as something else in a run's tables is: give it another name.")
+        raise Refusal(
+            f"A metric cannot be called {plain!r}, as something else in a run's tables is: @comity.metric(name=...) gives it another."
+        )
     return plain
 
 
@@ -139,7 +141,7 @@ def is_own(key: str) -> bool:
 def give(function: Function) -> str:
     """Make a function known; what settings call it tells it from others of its name."""
     own = function if isinstance(function, OwnMetric) else metric(function)
-    key = f"{GIVEN}{own.name}:{_digest(own)}"
+    key = f"{GIVEN}{_checked(own.name)}:{_digest(own)}"
     _know(key, own)
     return key
 
@@ -149,7 +151,7 @@ def use(key: str) -> Metric:
     if is_code(key):
         own = from_file(key, "metric")
         own = own if isinstance(own, OwnMetric) else metric(own, name=Path(key).stem)
-        _know(key, replace(own, name=_checked(Path(key).stem)) if own.name == "metric" else own)
+        _know(key, replace(own, name=Path(key).stem) if own.name == "metric" else own)
     if key.startswith(GIVEN) and (key not in METRICS.own or not METRICS.own[key].known):
         raise Refusal(
             f"The metric {key.split(':')[1]} was given from Python as a function: give the same one again, with metric=... "
@@ -177,6 +179,7 @@ def described(key: str, told: Mapping[str, Any]) -> Metric:
 
 
 def _know(key: str, own: OwnMetric) -> None:
+    own = replace(own, name=_checked(own.name))
     fits = (lambda classes: classes == TWO) if own.scored else (lambda classes: classes > 0)
     made = Metric(
         own.name,

@@ -89,7 +89,7 @@ class Result:
         >>> model.predict(fed.parties["p0"].test).shape == fed.parties["p0"].test.y.shape  # Samples are prepared already
         True
         >>> result
-        <fedavg: accuracy 46.3%; digits, iid, 2 parties, 1 rounds>
+        <fedavg: accuracy 85.3%; digits, iid, 2 parties, 1 round>
     """
 
     folder: Path
@@ -127,7 +127,7 @@ class Result:
             >>> fed = comity.load("digits").partition("iid", parties=2, seed=0)
             >>> rows = comity.run("fedavg", fed, rounds=1, model="linear").to_pandas()
             >>> rows[rows.metric == "accuracy"].groupby(["round", "split"]).value.count().loc[1].to_dict()
-            {'test': 2, 'validation': 2}
+            {'pooled': 1, 'test': 2, 'validation': 2}
         """
         tables: dict[str, Sequence[Any]] = {"metrics": self.metrics, "ledger": self.ledger}
         if what not in tables:

@@ -11,7 +11,7 @@ COLOURS = ("#2f7de1", "#d9480f", "#2b8a3e", "#c2255c", "#7048e8", "#0c8599", "#a
 DASHES = ("", "7 3", "2 2", "9 3 2 3")
 """For who cannot tell colours apart."""
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 460, 190, 46, 34, 10, 12
-CELL = "padding:2px 10px 2px 0;text-align:{};border:0;background:transparent;white-space:nowrap"
+CELL = "padding:2px 7px;text-align:{};border:0;background:transparent;white-space:nowrap"
 Line = Mapping[int, float]
 
 

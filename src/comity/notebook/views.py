@@ -27,7 +27,9 @@ MOST_CLASSES = 20
 
 def setting(summary: Mapping[str, Any]) -> str:
     """What a run was of, in a line."""
-    return f"{summary['dataset']}, {summary['partition']}, {summary['parties']} parties, {summary['rounds']} rounds"
+    parties = f"{summary['parties']} {'party' if summary['parties'] == 1 else 'parties'}"
+    rounds = f"{summary['rounds']} {'round' if summary['rounds'] == 1 else 'rounds'}"
+    return f"{summary['dataset']}, {summary['partition']}, {parties}, {rounds}"
 
 
 def judged_by(result: Result) -> Metric:
@@ -128,7 +130,7 @@ def of_tuning(made: Tuning) -> str:
 
 
 def of_federation(fed: Federation) -> str:
-    """Parties by class counts; the more of a party's samples a class has, the darker."""
+    """Parties by class counts; of which class a party has most is darkest."""
     counts = fed.counts()
     names, more = some(fed.names, 20)
     wide = 0 < fed.classes <= MOST_CLASSES
@@ -138,11 +140,11 @@ def of_federation(fed: Federation) -> str:
     for name in names:
         data = fed.parties[name]
         mine = counts[fed.names.index(name)].tolist()
-        total = max(1, sum(mine))
+        most = max(1, *mine)
         rows.append(
             [name, *(str(len(part)) for part in (data.train, data.validation, data.test)), *(map(str, mine) if wide else [])]
         )
-        shades.append([0.0] * 4 + [0.6 * count / total for count in mine])
+        shades.append([0.0] * 4 + [0.6 * count / most for count in mine])
     kinds = f"{fed.classes} classes" if fed.classes else "a number to predict"
     below = [f"… and {more} parties between them."] if more else []
     below += ["The columns by class count training samples."] if wide else []
