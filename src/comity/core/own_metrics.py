@@ -125,7 +125,7 @@ def _checked(name: str) -> str:
         raise Refusal(f"A metric cannot be called {shown(name)}: use up to 40 letters, digits and underscores.")
     if plain in METRICS or plain in TAKEN:
         raise Refusal(
-            f"A metric cannot be called {plain!r}, as something else in a run's tables is: @comity.metric(name=...) gives it another."
+            f"A metric cannot be called {plain!r}, as something else is: give it another, with @comity.metric(name=...)."
         )
     return plain
 

@@ -26,9 +26,7 @@ def named_columns(parties: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str
         if sorted(names) != sorted(first) or len(set(names)) < len(names):
             other = next(iter(parties))
             odd = sorted(set(names) ^ set(first)) or names
-            raise Refusal(
-                f"The columns of party {party!r} are not those of {other!r}, each once (see {odd[0]!r}): give all the same."
-            )
+            raise Refusal(f"The columns of party {party!r} are not those of {other!r}, each once: see {odd[0]!r}.")
         return x.to_numpy()[:, [names.index(name) for name in first]]
 
     def pair(party: str, given: Any) -> Any:
