@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # typing's own takes longer to import than all that stands here
+# typing's own takes longer to import than all that stands here; where it is plainly False, Jedi completes nothing.
+TYPE_CHECKING = bool()  # noqa: UP018
 if TYPE_CHECKING:
     from typing import Any
 

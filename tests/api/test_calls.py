@@ -12,6 +12,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+import jedi
 import numpy as np
 import pandas as pd
 import pytest
@@ -81,6 +82,18 @@ def test_report_is_a_call_and_a_folder_of_modules(result: comity.Result, tmp_pat
     assert write_page is sys.modules["comity.report"].report
 
 
+def test_editors_complete_settings_and_results() -> None:
+    project = jedi.Project(Path(comity.__file__).parents[1])
+    for line, expected in (
+        ('comity.run("fedavg", None, roun', "rounds="),
+        ('comity.compare(["fedavg"], None, see', "seeds="),
+        ("comity.run('fedavg').to_pan", "to_pandas"),
+        ("comity.rep", "report"),
+    ):
+        found = jedi.Script(f"import comity\n{line}", project=project).complete(2, len(line))
+        assert expected in [one.name for one in found], line
+
+
 # A method's own options.
 
 
@@ -117,6 +130,8 @@ WRONG: list[tuple[Any, str]] = [
     (lambda fed: untyped.run("fedavg", np.zeros((3, 2))), "from_arrays("),
     (lambda fed: untyped.run("fedavg", 7), "no federation but a int"),
     (lambda fed: untyped.run(7, fed), "A method is a name"),
+    (lambda fed: untyped.run(fed, "fedavg"), "A method is a name or a user's file, and comes first"),
+    (lambda fed: untyped.run("fedavg", fed, party={"p1": {"modle": "linear"}}), "Did you mean 'model'?"),
     (lambda fed: untyped.run("fedavg", fed, progress="yes"), "progress is True, False"),
     (lambda fed: comity.open("/no/where"), "There is no folder"),
     (lambda fed: untyped.report(7), "not of a int"),

@@ -31,9 +31,6 @@ def asked(
     call: Callable[..., Any],
 ) -> Experiment:
     """The experiment that a call names; `more` are the keywords beside settings, which must be the methods' own options."""
-    for name in methods:
-        if not isinstance(name, str):
-            raise Refusal(f"A method is a name, as in 'fedavg+dbe', or a user's file, not a {type(name).__name__}.")
     check_options(methods, more, call)
     for name in more:
         if name in settings.get("set", {}):
@@ -60,7 +57,11 @@ def check_options(methods: Sequence[str], names: Iterable[str], call: Callable[.
 
 
 def check_federation(call: str, method: str | Sequence[str], given: object) -> None:
-    """Refuse what is no federation, with the call that makes one of it."""
+    """Refuse what is no federation, with the call that makes one of it; and what is no method, should it stand in its place."""
+    for name in [method] if not isinstance(method, list | tuple) else method:
+        if not isinstance(name, str):
+            how = f"comity.{call}('fedavg+dbe', federation, ...)"
+            raise Refusal(f"A method is a name or a user's file, and comes first, as in {how}; this is a {type(name).__name__}.")
     if given is None or isinstance(given, Federation):
         return
     begin = f"comity.{call}({method!r}, "

@@ -250,6 +250,8 @@ def _sentence(why: ValidationError) -> str:
             wish = "a whole number"
         case "float_parsing" | "float_type" | "finite_number":
             wish = "a number"
+        case "extra_forbidden" if first["loc"][0] == "party":
+            return str(unknown("setting of a party called", str(first["loc"][-1]), PartySettings.model_fields))
         case "extra_forbidden":
             return f"There is no setting called {shown(name)}."
         case _:
