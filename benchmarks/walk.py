@@ -59,6 +59,7 @@ def code_lines(path: Path) -> int:
 def main() -> None:
     federation = comity.load("digits").partition("iid", parties=4, seed=0)
     print(f"{'engine':9}{'':7}{'functions':>10}{'modules':>9}{'entered':>9}")
+    engine: Any
     for engine, whole in (("loop", False), ("stacked", False), ("loop", True)):
         walk = Walk(whole)
         sys.setprofile(walk)

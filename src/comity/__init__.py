@@ -14,28 +14,57 @@ from __future__ import annotations
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # typing's own takes longer to import than all that stands here
+# typing's own takes longer to import than all that stands here; where it is plainly False, Jedi completes nothing.
+TYPE_CHECKING = bool()  # noqa: UP018
 if TYPE_CHECKING:
     from typing import Any
 
-    from comity.data import Federation, load
+    from comity.calls import compare, leave_one_out, run, tune
+    from comity.core.own_metrics import metric
+    from comity.data import Dataset, Federation, load
     from comity.errors import ComityError, Refusal
     from comity.experiments.result import Result
-    from comity.experiments.run import run
-    from comity.studies.leave_one_out import Effect, leave_one_out
+    from comity.reading import open, report
+    from comity.studies.finished import Comparison, Tuning
+    from comity.studies.leave_one_out import Effect
 
-__all__ = ["ComityError", "Effect", "Federation", "Refusal", "Result", "leave_one_out", "load", "run"]
+__all__ = [
+    "ComityError",
+    "Comparison",
+    "Dataset",
+    "Effect",
+    "Federation",
+    "Refusal",
+    "Result",
+    "Tuning",
+    "__version__",
+    "compare",
+    "leave_one_out",
+    "load",
+    "metric",
+    "open",
+    "report",
+    "run",
+    "tune",
+]
 __version__: str
 
 _HOMES = {
     "ComityError": "comity.errors",
+    "Comparison": "comity.studies.finished",
+    "Dataset": "comity.data",
     "Effect": "comity.studies.leave_one_out",
     "Federation": "comity.data",
     "Refusal": "comity.errors",
     "Result": "comity.experiments.result",
-    "leave_one_out": "comity.studies.leave_one_out",
+    "Tuning": "comity.studies.finished",
+    "compare": "comity.calls",
+    "leave_one_out": "comity.calls",
     "load": "comity.data",
-    "run": "comity.experiments.run",
+    "metric": "comity.core.own_metrics",
+    "open": "comity.reading",
+    "run": "comity.calls",
+    "tune": "comity.calls",
 }
 
 
@@ -46,6 +75,8 @@ def __getattr__(name: str) -> Any:
     """
     if name == "__version__":
         found: Any = import_module("importlib.metadata").version("comity")
+    elif name == "report":
+        found = import_module("comity.report")  # a folder of modules that can be called: see there
     elif name in _HOMES:
         found = getattr(import_module(_HOMES[name]), name)
     else:
@@ -55,4 +86,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted(__all__)

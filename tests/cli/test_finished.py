@@ -15,12 +15,12 @@ import pytest
 import torch
 from harness import comity, one_sentence, works
 
+from comity import run
 from comity.core.key import Key
 from comity.data import Dataset
 from comity.data.groups import Groups
 from comity.errors import ComityError, Refusal
 from comity.experiments.result import Result
-from comity.experiments.run import run
 from comity.measure import mdl
 from comity.studies.export import export, load
 

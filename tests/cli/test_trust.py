@@ -47,6 +47,8 @@ class Mine(FedAvg): pass
 
 def build(shape, classes): return build_known("linear", shape, classes)
 def load(): return known("digits")
+def metric(truth, answer): return (truth == answer).mean()
+def partition(y, parties, rng, share: float = 1.0): return [range(k, len(y), parties) for k in range(parties)]
 """
 
 
@@ -76,6 +78,9 @@ SETTINGS: list[Setting] = [
     ("algorithm = ", 'algorithm = "fedavg+{evil}"'),
     ("data = ", 'data = "{evil}"'),
     ("model = ", 'model = "{evil}"'),
+    ("partition = ", 'partition = "{evil}"'),
+    ("partition = ", 'partition = "{evil}(share=0.5)|shift"'),
+    ("metric = ", 'metric = "{evil}"'),
     ("", '[party.p1]\nmodel = "{evil}"'),
 ]
 
@@ -387,8 +392,13 @@ def test_who_may_run_users_files() -> None:
     users = {str(p.relative_to(source)) for p in source.rglob("*.py") if "comity.plugins import" in p.read_text(encoding="utf-8")}
     assert users == {
         "algorithms/__init__.py",
+        "core/own_metrics.py",
+        "data/dataset.py",
         "data/library.py",
+        "data/own_partitions.py",
+        "data/partitions.py",
         "experiments/config.py",
+        "experiments/judged.py",
         "experiments/trust.py",
         "models/__init__.py",
         "studies/compare.py",

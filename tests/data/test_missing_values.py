@@ -253,7 +253,7 @@ def test_the_fingerprint_knows_what_is_missing_and_what_becomes_of_it() -> None:
 
 
 @pytest.mark.parametrize("engine", ["loop", "process"])
-def test_a_run_learns_from_what_is_marked(engine: str, tmp_path: Path) -> None:
+def test_a_run_learns_from_what_is_marked(engine: Any, tmp_path: Path) -> None:
     """Whether a value is missing is the answer: without the marks there would be nothing to learn."""
     x = torch.zeros(120, 2)
     y = torch.arange(120) // 3 % 2

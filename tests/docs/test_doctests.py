@@ -9,11 +9,14 @@ import pytest
 
 MODULES = [
     "comity",
+    "comity.calls",
+    "comity.core.own_metrics",
+    "comity.data.dataset",
     "comity.data.federation",
     "comity.data.library",
     "comity.experiments.result",
-    "comity.experiments.run",
-    "comity.studies.leave_one_out",
+    "comity.reading",
+    "comity.studies.finished",
 ]
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from comity import cli, papers
+from comity import cli, papers, run
 from comity.data import catalogue
-from comity.experiments.run import run
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -158,6 +158,7 @@ def _expected_home(case: str, task: Task) -> set[str]:
 )  # fmt: skip
 def test_section0_what_is_averaged_and_what_stays(case: str, replies: list[dict[int, Any]]) -> None:
     """Each shared name is the weighted mean of what the parties sent; each other name never leaves and differs by party."""
+    policy: Any
     method, policy = case.split("/")
     fed = federation((9, 14, 22), shape=IMAGE)
     result = comity.run(method, fed, model=BN_NET, bn=policy, rounds=1, batch=4, lr=0.1, engine="loop")

@@ -1194,7 +1194,7 @@ def test_spec8_bytes_by_hand(settings: dict[str, Any], k: int, edges: int) -> No
     ("all", 4 * 721 + 8, 4 * 703), ("params_only", 4 * 703, 4 * 703), ("none", 4 * 685, 4 * 685),
 ])  # fmt: skip
 @pytest.mark.parametrize("peers", [0, 1])
-def test_spec8_bytes_with_batchnorm(bn: str, there: int, back: int, peers: int) -> None:
+def test_spec8_bytes_with_batchnorm(bn: Any, there: int, back: int, peers: int) -> None:
     """64·9 + 9 + 9·10 + 10 weights, 18 of BatchNorm, 18 running values and a counter: buffers go, but have no gradient."""
     with torch.random.fork_rng(devices=[]):
         pair = nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.BatchNorm1d(9), nn.ReLU()), nn.Linear(9, 10)

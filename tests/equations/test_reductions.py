@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from toys import federation
@@ -31,7 +33,7 @@ PAIRS = {
 }
 
 
-def ran(text: str, model: str, participation: float, optimizer: str = "sgd", bn: str = "all") -> comity.Result:
+def ran(text: str, model: str, participation: float, optimizer: str = "sgd", bn: Any = "all") -> comity.Result:
     name, shape = MODELS[model]
     fed = federation(SIZES, shape=shape)
     return comity.run(

@@ -143,7 +143,7 @@ def test_option_ii_assumes_plain_sgd(method: str, optimizer: str) -> None:
 
 
 @pytest.mark.parametrize(("bn", "without"), [("all", "~"), ("params_only", "~"), ("none", ".bn.")])
-def test_control_variates_cover_shared_parameters_without_buffers(bn: str, without: str) -> None:
+def test_control_variates_cover_shared_parameters_without_buffers(bn: Any, without: str) -> None:
     """Running statistics have no gradient; what BatchNorm keeps at home is nobody's drift."""
     fed = federation((12, 14), shape=(1, 8, 8))
     job = comity.run("scaffold", fed, model="fedbn-cnn(scale=0.03)", bn=bn, rounds=1, batch=4, engine="loop").job

@@ -78,7 +78,7 @@ def test_stacks_without_dropout_do_not_touch_the_global_generator() -> None:
         assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def run(out: Path, engine: str, name: str = "lg-cifar100") -> tuple[bytes, dict[str, Params]]:
+def run(out: Path, engine: Any, name: str = "lg-cifar100") -> tuple[bytes, dict[str, Params]]:
     x, y = samples(60), torch.arange(60) % 10
     sizes = {"north": slice(0, 25), "east": slice(25, 38), "south": slice(38, 60)}
     fed = comity.Federation.from_arrays({who: (x[rows], y[rows]) for who, rows in sizes.items()}, classes=10)

@@ -33,7 +33,7 @@ from comity.experiments.config import Experiment, experiment
 
 if TYPE_CHECKING:
     from comity.experiments.build import Progress
-    from comity.studies.compare import Comparison
+    from comity.studies.compare import Findings
     from comity.studies.standing import Standing
 
 
@@ -78,9 +78,11 @@ def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], track: T
 def _finish(folder: Path, summary: dict[str, Any]) -> None:
     """The end of a run on the screen."""
     from comity.cli import screen
+    from comity.experiments.folder import RunFolder
+    from comity.experiments.judged import metric_of
     from comity.measure.doubts import doubts
 
-    metric = METRICS[summary["metric"]]
+    metric = metric_of(RunFolder(folder), RunFolder(folder).read_experiment())
     got = summary.get(metric.name) or {}
     sent = summary["bytes"]
     if got.get("mean") is None:
@@ -199,7 +201,7 @@ def _show_comparison(rows: Sequence[Standing], settled: Experiment, seeds: int) 
         caution(text)
 
 
-def _show_answers(made: Comparison) -> None:
+def _show_answers(made: Findings) -> None:
     """What a comparison says of everybody together, and to each party."""
     from comity.cli import screen
     from comity.studies.answers import lines

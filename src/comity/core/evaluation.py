@@ -78,7 +78,7 @@ def evaluate(task: Task, theta: Params, data: PartyData, final: bool, metric: st
     logits = logits_of(data.test)
     if not final:
         return Evaluation(validation, _score(task, logits, data.test.y, asked, data.unit), None)
-    every = _beside_accuracy(one.name for one in fitting(task.classes))
+    every = _beside_accuracy(dict.fromkeys([*(one.name for one in fitting(task.classes)), metric]))
     answers = _answers(logits, data.test.y) if task.classes else _amounts(logits, data.test.y, data.unit)
     return Evaluation(validation, _score(task, logits, data.test.y, every, data.unit), answers)
 

@@ -45,6 +45,10 @@ class Metric:
     """Whether people read it in hundredths."""
     eligible: bool = True
     """Whether methods can be judged by it: their answers alone must tell it, and for two classes their scores."""
+    draws: int = 2_000
+    """How often test samples are drawn again for an interval."""
+    known: bool = True
+    """Whether its function is here; of a user's own there may be a description only (`own_metrics`)."""
 
     @property
     def sign(self) -> int:
@@ -102,8 +106,17 @@ def _both(y: Tensor) -> bool:
     return bool((y != y[:1]).any())
 
 
-METRICS = {
-    metric.name: metric
+class Metrics(dict[str, Metric]):
+    """The metrics that Comity has, by name. A user's own (`own_metrics`) are found by theirs as well, but are listed nowhere."""
+
+    own: dict[str, Metric]
+
+    def __missing__(self, name: str) -> Metric:
+        return self.own[name]
+
+
+METRICS = Metrics(
+    (metric.name, metric)
     for metric in (
         Metric("accuracy", "accuracy", "the share of samples that are right", _accuracy),
         Metric(
@@ -174,7 +187,8 @@ METRICS = {
             eligible=False,
         ),
     )
-}
+)
+METRICS.own = {}
 ACCURACY = METRICS["accuracy"]
 """What everything is judged by unless told, and what is told of every run that predicts classes."""
 EXPLAINED = METRICS["r2"]
@@ -190,10 +204,11 @@ def fitting(classes: int) -> list[Metric]:
 
 def check_fits(name: str, classes: int) -> None:
     """Refuse to judge by a metric that is not for so many classes."""
+    called = METRICS[name].name
     if not classes and not METRICS[name].fits(0):
-        raise Refusal(f"metric {name} is for classes, but the label of these data is a number: choose {EXPLAINED.name}.")
+        raise Refusal(f"metric {called} is for classes, but the label of these data is a number: choose {EXPLAINED.name}.")
     if classes and METRICS[name].fits(0):
-        raise Refusal(f"metric {name} is for labels that are numbers, but these data have {classes} classes.")
+        raise Refusal(f"metric {called} is for labels that are numbers, but these data have {classes} classes.")
     if not METRICS[name].fits(classes):
         others = ", ".join(metric.name for metric in fitting(classes) if metric.eligible)
-        raise Refusal(f"metric {name} is for two classes, but these data have {classes}: choose one of {others}.")
+        raise Refusal(f"metric {called} is for two classes, but these data have {classes}: choose one of {others}.")

@@ -18,7 +18,7 @@ Array = NDArray[Any] | Tensor | Sequence[Any]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Samples:
     """Inputs `x` (float32, one row a sample) and their labels `y` (int64)."""
 
@@ -59,6 +59,9 @@ class Samples:
         if labels.min() < 0 or labels.max() >= 2**31:
             raise Refusal(f"The labels of {whose} run from {labels.min()} to {labels.max()}; number the classes 0, 1, 2, ...")
         return Samples(torch.from_numpy(inputs), torch.from_numpy(np.array(labels, dtype=np.int64)))
+
+    def __repr__(self) -> str:
+        return f"<{len(self):,} samples of shape {self.shape}>"
 
     def __len__(self) -> int:
         return self.y.shape[0]  # len() of a tensor is a call through Python

@@ -17,11 +17,13 @@ from comity.core.samples import PartyData, Samples, combine, numbers
 from comity.data import partitions, protocols, shifts
 from comity.data.federation import Federation, Preprocess, Sums, share
 from comity.data.groups import Groups, Piece
+from comity.data.own_partitions import OwnPartition, name_of
 from comity.data.preparation import Schema
 from comity.data.split import Indices, Share, Split
 from comity.data.steps import STEPS, Steps
 from comity.errors import Refusal
-from comity.spec import coerce, parse
+from comity.plugins import is_code
+from comity.spec import Spec, coerce, parse
 from comity.spec import split as cut
 
 AUTO = "auto"
@@ -36,7 +38,7 @@ def _pair(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[float, float
     return mean[0], std[0]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """Pooled samples. Images are N x C x H x W with values in [0, 1], or as bytes (uint8) from 0 to 255.
 
@@ -137,6 +139,15 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.y)
 
+    def __repr__(self) -> str:
+        kinds = f"{self.classes} classes" if self.classes else "a number to predict"
+        return f"<dataset {self.name}: {len(self):,} samples of shape {self.shape}, {kinds}>"
+
+    def _repr_html_(self) -> str:
+        from comity.notebook.views import of_dataset
+
+        return of_dataset(self)
+
     @property
     def amounts(self) -> bool:
         """Whether labels are numbers that are to be predicted, not classes."""
@@ -180,7 +191,7 @@ class Dataset:
 
     def partition(
         self,
-        spec: str,
+        spec: str | OwnPartition,
         parties: int | None = None,
         seed: int = 0,
         test: str = "own(0.25)",
@@ -189,26 +200,29 @@ class Dataset:
         """Share the samples out, as in `dirichlet(alpha=0.1)|shift(kinds=none,invert)`.
 
         `auto` follows the data's own parties where there are some. There are 10 parties unless told, or unless the data have
-        their own. `spec` may be the path of a saved split (`.json`), which then decides everything.
+        their own. `spec` may be the path of a saved split (`.json`), which then decides everything; or one's own partition, as a
+        file (`./mine.py`) or a function of labels, number of parties and a generator, which gives each party's positions.
+
+        Examples:
+            >>> digits = Dataset("halves", torch.rand(40, 3), torch.arange(40) % 2, classes=2)
+            >>> def halves(y, parties, rng):
+            ...     return np.array_split(np.arange(len(y)), parties)
+            >>> digits.partition(halves, parties=2).split.partition
+            'given:halves'
         """
         parties = None if parties is None else coerce("parties", parties, int)
+        given = None if isinstance(spec, str) else spec
+        spec = spec if isinstance(spec, str) else name_of(spec)
         if spec.endswith(".json"):
             federation = self.split(spec)
             if parties not in (None, len(federation.parties)):
                 raise Refusal(f"The split {spec!r} has {len(federation.parties)} parties, not {parties}.")
             return federation
-        first, *chained = [parse(part) for part in cut(spec, "|")]
-        if first.name == AUTO:
-            if first.args or first.options:
-                raise Refusal(f"auto takes no options, as in {spec!r}; name a partition instead.")
-            first, *more = [parse(part) for part in cut(self.home, "|")]
-            chained = [*more, *chained]
-        elif first.name in STEPS:
-            chained = [first, *chained]
-            first = parse("iid")
+        first, chained = self._read(spec)
         steps = Steps.read(chained)
+        own = given is not None or is_code(first.name)
         if self.amounts:
-            self._check_without_classes(first.name, steps)
+            self._check_without_classes(WITHOUT_CLASSES[0] if own else first.name, steps)
         rule = protocols.read(test)
         validation = protocols.check_validation(validation)
         seed = coerce("seed", seed, int)
@@ -219,7 +233,8 @@ class Dataset:
         kept = rule.reserve(y, official, key.fold("reserve").numpy())
         pool, common = np.flatnonzero(~kept), np.flatnonzero(kept)
         groups = {by: g.take(pool) for by, g in self.groups.items()}
-        owned = partitions.divide(first, y[pool], groups, parties, key.fold("partition").numpy())
+        seen = self.y.numpy() if own else y
+        owned = partitions.divide(first, seen[pool], groups, parties, key.fold("partition").numpy(), given)
 
         shares: dict[str, Share] = {}
         for i, (name, piece) in enumerate(owned.items()):
@@ -235,6 +250,18 @@ class Dataset:
             shares[name] = share(name, y, learn, held, validation=validation, key=key, shift=steps.shift(i), labels=labels)
         text = "|".join(map(str, [first, *chained]))
         return self._build(Split(self.name, self.fingerprint(), text, test, validation, seed, shares))
+
+    def _read(self, spec: str) -> tuple[Spec, list[Spec]]:
+        """The partition that a text names, and the steps after it."""
+        first, *chained = [parse(part) for part in cut(spec, "|")]
+        if first.name == AUTO:
+            if first.args or first.options:
+                raise Refusal(f"auto takes no options, as in {spec!r}; name a partition instead.")
+            first, *more = [parse(part) for part in cut(self.home, "|")]
+            return first, [*more, *chained]
+        if is_code(first.name):
+            return replace(first, name=str(Path(first.name).resolve())), chained
+        return (parse("iid"), [first, *chained]) if first.name in STEPS else (first, chained)
 
     @staticmethod
     def _check_without_classes(partition: str, steps: Steps) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from comity.core.key import Key
 from comity.core.samples import Array, Ints, PartyData, Samples, combine
+from comity.data.frames_given import named_columns, schema_of
 from comity.data.preparation import Schema
 from comity.data.protocols import Own, check_validation, read, stratified
 from comity.data.split import Share, Split, check_name
@@ -110,7 +111,7 @@ class Sums:
 SAME = 1e-6  # a spread that is smaller than this part of the mean is rounding
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Federation:
     """Parties in a fixed order, whose data differ but are of one shape and one set of classes."""
 
@@ -128,6 +129,16 @@ class Federation:
     """Of a table: what its columns were, before they became numbers."""
     shared_columns: int = 0
     """Of how many columns parties send sums and squares, so that all scale them alike."""
+
+    def __repr__(self) -> str:
+        kinds = f"{self.classes} classes" if self.classes else "a number to predict"
+        sizes = f"{min(self.sizes)} to {max(self.sizes)} training samples each"
+        return f"<federation {self.name}, {self.split.partition}: {len(self.names)} parties, {kinds}, {sizes}>"
+
+    def _repr_html_(self) -> str:
+        from comity.notebook.views import of_federation
+
+        return of_federation(self)
 
     @property
     def names(self) -> list[str]:
@@ -165,7 +176,7 @@ class Federation:
         seed: int = 0,
         classes: int | None = None,
     ) -> Federation:
-        """Parties that bring their own data: numpy arrays, tensors or lists.
+        """Parties that bring their own data: numpy arrays, tensors, lists or pandas frames, whose columns keep their names.
 
         A party gives `(x, y)`, of which the `own` protocol keeps a test part, or `((x, y), (x_test, y_test))`. Values
         are used as they are. Without `classes`, there are as many as the largest label says; with `classes=0` labels are numbers
@@ -191,6 +202,7 @@ class Federation:
             )
         if not isinstance(parties, Mapping) or not parties:
             raise Refusal("A federation needs a dict with at least one party, as in {'north': (x, y)}.")
+        parties, columns = named_columns(parties)
         key = Key.root(seed).fold("data")
         amounts = classes == 0
         given = {name: _gather(name, value, amounts) for name, value in parties.items()}
@@ -212,7 +224,7 @@ class Federation:
             data[name] = PartyData(train, validation_part, test_part)
         fingerprint = combine((name, samples.digest()) for name, (samples, _) in given.items())
         split = Split("arrays", fingerprint, "given", test, validation, seed, shares)
-        return Federation("arrays", data, classes or 0, shape, split)
+        return Federation("arrays", data, classes or 0, shape, split, schema=schema_of(columns, classes or 0))
 
 
 def share(

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from comity.core.samples import Ints
 from comity.data.groups import GROUPED, Groups, Piece
+from comity.data.own_partitions import GIVEN, OwnPartition, deal
 from comity.errors import Refusal, unknown
+from comity.plugins import is_code
 from comity.spec import Spec, call
 
 Partition = Callable[..., list[Ints]]
@@ -46,16 +48,29 @@ def partition_catalogue() -> list[dict[str, object]]:
 
 
 def divide(
-    spec: Spec, y: Ints, groups: Mapping[str, Groups], parties: int | None, rng: np.random.Generator
+    spec: Spec,
+    y: Ints,
+    groups: Mapping[str, Groups],
+    parties: int | None,
+    rng: np.random.Generator,
+    given: OwnPartition | None = None,
 ) -> dict[str, Ints | Piece]:
-    """Follow `spec`: each party's positions in `y`, and of which group they are where the partition follows groups."""
+    """Follow `spec`, or a function that was `given`: each party's positions in `y`, and of which group they are where the
+    partition follows groups."""
     if parties is not None and parties < 1:
         raise Refusal(f"There must be at least one party, not {parties}.")
     if spec.name in GROUPED:
         return dict(call(spec, GROUPED[spec.name], groups, parties, rng))
-    if spec.name not in PARTITIONS:
+    own = given is not None or is_code(spec.name)
+    if spec.name.startswith(GIVEN) and not own:
+        raise Refusal(
+            f"The partition {spec.name.removeprefix(GIVEN)} was given from Python as a function: name the split.json of its run."
+        )
+    if spec.name not in PARTITIONS and not own:
         raise unknown("partition", spec.name, PARTITIONS | GROUPED)
-    parties = PARTIES if parties is None else parties
+    asked, parties = parties, PARTIES if parties is None else parties
+    if own:
+        return dict(deal(spec, given, y, asked, parties, rng))
     if parties > len(y):
         raise Refusal(f"There are {len(y)} samples to share, too few for {parties} parties; use fewer parties.")
     return {f"p{i}": positions for i, positions in enumerate(call(spec, PARTITIONS[spec.name], y, parties, rng))}

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 
 from comity import models
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.attendance import Rules
 from comity.core.key import Key
 from comity.core.ledger import Ledger
-from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, check_fits
+from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric, check_fits
 from comity.core.net import Net, cohort
+from comity.core.own_metrics import is_own, use
 from comity.core.party import Info, Party
 from comity.core.samples import PartyData, Samples
 from comity.core.wrapper import chain
@@ -36,6 +38,7 @@ from comity.experiments.server_side import agree
 from comity.spec import split
 
 
+@runtime_checkable
 class Progress(Protocol):
     """Whoever watches a run."""
 
@@ -89,6 +92,11 @@ class Job:
         return Key.root(self.experiment.seed)
 
     @property
+    def metric(self) -> Metric:
+        """What rounds, settings and methods are judged by."""
+        return METRICS[self.experiment.metric]
+
+    @property
     def device(self) -> torch.device:
         """Where tensors live."""
         return torch.device(self.experiment.device)
@@ -114,7 +122,7 @@ class Job:
 
     def judged(self, split: str) -> list[str]:
         """The parties whose samples of a split (validation, test) have a figure by the chosen metric."""
-        metric = METRICS[self.experiment.metric]
+        metric = self.metric
         there = (self.parties[i] for i in self.info.parties)
         return [party.name for party in there if len(y := getattr(party.data, split).y) and metric.needs(y)]
 
@@ -177,12 +185,15 @@ def federation_of(experiment: Experiment) -> Federation:
     )
 
 
-def prepare(experiment: Experiment, federation: Federation, model: models.Pair | None = None, absent: str | None = None) -> Job:
+def prepare(
+    experiment: Experiment, federation: Federation, model: models.OwnModel | None = None, absent: str | None = None
+) -> Job:
     """Check that everything fits together, before anything starts: both halves of a run, for a simulation that has all data.
 
     `absent` is the table of planned absences as a run that was begun before has kept it.
     """
     experiment = judged_by(experiment, federation)
+    use(experiment.metric)
     check_fits(experiment.metric, federation.classes)
     common = CommonGround(experiment, Introductions.of(federation), model)
     algorithm, info = agree(common)
@@ -205,13 +216,17 @@ def judged_by(experiment: Experiment, federation: Federation) -> Experiment:
 
 def _check_judged(job: Job) -> None:
     """Refuse a metric that none of the parties has a figure by, where one is needed."""
-    metric = METRICS[job.experiment.metric]
+    metric = job.metric
     validated = any(len(party.data.validation) for party in job.parties)
     needed = ["test", *(["validation"] if job.experiment.patience and validated else [])]
     if metric is not ACCURACY and (lacking := next((split for split in needed if not job.judged(split)), None)):
         raise Refusal(
             f"No party's {lacking} samples have a figure by metric {metric.name} ({metric.about}): choose another metric."
         )
+    if is_own(job.experiment.metric):  # what breaks its contract is found before anything starts
+        for y in (data.test.y for party in job.parties if metric.needs((data := party.data).test.y)):
+            for answer in (y, y.flip(0), torch.zeros_like(y)):
+                metric.of(F.one_hot(answer, job.info.task.classes), y)
 
 
 def _device(wish: str) -> torch.device:

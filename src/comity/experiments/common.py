@@ -86,7 +86,7 @@ class CommonGround:
 
     experiment: Experiment
     introductions: Introductions
-    modules: models.Pair | None = None
+    modules: models.OwnModel | None = None
     """A user's own network, in place of one that the settings name."""
     _tasks: dict[str, Task] = field(default_factory=dict, repr=False)
 
@@ -114,7 +114,7 @@ class CommonGround:
             self._tasks[name] = self._made(self.modules if self.modules is not None and not its_own else name)
         return self._tasks[name]
 
-    def _made(self, model: str | models.Pair) -> Task:
+    def _made(self, model: str | models.OwnModel) -> Task:
         classes = self.introductions.classes
         network = models.build(model, self.introductions.shape, max(1, classes))  # one answer, if it is a number
         return Task(network, classes, self.experiment.cut or network.cut, batchnorm_private(network, self.experiment.bn))

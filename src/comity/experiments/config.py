@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from comity.core.metrics import ACCURACY, ELIGIBLE
+from comity.core.own_metrics import is_own
 from comity.core.training import Training
 from comity.errors import Refusal, shown, unknown
 from comity.plugins import is_code
@@ -43,9 +44,18 @@ def _located(plan: Any) -> Any:
     return str(Path(plan).resolve()) if isinstance(plan, str) and plan.endswith(".csv") else plan
 
 
-def _underscored(name: Any) -> Any:
-    """`balanced-accuracy` as metrics.csv spells it."""
-    return name.replace("-", "_") if isinstance(name, str) else name
+def _judge(name: Any) -> Any:
+    """`balanced-accuracy` as metrics.csv spells it; a user's file by its absolute path."""
+    if not isinstance(name, str) or is_own(name):
+        return _found(name)
+    return name.replace("-", "_")
+
+
+def _dealt(partition: Any) -> Any:
+    """A partition and the steps after it; a user's file by its absolute path."""
+    if not isinstance(partition, str) or ".py" not in partition:
+        return partition
+    return "|".join(map(_found, split(partition, "|")))
 
 
 def _listed(names: Any) -> Any:
@@ -78,9 +88,9 @@ class Experiment(BaseModel):
 
     algorithm: Named = Field("fedavg", description="method, with wrappers: fedavg+dbe")
     data: Annotated[str, BeforeValidator(_placed)] = Field("digits", description="dataset by name, or a user's file")
-    partition: str = Field(
+    partition: Annotated[str, BeforeValidator(_dealt)] = Field(
         "auto",
-        description="how samples are dealt to parties, or a saved split.json; auto: the data's own "
+        description="how samples are dealt to parties, a saved split.json, or a user's file; auto: the data's own "
         "parties (persons, sites, sources), or dirichlet(alpha=0.5)",
     )
     parties: int | None = Field(None, ge=1, description="number of parties; 10, or as many as the data have of their own")
@@ -101,9 +111,9 @@ class Experiment(BaseModel):
         description="end the run when it got no better for so many rounds, judged on "
         "validation data (on test data if validation is 0)",
     )
-    metric: Annotated[str, BeforeValidator(_underscored)] = Field(
+    metric: Annotated[str, BeforeValidator(_judge)] = Field(
         ACCURACY.name,
-        description=f"what rounds, settings and methods are chosen and judged by: {', '.join(ELIGIBLE)}",
+        description=f"what rounds, settings and methods are chosen and judged by: {', '.join(ELIGIBLE)}, or a user's file",
     )
     augment: str = Field("none", description="random changes to training images, as in flip|crop(pad=4)|rotate(degrees=10)")
     bn: Literal["all", "params_only", "none"] = Field("all", description="which BatchNorm values are shared")
@@ -174,7 +184,7 @@ def experiment(settings: Mapping[str, Any]) -> Experiment:
         made = Experiment.model_validate(dict(settings) | {"set": _flat(settings.get("set", {}))})
     except ValidationError as why:
         raise Refusal(_sentence(why)) from why
-    if made.metric not in ELIGIBLE:
+    if made.metric not in ELIGIBLE and not is_own(made.metric):
         raise unknown("metric", made.metric, ELIGIBLE)
     if made.steps is not None and "epochs" in settings and settings["epochs"] != 1:
         raise Refusal("Give either epochs or steps, not both.")
@@ -240,6 +250,8 @@ def _sentence(why: ValidationError) -> str:
             wish = "a whole number"
         case "float_parsing" | "float_type" | "finite_number":
             wish = "a number"
+        case "extra_forbidden" if first["loc"][0] == "party":
+            return str(unknown("setting of a party called", str(first["loc"][-1]), PartySettings.model_fields))
         case "extra_forbidden":
             return f"There is no setting called {shown(name)}."
         case _:

@@ -67,26 +67,26 @@ def _figure(score: Score, metric: str) -> float | None:
 def evaluate(job: Job, net: Net, engine: Engine, s: Any, *, final: bool) -> Evaluations:
     """Each party evaluates what it would deploy; after the last round (`final`) by all metrics, and it gives its answers."""
     letters = _letters(job, s, job.info.parties)
-    found = Evaluations(_asked(net, engine, letters, final), len(letters), job.experiment.metric)
-    _note(net, found.by_party, job.experiment.metric)
+    found = Evaluations(_asked(net, engine, letters, final), len(letters), job.metric.name)
+    _note(net, found.by_party, job.metric.name)
     if found.complete and job.info.task.classes and job.algorithm.one_model and not any(task.private for task in job.info.tasks):
         net.note("accuracy", found.pooled, None, "pooled")
     if final:
         for i, evaluation in found.by_party.items():
             for name, figure in evaluation.test.figures.items():
-                if name != job.experiment.metric:  # which was noted with the others of every round
+                if name != job.metric.name:  # which was noted with the others of every round
                     net.note(name, figure, i, "test")
     return found
 
 
 def evaluate_unfinished(job: Job, net: Net, engine: Engine, s: Any) -> None:
     """What parties have before a method's last step, its `finish`."""
-    _note(net, _asked(net, engine, _letters(job, s, job.info.parties), final=False), job.experiment.metric, "-unfinished")
+    _note(net, _asked(net, engine, _letters(job, s, job.info.parties), final=False), job.metric.name, "-unfinished")
 
 
 def evaluate_newcomers(job: Job, net: Net, engine: Engine, s: Any, stage: str) -> None:
     """What newcomers have at a stage of their joining: what they are `offered`, or have once they have `joined`."""
-    _note(net, _asked(net, engine, _letters(job, s, job.info.late), final=False), job.experiment.metric, f"-{stage}")
+    _note(net, _asked(net, engine, _letters(job, s, job.info.late), final=False), job.metric.name, f"-{stage}")
 
 
 def evaluate_newcomers_alone(job: Job, net: Net, engine: Engine) -> None:
@@ -95,7 +95,7 @@ def evaluate_newcomers_alone(job: Job, net: Net, engine: Engine) -> None:
     for i, evaluation in in_order(job.info.late, engine.evaluate_solo(job.info.late, net.round)):
         net.charge_reply("alone", i, evaluation, "eval")
         found[i] = evaluation
-    _note(net, found, job.experiment.metric, "-alone")
+    _note(net, found, job.metric.name, "-alone")
 
 
 def _asked(net: Net, engine: Engine, letters: Mapping[int, Any], final: bool) -> dict[int, Evaluation]:

@@ -52,7 +52,8 @@ BEGINNING = (CONFIG, ENVIRONMENT)
 """The files that make a folder a run's: a run has begun when it has both. The settings alone are anybody's."""
 MARKS = (CONFIG, METRICS.name, SUMMARY)
 """Files of which one is enough to see that a run was here, should others be lost."""
-NEVER_OVERWRITTEN = (CONFIG, *(table.name for table in TABLES), OUTCOMES, SUMMARY, CHECKPOINTS, "tensorboard", "mlflow.json")
+OTHERS = ("comparison.json", "tensorboard", "mlflow.json")
+NEVER_OVERWRITTEN = (CONFIG, *(table.name for table in TABLES), OUTCOMES, SUMMARY, CHECKPOINTS, *OTHERS)
 """What a new run may not find in its folder."""
 
 
@@ -88,7 +89,8 @@ class RunFolder:
         """Refuse a folder that holds a run, or anything that a new run would overwrite."""
         if self.begun:
             raise Refusal(
-                f"{self.path} already holds a run: continue it with 'comity resume {self.path}', or choose another --out."
+                f"{self.path} already holds a run: continue it with 'comity resume {self.path}' (in Python resume=True), or "
+                "choose another --out."
             )
         if taken := sorted(name for name in NEVER_OVERWRITTEN if (self.path / name).exists()):
             raise Refusal(f"{self.path} already has a {taken[0]}: choose another --out.")

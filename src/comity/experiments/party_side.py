@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from comity.core.metrics import METRICS
 from comity.core.party import Party
 from comity.core.samples import PartyData
 from comity.core.task import Task
@@ -19,7 +20,7 @@ def make_party(common: CommonGround, number: int, data: PartyData) -> Party:
     name = seats.names[number]
     task = common.task(name)
     training = _with_least_batch(common, task, _own_training(common, number), len(data.train))
-    place, metric = seats.places[number], common.experiment.metric
+    place, metric = seats.places[number], METRICS[common.experiment.metric].name
     return Party(number, name, task, training, data, seats.from_start, place=place, metric=metric)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
@@ -19,9 +20,14 @@ from comity.errors import ComityError, Refusal, unknown
 from comity.experiments.build import Job
 from comity.experiments.checkpoint import Checkpoints
 from comity.experiments.folder import RunFolder
+from comity.frames import frame
+from comity.notebook.html import page, sentences
+
+if TYPE_CHECKING:
+    import pandas
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Deployed:
     """A party's model as it would be used."""
 
@@ -30,6 +36,15 @@ class Deployed:
     inputs: Inputs
     class_names: tuple[str, ...]
     """What the party calls the classes, by their numbers."""
+
+    def __repr__(self) -> str:
+        values = sum(tensor.numel() for tensor in self.theta.values())
+        kinds = f"{self.task.classes} classes" if self.task.classes else "a number"
+        return f"<model {self.task.network.name}: from samples of shape {self.inputs.shape} to {kinds}, {values:,} values>"
+
+    def _repr_html_(self) -> str:
+        how = "model.predict(x) and model.predict_proba(x) take samples as the party has them."
+        return page(repr(self)[1:-1], sentences([how]))
 
     def logits(self, x: Tensor) -> Tensor:
         """Scores for each class, of samples that are prepared already."""
@@ -53,7 +68,7 @@ class Deployed:
         return found[:, 0] * std + mean
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """A finished run: its summary, its tables and each party's model.
 
@@ -73,13 +88,57 @@ class Result:
         (torch.Size([3]), torch.Size([3, 10]))
         >>> model.predict(fed.parties["p0"].test).shape == fed.parties["p0"].test.y.shape  # Samples are prepared already
         True
+        >>> result
+        <fedavg: accuracy 85.3%; digits, iid, 2 parties, 1 round>
     """
 
     folder: Path
-    job: Job
+    made: Job | Callable[[], Job]
+    """The run made concrete, or what does so when the models are asked for: its figures need neither data nor code."""
     summary: dict[str, Any]
     _keep: Any = None
     """A temporary folder lives as long as the result."""
+
+    def __repr__(self) -> str:
+        from comity.notebook.views import figure, judged_by, setting
+
+        return f"<{self.summary['algorithm']}: {figure(self.summary, judged_by(self))}; {setting(self.summary)}>"
+
+    def _repr_html_(self) -> str:
+        from comity.notebook.views import of_result
+
+        return of_result(self)
+
+    @cached_property
+    def job(self) -> Job:
+        """The run made concrete: its settings, its parties with their data, its method."""
+        return self.made() if callable(self.made) else self.made
+
+    @property
+    def temporary(self) -> bool:
+        """Whether its folder goes with it."""
+        return self._keep is not None
+
+    def to_pandas(self, what: Literal["metrics", "ledger"] = "metrics") -> pandas.DataFrame:
+        """The rows of metrics.csv or of ledger.csv as a pandas frame.
+
+        Examples:
+            >>> import comity
+            >>> fed = comity.load("digits").partition("iid", parties=2, seed=0)
+            >>> rows = comity.run("fedavg", fed, rounds=1, model="linear").to_pandas()
+            >>> rows[rows.metric == "accuracy"].groupby(["round", "split"]).value.count().loc[1].to_dict()
+            {'pooled': 1, 'test': 2, 'validation': 2}
+        """
+        tables: dict[str, Sequence[Any]] = {"metrics": self.metrics, "ledger": self.ledger}
+        if what not in tables:
+            raise unknown("table called", str(what), tables)
+        return frame(tables[what], (Note if what == "metrics" else Charge)._fields)
+
+    def report(self, out: str | Path | None = None, *, trust: bool = False) -> Path:
+        """Write the run's page, as `comity.report` does."""
+        from comity.reading import report
+
+        return report(self, out=out, trust=trust)
 
     @cached_property
     def metrics(self) -> list[Note]:

@@ -1,24 +1,24 @@
-"""A run as a whole: begun in a folder of its own, continued there, or called from Python with `comity.run`."""
+"""A run as a whole: begun in a folder of its own, continued there, or made concrete again from what lies there."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import tempfile
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from comity import models
-from comity.data import Federation
+from comity.core.own_metrics import describe
+from comity.data import Dataset, Federation
 from comity.data import load as load_dataset
 from comity.engines.allocator import freed_memory_kept
 from comity.errors import ComityError, Refusal
 from comity.experiments import config
-from comity.experiments.build import Job, Progress, Quiet, federation_of, prepare
+from comity.experiments.build import Job, Progress, prepare
 from comity.experiments.checkpoint import interval
 from comity.experiments.config import WHERE, Experiment
 from comity.experiments.environment import environment
@@ -26,75 +26,7 @@ from comity.experiments.folder import RunFolder
 from comity.experiments.loop import execute
 from comity.experiments.result import Result
 from comity.experiments.trust import changes, check, code_of, mark
-from comity.measure.doubts import doubts
-from comity.text import harmless
-from comity.track import Tracker, Trackers
-
-
-def run(
-    algorithm: str,
-    federation: Federation | None = None,
-    *,
-    model: str | models.Pair | None = None,
-    out: str | Path | None = None,
-    resume: bool = False,
-    progress: Progress | None = None,
-    track: Sequence[str | Tracker] = (),
-    **settings: Any,
-) -> Result:
-    """Run a method on a federation: `comity.run("fedavg+dbe", fed, rounds=20, seed=0, kappa=50)`.
-
-    Settings are the experiment's (rounds, lr, batch, ...) or, failing that, the method's own (kappa, mu, ...). Without `out`
-    the run's folder is temporary and goes with the result. `track` lists who else writes its course down: "tensorboard",
-    "mlflow", a user's file, or any Tracker.
-
-    Examples:
-        >>> import comity
-        >>> fed = comity.load("digits").partition("dirichlet(alpha=0.1)", parties=3, seed=0)
-        >>> result = comity.run("fedavg+dbe", fed, rounds=2, seed=0, model="linear", kappa=50)
-        >>> 0 < result.summary["accuracy"]["mean"] <= 1
-        True
-    """
-    pair = None if isinstance(model, str) else model
-    if model is not None:
-        settings["model"] = model if isinstance(model, str) else "modules"
-    experiment = asked(algorithm, federation, settings)
-    if out is None and any(isinstance(one, str) for one in track):
-        raise Refusal("A tracker writes beside the run: give the run a folder with out=...")
-    trackers = Trackers(track)
-    job = prepare(experiment, federation or federation_of(experiment), pair)
-    for caution in job.cautions():
-        warnings.warn(harmless(caution), stacklevel=2)
-    keep = tempfile.TemporaryDirectory(prefix="comity-") if out is None else None
-    folder = Path(keep.name if keep else out or "")
-    if resume and RunFolder(folder).begun:
-        check_same(folder, job.experiment)
-        for text in elsewhere(folder, experiment):
-            warnings.warn(harmless(text), stacklevel=2)
-        again = reopen(folder, federation, pair, trust=True)  # the caller has named its code
-        result = resume_in(again, folder, progress or Quiet(), trackers)
-    else:
-        result = start(job, folder, progress or Quiet(), trackers)
-    for text in [*result.summary.get("remarks", ()), *doubts(result.summary)]:
-        warnings.warn(harmless(text), stacklevel=2)
-    result._keep = keep
-    return result
-
-
-def asked(algorithm: str, federation: Federation | None, settings: Mapping[str, Any]) -> Experiment:
-    """The experiment that a call from Python names: settings are the experiment's own or, failing that, the method's."""
-    chosen: dict[str, Any] = {"algorithm": algorithm, "set": dict(settings.get("set", {}))}
-    chosen |= {name: value for name, value in settings.items() if name in Experiment.model_fields and name != "set"}
-    chosen["set"] |= {name: value for name, value in settings.items() if name not in Experiment.model_fields}
-    if federation is not None:
-        split = federation.split
-        known = {"data": federation.name, "parties": len(federation.names), "partition": split.partition}
-        known |= {"test": split.test, "validation": split.validation}
-        for name, value in known.items():
-            if settings.get(name, value) != value:
-                raise Refusal(f"{name} was settled when the federation was made: it is {value!r}, not {settings[name]!r}.")
-        chosen |= known
-    return config.experiment(chosen)
+from comity.track import Trackers
 
 
 def start(job: Job, folder: Path, progress: Progress, track: Trackers | None = None) -> Result:
@@ -109,7 +41,9 @@ def start(job: Job, folder: Path, progress: Progress, track: Trackers | None = N
         split = job.federation.split.to_json()
         plan = job.absent.text
         mark(folder, settings, code_of(job.experiment))
-        new.begin(settings, split, environment(settings, split, job.federation.fingerprint(), plan), plan)
+        told = environment(settings, split, job.federation.fingerprint(), plan)
+        own = describe(job.experiment.metric)
+        new.begin(settings, split, told | ({"metric": own} if own else {}), plan)
         return Result(folder, job, execute(job, new, progress, track or Trackers(), resume=False))
 
 
@@ -172,7 +106,19 @@ def elsewhere(folder: Path, asked: Experiment) -> list[str]:
     ]
 
 
-def reopen(folder: Path, federation: Federation | None = None, model: models.Pair | None = None, *, trust: bool = False) -> Job:
+def _data_of(experiment: Experiment) -> Dataset:
+    """The dataset that a run's settings name."""
+    try:
+        return load_dataset(experiment.data)
+    except Refusal as why:
+        if re.fullmatch(r"[\w -]+", experiment.data):  # no file, no folder: a name that is known elsewhere, or was a variable
+            raise Refusal(f"{why} If the data were given from Python, give the same federation again.") from why
+        raise
+
+
+def reopen(
+    folder: Path, federation: Federation | None = None, model: models.OwnModel | None = None, *, trust: bool = False
+) -> Job:
     """The job of a run's folder; data given as arrays, and models given as modules, must be given again.
 
     Files that its settings name are run only if the folder is the user's own, or `trust` says that they may be.
@@ -187,7 +133,7 @@ def reopen(folder: Path, federation: Federation | None = None, model: models.Pai
     split = begun.read_split()
     if federation is None and experiment.data == "arrays":
         raise Refusal(f"The data of {folder} were given as arrays: resume it from Python with the same federation.")
-    job = prepare(experiment, federation or load_dataset(experiment.data).split(split), model, begun.read_plan())
+    job = prepare(experiment, federation or _data_of(experiment).split(split), model, begun.read_plan())
     if before["fingerprint"] != job.federation.fingerprint():
         raise Refusal(f"The data of {folder} have changed since it was started.")
     return job

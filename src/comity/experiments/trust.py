@@ -34,7 +34,9 @@ class Untrusted(Refusal):
 def code_of(experiment: Experiment) -> list[str]:
     """The files that an experiment's settings name."""
     own = [party.model for party in experiment.party.values() if party.model]
-    return code_in(experiment.algorithm, [experiment.model, *own, experiment.data])
+    saved = experiment.partition.endswith(".json")
+    dealt = [] if saved else [parse(part).name for part in split(experiment.partition, "|")]
+    return code_in(experiment.algorithm, [experiment.model, *own, experiment.data, *dealt, experiment.metric])
 
 
 def code_in(algorithm: str, others: Iterable[str]) -> list[str]:

@@ -17,7 +17,6 @@ from comity.errors import ComityError
 from comity.experiments.folder import RunFolder
 
 Z95 = 1.959963984540054
-DRAWS = 2_000  # of test samples, for an interval
 AT_ONCE = 4_000_000  # samples that are drawn together, so that memory stays small
 LEAST_OF_CLASS = 5
 """Test samples of each of two classes without which a party's figures tell nothing."""
@@ -131,11 +130,11 @@ def drawn_again(party: str, now: Answers, before: Answers, metric: Metric) -> Ga
     tickets = torch.arange(len(y))
     if not now.amounts:
         mine, theirs, y, tickets = _with_more(mine, theirs, y)
-    rows = max(1, min(DRAWS, AT_ONCE // len(tickets)))
+    rows = max(1, min(metric.draws, AT_ONCE // len(tickets)))
     draw = Key.root(0).fold("gain", party).generator()
     found = []
-    for begin in range(0, DRAWS, rows):
-        many = min(rows, DRAWS - begin)
+    for begin in range(0, metric.draws, rows):
+        many = min(rows, metric.draws - begin)
         weights = _drawn(len(y), many, draw) if now.amounts else _weights(y, tickets, many, draw)
         found.append(metric.sign * (metric.figures(mine, y, weights) - metric.figures(theirs, y, weights)))
     differences = torch.cat(found)

@@ -101,12 +101,12 @@ def _beside_accuracy(
 ) -> dict[str, Any]:
     """The blocks of all other metrics that fit; that of AUC has one name, however many classes there are."""
     found: dict[str, Any] = {}
-    for metric in fitting(job.info.task.classes):
+    for metric in dict.fromkeys([*fitting(job.info.task.classes), job.metric]):  # which may be the user's own
         block = None if metric is ACCURACY else at_the_end(rows, metric, tests)
-        if block and metric.name == job.experiment.metric:
+        if block and metric is job.metric:
             judged = {party: tests[party] for party in job.judged("test")}
             block |= over_rounds(rows, metric, final, judged, validations)
-        found[metric.name.removesuffix("_micro")] = block
+        found["auc" if metric.name == "auc_micro" else metric.name] = block
     found.pop(ACCURACY.name, None)
     return found
 
@@ -142,6 +142,8 @@ def blocks(summary: Mapping[str, Any]) -> list[tuple[Metric, dict[str, Any]]]:
     two = "sensitivity" in summary  # whose AUC is no micro average
     keys = {metric: metric.name for metric in METRICS.values() if metric.name not in ("auc", "auc_micro")}
     keys[METRICS["auc" if two else "auc_micro"]] = "auc"
+    if (chosen := METRICS.own.get(str(summary.get("metric")))) is not None:
+        keys[chosen] = chosen.name
     return [(metric, summary[key]) for metric, key in keys.items() if summary.get(key)]
 
 
@@ -174,7 +176,7 @@ def summarise(
         "without": list(job.experiment.without or ()),
         "seed": job.experiment.seed,
         "model": job.experiment.model,
-        "metric": job.experiment.metric,
+        "metric": job.metric.name,
         "accuracy": right,
         **others,
         "newcomers": _newcomers(rows, (ACCURACY if classes else EXPLAINED).name),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from copy import deepcopy
 
 from torch import nn
@@ -16,15 +17,23 @@ from comity.plugins import call_from_file, is_code
 from comity.spec import call, parse, show
 
 Pair = tuple[nn.Module, nn.Module]
+OwnModel = Pair | Callable[[tuple[int, ...], int], Pair | Stack]
+"""A network that is given from Python: an encoder and a head, or a function that makes them for a shape and so many classes."""
+MODULES = "modules"
+"""What settings call a network that was given from Python."""
 
 
-def build(model: str | Pair, shape: tuple[int, ...], classes: int) -> Network:
-    """The network `model` for samples of that shape: a name with options, a user's file, or a pair of modules."""
+def build(model: str | OwnModel, shape: tuple[int, ...], classes: int) -> Network:
+    """The network `model` for samples of that shape: a name with options, a user's file, a pair of modules, or who makes one."""
+    if callable(model) and not isinstance(model, nn.Module):
+        return _made("The function that was given as the model", model, shape, classes)
     if not isinstance(model, str):
         return _of_modules("The model", model, shape, classes)
+    if model == MODULES:
+        raise Refusal("The model was given from Python as modules: give the same again, with model=...")
     if is_code(model):
         made = call_from_file(model, "build", shape, classes)
-        return made if isinstance(made, Stack) else _of_modules(f"What build of {model} returns", made, shape, classes)
+        return _checked(f"What build of {model} returns", made, shape, classes)
     spec = parse(model)
     if spec.name not in ZOO:
         raise unknown("model", spec.name, ZOO)
@@ -32,6 +41,29 @@ def build(model: str | Pair, shape: tuple[int, ...], classes: int) -> Network:
         if isinstance(given, int | float) and not isinstance(given, bool) and not 0 < given < float("inf"):
             raise Refusal(f"{spec} is out of range: what {spec.name} takes is positive.")
     return call(spec, ZOO[spec.name], shape, classes)
+
+
+def _made(what: str, make: Callable[..., object], shape: tuple[int, ...], classes: int) -> Network:
+    """What a user's function makes."""
+    try:
+        made = make(shape, classes)
+    except Exception as why:
+        raise Refusal(f"{what} failed: {type(why).__name__}: {why}") from why
+    return _checked("What it returns as the model", made, shape, classes)
+
+
+def _checked(what: str, made: object, shape: tuple[int, ...], classes: int) -> Network:
+    """A user's network, if it answers with a score for each class."""
+    if not isinstance(made, Stack):
+        return _of_modules(what, made, shape, classes)
+    if (answer := made.shape_after(made.stages[-1])) != (classes,):
+        raise Refusal(_wrong_width(what, answer, classes))
+    return made
+
+
+def _wrong_width(what: str, answer: tuple[int, ...], classes: int) -> str:
+    wanted = f"one score for each of the {classes} classes" if classes > 1 else "one number, as one is to be predicted"
+    return f"{what} must answer with {wanted}, but its answer has shape {answer}."
 
 
 def _of_modules(what: str, pair: object, shape: tuple[int, ...], classes: int) -> Modules:
@@ -45,7 +77,7 @@ def _of_modules(what: str, pair: object, shape: tuple[int, ...], classes: int) -
     except Exception as why:
         raise Refusal(f"{what} does not fit samples of shape {shape}: {why}") from why
     if answer != (classes,):
-        raise Refusal(f"{what} must answer with one score for each of the {classes} classes, but its answer has shape {answer}.")
+        raise Refusal(_wrong_width(what, answer, classes))
     return network
 
 

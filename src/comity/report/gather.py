@@ -15,7 +15,6 @@ from comity.core.attendance import Absence
 from comity.core.evaluation import Answers
 from comity.core.ledger import Charge
 from comity.core.metrics import ACCURACY, Metric
-from comity.core.metrics import METRICS as METRICS_BY_NAME
 from comity.core.net import Note
 from comity.data.split import Share, Split
 from comity.errors import Refusal
@@ -24,6 +23,7 @@ from comity.experiments.build import Job
 from comity.experiments.config import WHERE, Experiment
 from comity.experiments.environment import digest
 from comity.experiments.folder import CONFIG, MARKS, RunFolder
+from comity.experiments.judged import metric_of
 from comity.experiments.run import reopen
 from comity.experiments.tables import ABSENCES, LEDGER, METRICS, TIMING, Table, Timing
 from comity.experiments.trust import Untrusted, check, code_of
@@ -246,14 +246,21 @@ class Run:
         return reopen(self.folder, trust=self.trust)
 
     @cached_property
+    def judged_by(self) -> Metric | None:
+        """The metric that it chose; of a user's own maybe no more than the run says of it."""
+        return metric_of(self._files, self.experiment, self.trust) if self.experiment else None
+
+    @cached_property
     def closed(self) -> str | None:
-        """Why the run is not made concrete: it would run files that are not known to be the user's own."""
+        """Why the run is not made concrete: it would run files that are not known to be the user's own, or lacks a function."""
         if self.experiment is None:
             return None
         try:
             check(self.folder, self._files.config.read_text(encoding="utf-8"), code_of(self.experiment), self.trust)
         except Untrusted as why:
             return str(why)
+        if self.judged_by and not self.judged_by.known:
+            return f"The metric {self.judged_by.name} was given from Python as a function, which is not here: gains need it, too."
         return None
 
 
@@ -331,14 +338,14 @@ class Group:
 
     @property
     def judged_by(self) -> set[str]:
-        """The metrics that the runs chose."""
-        return {run.experiment.metric for run in self.runs if run.experiment}
+        """The names of the metrics that the runs chose."""
+        return {run.judged_by.name for run in self.runs if run.judged_by}
 
     @property
     def metric(self) -> Metric:
         """What the runs are shown by: the one metric that they chose or, if they differ, accuracy, which all have."""
-        chosen = self.judged_by
-        return METRICS_BY_NAME[chosen.pop()] if len(chosen) == 1 else ACCURACY
+        chosen = {run.judged_by for run in self.runs if run.judged_by}
+        return chosen.pop() if len(chosen) == 1 else ACCURACY
 
     @property
     def names(self) -> list[str]:

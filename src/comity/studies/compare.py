@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from comity.algorithms import accepts, compose
+from comity.checksums import with_crc
 from comity.core.metrics import METRICS
 from comity.core.wrapper import chain
 from comity.data import Federation
@@ -19,6 +20,7 @@ from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
 from comity.experiments.run import check_same, elsewhere, reopen, resume_in, start
 from comity.measure import Gain, gains
+from comity.models import OwnModel
 from comity.plugins import is_code
 from comity.spec import parse, split
 from comity.studies.answers import Answer, Parties, answers, held_by, how_to_read, same_parties
@@ -27,6 +29,7 @@ from comity.studies.verdict import Overall, overall
 from comity.track import Trackers
 
 SOLO = "solo"
+COMPARISON = "comparison.json"
 LEFT_OUT = "leave-one-out"
 """The folder of a comparison's runs without one of the parties (see `leave_one_out`)."""
 
@@ -38,26 +41,33 @@ def folder_name(algorithm: str) -> str:
 
 
 def run_once(
-    experiment: Experiment, federation: Federation, folder: Path, progress: Progress, track: Trackers | None = None
+    experiment: Experiment,
+    federation: Federation,
+    folder: Path,
+    progress: Progress,
+    track: Trackers | None = None,
+    model: OwnModel | None = None,
 ) -> dict[str, Any]:
     """The summary of a run: a finished one in that folder is taken as it is, an unfinished one is continued."""
-    job = prepare(experiment, federation)
+    job = prepare(experiment, federation, model)
     if not RunFolder(folder).begun:
         return start(job, folder, progress, track).summary
     check_same(folder, job.experiment)
     if (summary := RunFolder(folder).read_summary()) is not None:
         RunFolder(folder).check()
     else:
-        given = federation if experiment.data == "arrays" else None  # which no folder can bring back
-        again = reopen(folder, given, trust=True)  # its code has just run, in `prepare`
+        again = reopen(folder, federation, model, trust=True)  # its code has just run, in `prepare`
         summary = resume_in(again, folder, progress, track).summary
     return summary | {"remarks": [*summary.get("remarks", ()), *elsewhere(folder, experiment)]}
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Findings:
     """What came of several methods on the same data."""
 
+    metric: str
+    """The name of what methods were judged by."""
+    seeds: tuple[int, ...]
     rows: list[Standing]
     overall: Overall | None
     """What it says of everybody together."""
@@ -66,12 +76,9 @@ class Comparison:
     reading: str
     """How its intervals are to be read."""
 
-    def plain(self, metric: str, seeds: Sequence[int]) -> dict[str, Any]:
+    def plain(self) -> dict[str, Any]:
         """As in comparison.json."""
-        told = [asdict(answer) for answer in self.answers]
-        rows = [row.plain() for row in self.rows]
-        whole = self.overall and asdict(self.overall)
-        return {"seeds": list(seeds), "metric": metric, "rows": rows, "overall": whole, "answers": told, "reading": self.reading}
+        return asdict(self) | {"rows": [row.plain() for row in self.rows]}
 
 
 def compare(
@@ -82,11 +89,16 @@ def compare(
     progress: Callable[[Experiment], Progress],
     caution: Callable[[str], None],
     track: Trackers | None = None,
-) -> Comparison:
-    """Run every method, and SOLO, on the same split for each seed; `caution` hears what a user should know."""
+    given: Federation | None = None,
+    model: OwnModel | None = None,
+) -> Findings:
+    """Run every method, and SOLO, on the same split for each seed; `caution` hears what a user should know.
+
+    Each seed deals the data anew, unless a federation is `given`. `model` is a network of the user's own, in place of a name.
+    """
     methods = list(dict.fromkeys([SOLO, *algorithms]))
     check_folders(methods)
-    first = federation_of(base.but(seed=seeds[0]))
+    first = given or federation_of(base.but(seed=seeds[0]))
     base = judged_by(base, first)
     experiments = {method: {seed: experiment_of(base, method, seed) for seed in seeds} for method in methods}
     check_settings(base, methods)
@@ -102,24 +114,24 @@ def compare(
 
     parties: dict[int, Parties] = {}
     for seed in seeds:
-        federation = first if seed == seeds[0] else federation_of(base.but(seed=seed))
+        federation = first if given or seed == seeds[0] else federation_of(base.but(seed=seed))
         parties[seed] = Parties.of(federation)
         for method in methods:
-            say(prepare(experiments[method][seed], federation).cautions())  # all are checked before the first one starts
+            say(prepare(experiments[method][seed], federation, model).cautions())  # all are checked before the first one starts
         for method in methods:
             experiment = experiments[method][seed]
             folder = run_folder(out, method, seed)
-            summaries[method].append(run_once(experiment, federation, folder, progress(experiment), track))
+            summaries[method].append(run_once(experiment, federation, folder, progress(experiment), track, model))
             say(f"{method}: {remark}" for remark in summaries[method][-1].get("remarks", ()))
     there = summaries[SOLO][0]["accuracy"]["per_party"]
     made = _judged(base, summaries, out, {seed: each.only(there) for seed, each in parties.items()})
-    write_atomically(out / "comparison.json", json.dumps(made.plain(base.metric, seeds), indent=2) + "\n")
+    write_atomically(out / COMPARISON, json.dumps(with_crc(made.plain()), indent=2) + "\n")
     return made
 
 
 def _judged(
     base: Experiment, summaries: Mapping[str, Sequence[dict[str, Any]]], out: Path, parties: Mapping[int, Parties]
-) -> Comparison:
+) -> Findings:
     """Every method beside SOLO, party by party, and what that says to each of them.
 
     The best of the methods that a party could take part in is named, so all intervals allow for as many.
@@ -130,13 +142,14 @@ def _judged(
     picked = max(1, len(open_to_all))
     same = same_parties(each.shares for each in parties.values())
     few = {summary["seed"]: summary.get("too_few", ()) for summary in summaries[SOLO]}
-    gained = {m: _gains(m, parties, out, base.metric) for m in summaries}
-    rows = [standing(m, summaries[m], gained[m], few, same, picked, base.metric) for m in summaries]
+    gained = {m: _gains(m, parties, out, metric.name) for m in summaries}
+    rows = [standing(m, summaries[m], gained[m], few, same, picked, metric.name) for m in summaries]
     named = next(iter(parties.values())).class_names
     joint = [row for row in rows if row.algorithm in open_to_all]
     told = answers({row.algorithm: row.gains for row in joint}, held_by(parties, same), metric, named)
     whole = overall(joint, told, len(parties))
-    return Comparison(rows, whole, told, how_to_read(len(open_to_all), list(parties), metric, same))
+    reading = how_to_read(len(open_to_all), list(parties), metric, same)
+    return Findings(metric.name, tuple(parties), rows, whole, told, reading)
 
 
 def _gains(method: str, seeds: Iterable[int], out: Path, metric: str) -> dict[int, list[Gain]]:

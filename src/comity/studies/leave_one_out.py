@@ -7,25 +7,20 @@ import io
 import json
 import re
 import statistics
-import tempfile
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 from comity.algorithms import compose
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import Refusal, unknown
-from comity.experiments.build import Progress, Quiet, federation_of, prepare
+from comity.experiments.build import Progress, federation_of, prepare
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
-from comity.experiments.run import asked
 from comity.measure.gain import paired
 from comity.studies.compare import (
     LEFT_OUT,
@@ -37,7 +32,6 @@ from comity.studies.compare import (
     run_folder,
     run_once,
 )
-from comity.text import harmless
 
 
 @dataclass(frozen=True)
@@ -53,43 +47,6 @@ class Effect:
     effect: float
     low: float
     high: float
-
-
-def leave_one_out(
-    algorithms: str | Sequence[str],
-    federation: Federation | None = None,
-    *,
-    leave_out: Sequence[str] | None = None,
-    seeds: Sequence[int] | None = None,
-    out: str | Path | None = None,
-    progress: Callable[[Experiment], Progress] | None = None,
-    **settings: Any,
-) -> list[Effect]:
-    """Who helps whom: `comity.leave_one_out("fedavg", fed, rounds=20)`; settings are those of `comity.run`.
-
-    `leave_out` says which parties are left out in turn, all unless told. The runs stay in `out`, where the same call goes on;
-    without it they are temporary.
-
-    Examples:
-        >>> import comity
-        >>> fed = comity.load("digits").partition("iid", parties=3, seed=0)
-        >>> rows = comity.leave_one_out("fedavg", fed, rounds=1, model="linear", leave_out=["p0"])
-        >>> [(row.left_out, row.party) for row in rows]
-        [('p0', 'p1'), ('p0', 'p2')]
-    """
-    methods = [algorithms] if isinstance(algorithms, str) else list(algorithms)
-    base = asked(methods[0], federation, settings) if methods else Experiment()
-    with tempfile.TemporaryDirectory(prefix="comity-") if out is None else nullcontext(out) as folder:
-        return effects(
-            base,
-            methods,
-            [base.seed] if seeds is None else seeds,
-            Path(folder),
-            progress or (lambda experiment: Quiet()),
-            leave_out,
-            federation,
-            caution=lambda text: warnings.warn(harmless(text), stacklevel=4),
-        )
 
 
 def effects(

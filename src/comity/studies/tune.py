@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comity.core.metrics import ACCURACY, METRICS, Metric
+from comity.core.metrics import ACCURACY, Metric
+from comity.core.own_metrics import use
+from comity.data import Federation
 from comity.errors import ComityError, Refusal
 from comity.experiments.build import Progress, federation_of, prepare
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
 from comity.measure.doubts import doubts
 from comity.measure.figures import by_round, mean
+from comity.models import OwnModel
 from comity.spec import value
 from comity.studies.compare import run_once
 from comity.track import Trackers
@@ -52,30 +55,35 @@ def tune(
     out: Path,
     progress: Callable[[Experiment], Progress],
     track: Trackers | None = None,
+    given: Federation | None = None,
+    model: OwnModel | None = None,
 ) -> list[Trial]:
-    """Every point of the grid with the same budget, the best on validation samples, by the chosen metric, first."""
+    """Every point of the grid with the same budget, the best on validation samples, by the chosen metric, first.
+
+    Each seed deals the data anew, unless a federation is `given`. `model` is a network of the user's own, in place of a name.
+    """
     if not base.validation:
         raise Refusal("tune chooses on validation data, so --validation must be greater than 0.")
     if "seed" in grid:
         raise Refusal("A seed is not tuned: give several with --seeds.")
     if "metric" in grid:
         raise Refusal("A metric is not tuned: choose one with --metric.")
-    metric = METRICS[base.metric]
+    metric = use(base.metric)
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     found: list[list[Trial]] = [[] for _ in points]
     for seed in seeds:
         experiments = [_experiment_at(point, base, seed) for point in points]
-        federations = [federation_of(experiment) for experiment in experiments]
+        federations = [given or federation_of(experiment) for experiment in experiments]
         for experiment, federation in zip(experiments, federations, strict=True):
-            job = prepare(experiment, federation)  # all are checked before the first one starts
-            metric = METRICS[job.experiment.metric]  # which is another where labels are numbers
+            job = prepare(experiment, federation, model)  # all are checked before the first one starts
+            metric = job.metric  # which is another where labels are numbers
             if not job.judged("validation"):
                 raise Refusal(
                     f"No party's validation samples have a figure by metric {metric.name}: there is nothing to choose by."
                 )
         for k, point in enumerate(points):
             folder = out / ",".join(f"{name}={value}" for name, value in point.items()) / f"seed-{seed}"
-            summary = run_once(experiments[k], federations[k], folder, progress(experiments[k]), track)
+            summary = run_once(experiments[k], federations[k], folder, progress(experiments[k]), track, model)
             best = summary[metric.name]["best_round"]
             if best is None:
                 lacking = "was everybody heard" if metric is ACCURACY else f"does everybody have a figure by metric {metric.name}"

@@ -88,7 +88,7 @@ class Trackers:
             return
         settings = job.experiment.model_dump(exclude_none=True)
         self._sizes = {p.name: len(p.data.test) for p in job.parties}
-        self._metric = job.experiment.metric
+        self._metric = job.metric.name
         self._following = self._each(self._all, lambda one: one.begin(folder, settings))
         charges = defaultdict(list)
         notes = defaultdict(list)

@@ -1,0 +1,20 @@
+"""Rows as pandas frames, where pandas is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from comity.errors import Refusal
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def frame(rows: Iterable[Any], columns: Sequence[str] | None = None) -> pandas.DataFrame:
+    """Rows (tuples, or dicts by column) as a frame; one sentence if there is no pandas."""
+    try:
+        import pandas
+    except ImportError as why:
+        raise Refusal("to_pandas needs pandas, which is not installed here: pip install pandas.") from why
+    return pandas.DataFrame(list(rows), columns=None if columns is None else list(columns))

@@ -1,0 +1,110 @@
+"""Tables, sentences and curves as HTML that any notebook shows, in the light and in the dark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from html import escape
+
+COLOURS = ("#2f7de1", "#d9480f", "#2b8a3e", "#c2255c", "#7048e8", "#0c8599", "#a16207", "#868e96")
+"""Of curves: each stands out from white and from black."""
+DASHES = ("", "7 3", "2 2", "9 3 2 3")
+"""For who cannot tell colours apart."""
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 460, 190, 46, 34, 10, 12
+CELL = "padding:2px 7px;text-align:{};border:0;background:transparent;white-space:nowrap"
+Line = Mapping[int, float]
+
+
+def page(title: str, *parts: str) -> str:
+    """A title and what stands below it."""
+    return f'<div style="font-size:90%"><div style="font-weight:bold">{escape(title)}</div>{"".join(parts)}</div>'
+
+
+def sentences(texts: Iterable[str]) -> str:
+    """One below the other, smaller than the rest."""
+    return "".join(f'<div style="opacity:.8;max-width:60em">{escape(text)}</div>' for text in texts)
+
+
+def table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    words: int = 1,
+    shade: Callable[[int, int], float] | None = None,
+    folded: Collection[int] = (),
+) -> str:
+    """A table whose first `words` columns are words, the others figures; `shade` says how dark a cell is, from 0 to 1."""
+
+    def cell(k: int, text: str, tag: str, dark: float = 0.0) -> str:
+        style = CELL.format("left" if k < words else "right")
+        style += f";background:rgba(47,125,225,{dark:.2f})" if dark else ""
+        style += ";white-space:normal" if k in folded else ""
+        return f'<{tag} style="{style}">{escape(text)}</{tag}>'
+
+    head = "".join(cell(k, text, "th") for k, text in enumerate(heads))
+    body = "".join(
+        "<tr>" + "".join(cell(k, text, "td", shade(r, k) if shade else 0.0) for k, text in enumerate(row)) + "</tr>"
+        for r, row in enumerate(rows)
+    )
+    return (
+        '<table style="border-collapse:collapse;margin:4px 0"><thead style="border-bottom:1px solid currentColor">'
+        f"<tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )
+
+
+def curves(lines: Mapping[str, Line], what: str) -> str:
+    """Lines by round, in hundredths, with a legend that says where each ends."""
+    known = {name: {t: v for t, v in line.items() if math.isfinite(v)} for name, line in lines.items()}
+    known = {name: line for name, line in known.items() if line}
+    if not known:
+        return ""
+    values = [value for line in known.values() for value in line.values()]
+    last = max(1, *(max(line) for line in known.values()))
+    step = _step(max(values) - min(*values, max(values) - 0.01))
+    low, high = math.floor(min(values) / step) * step, math.ceil(max(values) / step - 1e-9) * step
+    high = high if high > low else low + step
+
+    def x(t: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * t / last
+
+    def y(value: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
+
+    drawn = []
+    for k in range(round((high - low) / step) + 1):
+        at = y(low + k * step)
+        drawn.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}" stroke="currentColor" opacity=".15"/>')
+        drawn.append(_text(LEFT - 6, at + 4, f"{100 * (low + k * step):g}%", "end"))
+    for t in sorted({0, last // 2, last}):
+        drawn.append(_text(x(t), HEIGHT - BOTTOM + 16, str(t), "middle"))
+    drawn.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 3, "round", "middle"))
+    legend = []
+    for k, (name, line) in enumerate(known.items()):
+        colour, dash = COLOURS[k % len(COLOURS)], DASHES[k // len(COLOURS) % len(DASHES)]
+        points = " ".join(f"{x(t):.1f},{y(line[t]):.1f}" for t in sorted(line))
+        shape = f'fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"'
+        dot = f'<circle cx="{x(max(line)):.1f}" cy="{y(line[max(line)]):.1f}" r="2.5" fill="{colour}"/>'
+        drawn.append(f"<g><title>{escape(name)}</title><polyline points={points!r} {shape}/>{dot}</g>")
+        swatch = f'<svg width="22" height="8" style="vertical-align:middle"><line x2="22" y1="4" y2="4" {shape}/></svg>'
+        legend.append(f'<span style="margin-right:14px">{swatch} {escape(name)} {100 * line[max(line)]:.1f}%</span>')
+    said = f"{what} by round: " + ", ".join(f"{name} ends at {100 * line[max(line)]:.1f}%" for name, line in known.items())
+    return (
+        f'<div style="margin-top:4px">{escape(what)} by round</div>'
+        f'<svg role="img" aria-label="{escape(said)}" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'style="max-width:100%" font-size="11" fill="currentColor">{"".join(drawn)}</svg><div>{"".join(legend)}</div>'
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" opacity=".8">{escape(text)}</text>'
+
+
+def _step(span: float) -> float:
+    """The distance of grid lines, a round number, of which a span has two to six."""
+    return next((step for step in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if span / step <= 6), 10 ** math.ceil(math.log10(span)))
+
+
+def some(names: Sequence[str], most: int = 12) -> tuple[list[str], int]:
+    """The first and the last of many, and how many are between them."""
+    if len(names) <= most:
+        return list(names), 0
+    return [*names[: most // 2], *names[-(most // 2) :]], len(names) - most // 2 * 2

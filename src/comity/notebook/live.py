@@ -1,0 +1,117 @@
+"""Who watches a run that was begun from Python: a live line in a notebook, the terminal's bar if it is asked for, or nobody."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from html import escape
+from typing import Any
+
+from comity.core.ledger import Ledger
+from comity.errors import Refusal
+from comity.experiments.build import Job, Progress, Quiet
+from comity.experiments.config import Experiment
+from comity.units import size
+
+EVERY = 0.1  # seconds between two pictures of the line
+Watched = Callable[[Experiment], Progress]
+
+
+def in_notebook() -> bool:
+    """Whether this process is a notebook's kernel."""
+    asked = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return hasattr(asked() if asked else None, "kernel")
+
+
+@contextmanager
+def watching(progress: bool | Progress | Watched | None, several: bool = False) -> Iterator[Watched]:
+    """Who watches each run of a call: in a notebook a line unless `progress` is False, elsewhere nobody unless it is True."""
+    if progress is None:
+        progress = in_notebook()
+    if isinstance(progress, bool):
+        if progress and in_notebook():
+            live = Live(several)
+            try:
+                yield live
+            finally:
+                live.clear()
+        elif progress:
+            from comity.cli import screen
+
+            yield lambda experiment: screen.progress(_title(experiment, several))
+        else:
+            yield lambda experiment: Quiet()
+    elif isinstance(progress, Progress):
+        one = progress
+        yield lambda experiment: one
+    elif callable(progress):
+        yield progress
+    else:
+        raise Refusal("progress is True, False, or somebody who watches: an object with begin, answered, round and end.")
+
+
+def _title(experiment: Experiment, several: bool) -> str:
+    return experiment.algorithm + (f" seed {experiment.seed}" if several else "")
+
+
+class Line:
+    """One picture of a run that goes on."""
+
+    def __init__(self, text: str, done: int, of: int) -> None:
+        self._text, self._done, self._of = text, done, of
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def _repr_html_(self) -> str:
+        bar = f'<progress value="{self._done}" max="{max(1, self._of)}"></progress> ' if self._text else ""
+        return f'<div style="font-size:90%">{bar}{escape(self._text)}</div>'
+
+
+class Live:
+    """A line below a notebook's cell that follows the runs of one call, and goes when they are over."""
+
+    def __init__(self, several: bool = False) -> None:
+        from IPython.display import display
+
+        self._several = several
+        self._handle: Any = display(Line("", 0, 1), display_id=True)  # type: ignore[no-untyped-call]
+        self._runs = 0
+        self._shown = 0.0
+
+    def __call__(self, experiment: Experiment) -> Live:
+        """Follow the next run."""
+        self._runs += 1
+        self._title = (f"run {self._runs}: " if self._several else "") + _title(experiment, self._several)
+        return self
+
+    def begin(self, job: Job, first_round: int) -> None:
+        """A run begins."""
+        self._rounds, self._metric = job.experiment.rounds, job.metric
+        self._figure = ""
+        self._show(first_round, "", at_once=True)
+
+    def answered(self, count: int) -> None:
+        """Too fine for this line."""
+
+    def round(self, t: int, figure: float | None, ledger: Ledger) -> None:
+        """A round is over."""
+        if figure is not None:
+            self._figure = f", {self._metric.title} {figure:.1%}"
+        crossed = sum(n for kind, n in ledger.total.items() if kind != "eval")
+        self._show(t, f"{self._figure}, {size(crossed)}", at_once=t == self._rounds)
+
+    def end(self) -> None:
+        """The next run may follow."""
+
+    def _show(self, t: int, more: str, at_once: bool) -> None:
+        now = time.monotonic()
+        if at_once or now - self._shown >= EVERY:
+            self._shown = now
+            self._handle.update(Line(f"{self._title}: round {t}/{self._rounds}{more}", t, self._rounds))
+
+    def clear(self) -> None:
+        """Take the line away."""
+        self._handle.update(Line("", 0, 1))

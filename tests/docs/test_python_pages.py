@@ -1,0 +1,45 @@
+"""The pages on Python and on one's own pieces are true: files are written, commands and calls are run, in their order."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
+from harness import works
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = {
+    "python.md": ((0, 0, 8), ["kept"]),
+    "your-own.md": ((4, 4, 5), ["model-run", "data-run", "partition-run", "metric-run/fedavg/seed-0", "given-run"]),
+}
+"""How many files, commands and calls each has, and the runs that these leave."""
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = (DOCS / page).read_text(encoding="utf-8")
+    files, commands, calls = 0, 0, 0
+    names: dict[str, Any] = {}
+    for kind, block in re.findall(r"^```(python|console)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
+        if kind == "console":
+            works(*shlex.split(block.removeprefix("$ comity ")))
+            commands += 1
+        elif named := re.match(r"# (\w+\.py)\n", block):
+            Path(named[1]).write_text(block, encoding="utf-8")
+            files += 1
+        else:
+            exec(compile(block, f"docs/{page}", "exec"), names)
+            calls += 1
+    counts, runs = PAGES[page]
+    assert (files, commands, calls) == counts
+    assert all((tmp_path / run / "summary.json").exists() for run in runs)
+    for module in ("my_model", "my_data", "my_partition", "my_metric"):
+        sys.modules.pop(module, None)
