@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from comity.core.metrics import METRICS
 from comity.core.own_metrics import Function, give
 from comity.data import Federation
 from comity.errors import Refusal
 from comity.experiments.asked import Option, asked, check_federation, check_options, settings_in
-from comity.experiments.build import Progress, federation_of, prepare
+from comity.experiments.build import Progress, federation_of, judged_by, prepare
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
 from comity.experiments.result import Result
@@ -309,8 +310,8 @@ def tune(
     trackers = _trackers(track, keep, folder)
     with watching(progress, len(every) > 1) as watched:
         trials = tuning.tune(base, points, every, folder, watched, trackers, federation, own)
-    by = next(RunFolder(path.parent) for path in sorted(folder.rglob("summary.json"))).read_summary() or {}
-    return Tuning(folder, algorithm, by["metric"], trials, keep)
+    by = judged_by(base, federation or federation_of(base)).metric
+    return Tuning(folder, algorithm, METRICS[by].name, trials, keep)
 
 
 def leave_one_out(

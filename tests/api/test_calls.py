@@ -282,6 +282,15 @@ def test_tuning(fed: comity.Federation) -> None:
     assert "<table" in made._repr_html_()
 
 
+def test_a_folder_that_was_taken_away(fed: comity.Federation, tmp_path: Path) -> None:
+    result = comity.run("fedavg", fed, out=tmp_path / "run", **SMALL)
+    shutil.rmtree(tmp_path / "run")
+    assert repr(result).startswith("<fedavg: accuracy ")
+    for ask in (lambda: result.metrics, lambda: result.model("p0")):
+        with pytest.raises(comity.ComityError, match="folder of this run is gone"):
+            ask()
+
+
 # Who watches.
 
 

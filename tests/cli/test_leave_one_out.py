@@ -300,8 +300,8 @@ def test_the_same_call_goes_on(federation: library.Federation, tmp_path: Path, m
 
 
 def test_a_call_that_makes_no_sense(federation: library.Federation) -> None:
-    for bad in ([], ["solo"]):
-        with pytest.raises(Refusal, match="nothing is exchanged"):
+    for bad, said in (([], "a list of names"), (["solo"], "nothing is exchanged")):
+        with pytest.raises(Refusal, match=said):
             library.leave_one_out(bad, federation, **SETTINGS)
     with pytest.raises(Refusal, match="Did you mean 'odd'"):
         library.leave_one_out("fedavg", federation, leave_out=["od"], **SETTINGS)

@@ -30,7 +30,7 @@ def deal(
     spec: Spec, given: OwnPartition | None, y: Ints, asked: int | None, parties: int, rng: np.random.Generator
 ) -> dict[str, Ints]:
     """Each party's positions in `y`, as the user's function deals them, if it deals as a partition must."""
-    called = spec.name.removeprefix(GIVEN) if given else f"partition of {spec.name}"
+    called = f"The partition {spec.name.removeprefix(GIVEN)}" if given else f"partition of {spec.name}"
     try:
         made = given(y, parties, rng) if given else call(spec, from_file(spec.name, "partition"), y, parties, rng)
     except Refusal:

@@ -143,12 +143,12 @@ class Result:
     @cached_property
     def metrics(self) -> list[Note]:
         """Rows of metrics.csv: (round, party, split, metric, value)."""
-        return RunFolder(self.folder).read_metrics()
+        return self._there().read_metrics()
 
     @cached_property
     def ledger(self) -> list[Charge]:
         """Rows of ledger.csv: (round, work, src, dst, kind, bytes)."""
-        return RunFolder(self.folder).read_ledger()
+        return self._there().read_ledger()
 
     def model(self, party: str) -> Deployed:
         """What that party would deploy after the last round."""
@@ -181,8 +181,14 @@ class Result:
             raise unknown("party called", party, everyone)
         return everyone.index(party)
 
+    def _there(self) -> RunFolder:
+        """Its folder, if it was not taken away."""
+        if not self.folder.is_dir():
+            raise ComityError(f"The folder of this run is gone: {self.folder}.")
+        return RunFolder(self.folder)
+
     def _checkpoints(self) -> Checkpoints:
-        checkpoints = RunFolder(self.folder).checkpoints()
+        checkpoints = self._there().checkpoints()
         if checkpoints.load() is None:
             raise ComityError(f"{self.folder} holds no checkpoint.")
         return checkpoints

@@ -69,7 +69,8 @@ def _wrong_width(what: str, answer: tuple[int, ...], classes: int) -> str:
 def _of_modules(what: str, pair: object, shape: tuple[int, ...], classes: int) -> Modules:
     """A pair of modules as a network, tried on two samples of zeros."""
     if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, nn.Module) for part in pair)):
-        raise Refusal(f"{what} must be a pair (encoder, head) of nn.Modules.")
+        hint = ": (net[:-1], net[-1]) cuts a Sequential before its last layer" if isinstance(pair, nn.Sequential) else ""
+        raise Refusal(f"{what} must be a pair (encoder, head) of nn.Modules{hint}.")
     encoder, head = deepcopy(pair)  # the user's own modules are left alone
     network = Modules(encoder, head, shape)
     try:
