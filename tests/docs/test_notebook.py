@@ -55,5 +55,5 @@ def test_executed_afresh_it_shows_the_same_kinds_of_things(saved: Any, tmp_path:
     assert sum("<table" in one for one in now) >= 8
     (comparison,) = (one for one in now if "fedper" in one and "<polyline" in one)
     assert comparison.count("<polyline") == 4
-    assert "does collaborating help?" in comparison
+    assert "Does collaborating help?" in comparison
     assert (tmp_path / "first-run" / "summary.json").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,7 +26,7 @@ from comity.cli.options import (
     with_experiment,
     write_report,
 )
-from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric
+from comity.core.metrics import ACCURACY, METRICS, Metric
 from comity.errors import Refusal
 from comity.experiments.config import Experiment, experiment
 
@@ -180,20 +179,18 @@ def compare(
 def _show_comparison(rows: Sequence[Standing], settled: Experiment, seeds: int) -> None:
     """The table of a comparison, and what its columns mean; `settled` are the settings of one of its runs."""
     from comity.cli import screen
+    from comity.studies.standing import columns
 
-    late = ["newcomers"] if settled.newcomers else []
     metric = METRICS[settled.metric]
-    beside = [] if metric in (ACCURACY, EXPLAINED) else [ACCURACY.title]
-    columns = ["method", metric.title, "over SOLO", "gained", "hurt", "worst", *beside, *late, "sent", "time"]
     title = f"{settled.data}, {settled.partition}, {settled.rounds} rounds" + (f", {seeds} seeds" if seeds > 1 else "")
-    screen.table(columns, [_cells(row, seeds > 1) for row in rows], title)
+    screen.table(*columns(row.cells(seeds > 1) for row in rows), title)
     joint = sum(row.gain is not None for row in rows)
     wide = f" and wide enough for {joint} methods to pick from" if joint > 1 else ""
     screen.say(
         "over SOLO: points more than by training alone, mean over parties, with its 95% interval. gained, "
         f"hurt: parties whose own interval, paired over their test samples{wide}, excludes zero. worst: the worst party"
         f"{'' if metric is ACCURACY else f', by {metric.title}'}. sent: all bytes that cross in a run but those of evaluation."
-        + (" newcomers: their accuracy after joining, and what it gave them against training alone." if late else "")
+        + (" newcomers: their accuracy after joining, and what it gave them against training alone." if settled.newcomers else "")
         + (" *: see the notes." if any(row.doubts for row in rows) else ""),
         "dim",
     )
@@ -215,24 +212,6 @@ def _show_answers(made: Findings) -> None:
     for line in lines(made.answers):
         screen.say(line)
     screen.say(made.reading, "dim")
-
-
-def _cells(row: Standing, several: bool) -> list[str]:
-    """A method's line in the table of a comparison."""
-    from comity.cli import screen
-
-    return [
-        row.algorithm + (" *" if row.doubts else ""),
-        "diverged" if row.mean is None else f"{row.mean:.1%}" + (f" ± {100 * row.spread:.1f}" if several else ""),
-        row.gain.short if row.gain else "",
-        f"{row.gained}/{row.judged}" if row.judged else "",
-        f"{row.hurt}/{row.judged}" if row.judged else "",
-        "" if row.worst_mean is None else f"{row.worst_mean:.1%}",
-        *([] if row.metric in (ACCURACY.name, EXPLAINED.name) else [f"{fmean(row.accuracy):.1%}"]),
-        *([f"{row.joined:.1%} ({100 * (row.joined_gain or 0):+.1f})"] if row.joined is not None else []),
-        screen.size(row.bytes["total"]),
-        screen.duration(row.seconds or 0.0),
-    ]
 
 
 @app.command()

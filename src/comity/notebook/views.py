@@ -82,21 +82,12 @@ def _lines(rows: Sequence[Note], metric: Metric) -> dict[str, dict[int, float]]:
 def of_comparison(made: Comparison) -> str:
     """A comparison: the ranking, the answers, the curves."""
     from comity.studies.answers import lines as told
+    from comity.studies.standing import columns
 
     first = next(iter(next(iter(made.results.values())).values()))
     metric = judged_by(first)
     several = len(made.seeds) > 1
-    rows = [
-        [
-            row.algorithm + (" *" if row.doubts else ""),
-            "diverged" if row.mean is None else f"{row.mean:.1%}" + (f" ± {100 * row.spread:.1f}" if several else ""),
-            "" if row.worst_mean is None else f"{row.worst_mean:.1%}",
-            *([f"{row.gained}/{row.judged}", f"{row.hurt}/{row.judged}"] if row.judged else ["", ""]),
-            size(sum(row.bytes.get(kind, 0) for kind in ("up", "down", "peer"))),
-            duration(row.seconds or 0.0),
-        ]
-        for row in sorted(made.rows, key=lambda row: -row.goodness)
-    ]
+    ranked = sorted(made.rows, key=lambda row: -row.goodness)
     lines = {
         row.algorithm: conventions.mean_curve(
             [conventions.curve(result.metrics, metric=metric.name) for result in made.results[row.algorithm].values()]
@@ -107,9 +98,10 @@ def of_comparison(made: Comparison) -> str:
     answers = [[one.partition(": ")[0], one.partition(": ")[2]] for one in told(made.answers)]
     return page(
         f"{setting(first.summary)}{seeds}",
-        table(["method", f"test {metric.title}", "worst party", "gained", "hurt", "bytes", "time"], rows),
+        sentences(f"{question} {said}" for question, said in (made.overall.questions if made.overall else {}).items()),
+        table(*columns(row.cells(several) for row in ranked)),
         curves(lines, f"Test {metric.title}"),
-        table(["party", "does collaborating help?"], answers, words=2, folded=(1,)) if answers else "",
+        table(["party", "answer"], answers, words=2, folded=(1,)) if answers else "",
         sentences([made.reading] if answers else []),
         sentences(f"* {text}" for row in made.rows for text in row.doubts),
     )

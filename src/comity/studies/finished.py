@@ -23,6 +23,7 @@ from comity.studies.answers import Answer
 from comity.studies.compare import COMPARISON, Findings, run_folder
 from comity.studies.standing import Standing
 from comity.studies.tune import Trial
+from comity.studies.verdict import Overall
 
 if TYPE_CHECKING:
     import pandas
@@ -81,6 +82,11 @@ class Comparison:
         return self.found.rows
 
     @property
+    def overall(self) -> Overall | None:
+        """What the comparison says of everybody together, if there is a method that collaborates."""
+        return self.found.overall
+
+    @property
     def answers(self) -> list[Answer]:
         """What the comparison says to each party: does collaborating help?"""
         return self.found.answers
@@ -126,8 +132,9 @@ class Comparison:
     def _standing(row: Standing) -> dict[str, Any]:
         more = {name: getattr(row, name) for name in ("gained", "hurt", "judged", "seconds")}
         figures = {"mean": row.mean, "spread": row.spread if row.mean is not None else None, "worst": row.worst_mean}
+        gain = dict.fromkeys(("gain", "low", "high")) if row.gain is None else asdict(row.gain)
         told = {"doubts": "; ".join(row.doubts)}
-        return {"method": row.algorithm, "metric": row.metric} | figures | more | row.bytes | told
+        return {"method": row.algorithm, "metric": row.metric} | figures | gain | more | row.bytes | told
 
     def report(self, out: str | Path | None = None, *, trust: bool = False) -> Path:
         """Write the comparison's page, as `comity.report` does."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric
 from comity.measure.doubts import doubts
 from comity.measure.gain import Gain
 from comity.studies.answers import Estimate, estimates, judged, on_average
+from comity.units import duration, size
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,25 @@ class Standing:
     def judged(self) -> int:
         """How many were compared with training alone."""
         return len(self.gains)
+
+    def cells(self, several: bool) -> dict[str, str]:
+        """The method's line in a table, by column; with `several` seeds, figures have their spread."""
+        metric = METRICS[self.metric]
+        figure = "diverged" if self.mean is None else f"{self.mean:.1%}" + (f" ± {100 * self.spread:.1f}" if several else "")
+        beside = {} if metric in (ACCURACY, EXPLAINED) else {ACCURACY.title: f"{statistics.fmean(self.accuracy):.1%}"}
+        late = {} if self.joined is None else {"newcomers": f"{self.joined:.1%} ({100 * (self.joined_gain or 0):+.1f})"}
+        return {
+            "method": self.algorithm + (" *" if self.doubts else ""),
+            metric.title: figure,
+            "over SOLO": self.gain.short if self.gain else "",
+            "gained": f"{self.gained}/{self.judged}" if self.judged else "",
+            "hurt": f"{self.hurt}/{self.judged}" if self.judged else "",
+            "worst": "" if self.worst_mean is None else f"{self.worst_mean:.1%}",
+            **beside,
+            **late,
+            "sent": size(self.bytes["total"]),
+            "time": duration(self.seconds or 0.0),
+        }
 
     def plain(self) -> dict[str, Any]:
         """As in comparison.json."""
@@ -141,3 +161,10 @@ def _worst(block: Mapping[str, Any], metric: Metric) -> float | None:
 
 def _mean(values: Sequence[float]) -> float | None:
     return statistics.mean(values) if values else None
+
+
+def columns(rows: Iterable[Mapping[str, str]]) -> tuple[list[str], list[list[str]]]:
+    """Heads and lines of a table, from lines by column; what a line does not have is empty."""
+    lines = list(rows)
+    heads = list(dict.fromkeys(head for line in lines for head in line))
+    return heads, [[line.get(head, "") for head in heads] for line in lines]
