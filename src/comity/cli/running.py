@@ -57,15 +57,25 @@ def run(algo: Algo, settings: Settings, out: Out = None, track: Track = None, tr
 
 
 @app.command()
-def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], track: Track = None, trust: Trust = False) -> None:
-    """Continue a run that was stopped or killed; the result is what it would have been."""
+def resume(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")],
+    rounds: Annotated[int | None, typer.Option("--rounds", help="go on to so many, also if the run has ended with fewer")] = None,
+    track: Track = None,
+    trust: Trust = False,
+) -> None:
+    """Continue a run that was stopped or killed, or one that is to have more rounds; the result is what it would have been."""
     from comity.cli import screen
     from comity.experiments.folder import RunFolder
+    from comity.experiments.longer import ask_for
     from comity.experiments.run import reopen, resume_in
 
     begun = RunFolder(run_dir)
     begun.check_begun()
     others = trackers(track, run_dir.resolve().parent)
+    if rounds is not None:
+        ask_for(run_dir, rounds, trust=trust)
+        if (run_dir.resolve().parents[1] / "comparison.json").is_file():
+            caution(f"{run_dir} is part of a comparison, whose other runs keep the rounds that they have.")
     with resumable(f"comity resume {run_dir}"):
         if (done := begun.read_summary()) is not None:
             begun.check()
