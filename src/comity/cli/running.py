@@ -245,9 +245,12 @@ def tune(
     seeds: Seeds = None,
     out: Out = None,
     track: Track = None,
+    report: Report = True,
     trust: Trust = False,
 ) -> None:
     """Try a grid of values with equal budgets; choose on validation data."""
+    from statistics import pstdev
+
     from comity.cli import screen
     from comity.studies.compare import folder_name
     from comity.studies.tune import parse_grid
@@ -258,19 +261,38 @@ def tune(
     points = parse_grid(grid)
     others = trackers(track, folder)
     with resumable(f"the same command and --out {folder}"):
-        trials = tune_runs(base, points, chosen_seeds(seeds, base.seed), folder, lambda e: screen.progress(e.algorithm), others)
+        made = tune_runs(base, points, chosen_seeds(seeds, base.seed), folder, screen.progress, others)
+
+    def over_seeds(figures: Sequence[float]) -> str:
+        return f"{fmean(figures):.1%}" + (f" ± {100 * pstdev(figures):.1f}" if len(figures) > 1 else "")
+
     rows = [
-        [*(str(v) for v in t.settings.values()), f"{t.validation:.1%}", f"{t.test:.1%}" + (" *" if t.doubts else "")]
-        for t in trials
+        [
+            *(str(v) for v in t.settings.values()),
+            over_seeds(t.validations),
+            over_seeds(t.tests) + (" *" if t.doubts else ""),
+            ", ".join(map(str, t.rounds)),
+        ]
+        for t in made.trials
     ]
-    by = "" if base.metric == ACCURACY.name else f" {METRICS[base.metric].title}"
-    title = f"{base.algorithm}, {base.rounds} rounds each, best by validation{by} first"
-    screen.table([*points, "validation", "test"], rows, title)
-    best = ", ".join(f"{n}={v}" for n, v in trials[0].settings.items())
-    for t in trials:
+    by = METRICS[made.metric].title
+    seeds_of = f", {len(made.seeds)} seeds" if len(made.seeds) > 1 else ""
+    title = f"{folder_name(base.algorithm)}: {by}, up to {base.rounds} rounds{seeds_of}, best by validation first"
+    screen.table([*points, "validation", "test", "round"], rows, title)
+    screen.note(
+        "validation, test: the mean over parties, after the round in the last column, which is best on all validation samples"
+        + ("; ±: standard deviation over seeds." if len(made.seeds) > 1 else ".")
+        + (" *: see the notes." if any(t.doubts for t in made.trials) else "")
+    )
+    for t in made.trials:
         for text in t.doubts:
-            caution(f"{', '.join(f'{n}={v}' for n, v in t.settings.items())}, {text}")
-    screen.out.print(f"Chosen on validation data: {best}. The runs are in {folder}", soft_wrap=True)
+            caution(f"{t.name.replace(',', ', ')}, {text}")
+    screen.out.print(made.verdict, soft_wrap=True)
+    screen.out.print(f"The runs are in {folder}", soft_wrap=True)
+    if report:
+        write_report(folder)
+    else:
+        screen.out.print(f"See them all on a page with: comity report {folder}", soft_wrap=True)
 
 
 @app.command()

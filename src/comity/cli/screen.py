@@ -30,7 +30,17 @@ from comity.units import size as size  # noqa: PLC0414
 
 
 class Screen(Console):
-    """A console to which every string is one line of text: `[red]` in a name is no colour, and an escape code is not obeyed."""
+    """A console to which every string is one line of text: `[red]` in a name is no colour, and an escape code is not obeyed.
+
+    With `soft_wrap` a sentence is one line to a program; on a terminal it is broken between words, and never within one.
+    """
+
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **ways: Any) -> None:
+        """Show it."""
+        if soft_wrap and self.is_terminal:
+            super().print(*objects, **ways | {"overflow": "ignore", "crop": False})
+        else:
+            super().print(*objects, soft_wrap=soft_wrap, **ways)
 
     def render_str(self, text: str, *, style: str | Style = "", **ways: Any) -> Text:
         """A string as it is to be seen."""
@@ -154,6 +164,11 @@ def table(
         out.print(made)
     else:
         in_full(made)
+
+
+def note(text: str) -> None:
+    """What the columns of a table mean, below it."""
+    out.print(text, style="dim")
 
 
 def in_full(made: Table) -> None:
