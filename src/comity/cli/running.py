@@ -13,6 +13,7 @@ from comity.cli.options import (
     Algo,
     Out,
     Report,
+    RunDir,
     Seeds,
     Settings,
     Track,
@@ -58,7 +59,7 @@ def run(algo: Algo, settings: Settings, out: Out = None, track: Track = None, tr
 
 @app.command()
 def resume(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")],
+    run_dir: RunDir,
     rounds: Annotated[int | None, typer.Option("--rounds", help="go on to so many, also if the run has ended with fewer")] = None,
     track: Track = None,
     trust: Trust = False,
@@ -138,7 +139,7 @@ def _others(summary: dict[str, Any], metric: Metric) -> str:
 @app.command()
 @with_experiment
 def compare(
-    algos: Annotated[list[str], typer.Argument(metavar="ALGO...")],
+    algos: Annotated[list[str], typer.Argument(metavar="ALGO...", help="methods, as in fedavg fedavg+dbe ./mine.py")],
     settings: Settings,
     seeds: Seeds = None,
     leave_one_out: Annotated[bool, typer.Option("--leave-one-out", help="once more without each party: who helps whom?")] = False,

@@ -133,7 +133,9 @@ def _answers(
 
 
 def check_folders(methods: Sequence[str]) -> None:
-    """Refuse methods whose runs would lie in one folder, or where the runs without a party lie."""
+    """Refuse methods whose runs would lie in one folder, or where the runs without a party lie; and what is no method."""
+    if file := next((method for method in methods if method.endswith((".toml", ".yaml", ".yml", ".json"))), None):
+        raise Refusal(f"{file} is no method: methods are compared by their names, and settings are given as options.")
     folders = [folder_name(method) for method in methods]
     if twice := next((f for f in folders if folders.count(f) > 1), None):
         raise Refusal(f"Two of the methods would share the folder {twice}: rename one of the files.")
