@@ -38,6 +38,20 @@ for noisy in ("COMITY_DEBUG", "COMITY_CHECKPOINT_SECONDS", "FORCE_COLOR", "NO_CO
 SMALL = ("--parties", "3", "--rounds", "2", "--model", "linear", "--partition", "iid", "--engine", "loop")
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\^_=>]|\x1b\].*?(\x07|\x1b\\)")
 NURSERY = Path(__file__).with_name("nursery.py")
+OWN = '''"""Mine: FedAvg under another name.
+
+Idea: an example of a user's own method.
+"""
+
+from comity.algorithms.fedavg import FedAvg
+from comity.core import *
+
+
+@algorithm
+class Mine(FedAvg):
+    {}
+'''
+"""The file of a user's own method; {} is what the class holds."""
 
 
 def once(args: Sequence[object]) -> list[str]:

@@ -27,6 +27,7 @@ def measure(
     from comity.cli import screen
     from comity.experiments.folder import RunFolder
     from comity.measure import conventions, mdl, study
+    from comity.plugins import called
 
     run = RunFolder(run_dir)
     run.check_begun()
@@ -44,7 +45,7 @@ def measure(
             if when in entry:
                 rows.append([layer, when, *_figures(entry[when])])
     heads = ["layer", "training", "MDL nats", "bits", "Fréchet", "told apart", "chance", "drift"]
-    screen.table(heads, rows, f"{found['algorithm']} on {found['dataset']}, {found['samples']} test samples", words=2)
+    screen.table(heads, rows, f"{called(found['algorithm'])} on {found['dataset']}, {found['samples']} test samples", words=2)
     shown = [[name, f"{value:.4f}"] for name, value in accuracy.items() if value is not None]
     screen.table(["accuracy", ""], shown)
     screen.out.print(

@@ -31,6 +31,7 @@ from comity.cli.options import (
 from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric
 from comity.errors import Refusal
 from comity.experiments.config import Experiment, experiment
+from comity.plugins import called
 
 if TYPE_CHECKING:
     from comity.experiments.build import Progress
@@ -45,16 +46,15 @@ def run(algo: Algo, settings: Settings, out: Out = None, track: Track = None, tr
     from comity.cli import screen
     from comity.experiments.build import federation_of, prepare
     from comity.experiments.run import start
-    from comity.studies.compare import folder_name
 
     chosen = chosen_experiment(algo, settings, trust)
     job = prepare(chosen, federation_of(chosen))
     for text in job.cautions():
         caution(text)
-    folder = out or free_folder(f"{folder_name(chosen.algorithm)}-{Path(chosen.data).stem}-s{chosen.seed}")
+    folder = out or free_folder(f"{called(chosen.algorithm)}-{Path(chosen.data).stem}-s{chosen.seed}")
     others = trackers(track, folder.parent)
     with resumable(f"comity resume {folder}"):
-        _finish(folder, start(job, folder, screen.progress(chosen.algorithm), others).summary)
+        _finish(folder, start(job, folder, screen.progress(called(chosen.algorithm)), others).summary)
 
 
 @app.command()
@@ -82,7 +82,7 @@ def resume(
             begun.check()
         else:
             job = reopen(run_dir, trust=trust)
-            done = resume_in(job, run_dir, screen.progress(job.experiment.algorithm), others).summary
+            done = resume_in(job, run_dir, screen.progress(called(job.experiment.algorithm)), others).summary
         _finish(run_dir, done)
 
 
@@ -92,13 +92,14 @@ def _finish(folder: Path, summary: dict[str, Any]) -> None:
     from comity.measure.doubts import doubts
 
     metric = METRICS[summary["metric"]]
+    name = called(summary["algorithm"])
     got = summary.get(metric.name) or {}
     sent = summary["bytes"]
     if got.get("mean") is None:
-        screen.out.print(f"{summary['algorithm']}: no {metric.title}, as a model has diverged", soft_wrap=True)
+        screen.out.print(f"{name}: no {metric.title}, as a model has diverged", soft_wrap=True)
     else:
         screen.out.print(
-            f"{summary['algorithm']}: {metric.title} {got['mean']:.1%} (mean of {_heard(got)} parties), "
+            f"{name}: {metric.title} {got['mean']:.1%} (mean of {_heard(got)} parties), "
             f"worst {got['per_party'][got['worst_party']]:.1%} ({got['worst_party']}), "
             f"best {got['per_party'][got['best_party']]:.1%} ({got['best_party']})",
             soft_wrap=True,
@@ -117,7 +118,7 @@ def _finish(folder: Path, summary: dict[str, Any]) -> None:
         f"up {screen.size(sent['up'])}, down {screen.size(sent['down'])}, peer {screen.size(sent['peer'])}, "
         f"{summary['steps']} steps, {screen.duration(summary['seconds']['total'])}"
     )
-    screen.show_curves({summary["algorithm"]: [folder]}, metric)
+    screen.show_curves({name: [folder]}, metric)
     screen.out.print(f"The run is in {folder}", soft_wrap=True)
     for text in [*summary.get("remarks", ()), *doubts(summary)]:
         caution(text)
@@ -166,7 +167,9 @@ def compare(
 
     def watched(e: Experiment) -> Progress:
         missing = set(e.without or ()) - set(base.without or ())
-        return screen.progress(e.algorithm + "".join(f" without {p}" for p in missing) + (f" seed {e.seed}" if several else ""))
+        return screen.progress(
+            called(e.algorithm) + "".join(f" without {p}" for p in missing) + (f" seed {e.seed}" if several else "")
+        )
 
     others = trackers(track, folder)
     with resumable(f"the same command and --out {folder}"):
@@ -253,12 +256,11 @@ def tune(
     from statistics import pstdev
 
     from comity.cli import screen
-    from comity.studies.compare import folder_name
     from comity.studies.tune import parse_grid
     from comity.studies.tune import tune as tune_runs
 
     base = chosen_experiment(algo, settings, trust)
-    folder = out or free_folder(f"tune-{folder_name(base.algorithm)}")
+    folder = out or free_folder(f"tune-{called(base.algorithm)}")
     points = parse_grid(grid)
     others = trackers(track, folder)
     with resumable(f"the same command and --out {folder}"):
@@ -278,7 +280,7 @@ def tune(
     ]
     by = METRICS[made.metric].title
     seeds_of = f", {len(made.seeds)} seeds" if len(made.seeds) > 1 else ""
-    title = f"{folder_name(base.algorithm)}: {by}, up to {base.rounds} rounds{seeds_of}, best by validation first"
+    title = f"{called(base.algorithm)}: {by}, up to {base.rounds} rounds{seeds_of}, best by validation first"
     screen.table([*points, "validation", "test", "round"], rows, title)
     screen.note(
         "validation, test: the mean over parties, after the round in the last column, which is best on all validation samples"
@@ -312,7 +314,7 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
         [name, *(screen.size(getattr(part, kind)) for kind in bytes_of)]
         for name, part in (("before round 1", made.start), ("largest round", made.per_round), ("whole run", made.total))
     ]
-    screen.table(["bytes", *bytes_of], rows, f"{chosen.algorithm} on {chosen.data}, {len(job.parties)} parties")
+    screen.table(["bytes", *bytes_of], rows, f"{called(chosen.algorithm)} on {chosen.data}, {len(job.parties)} parties")
     screen.out.print(f"closed form: {job.algorithm.bytes_formula}")
     screen.out.print(
         f"model: {job.info.task.network.name}, {made.parameters:,} values, {screen.size(made.model_bytes)}; "

@@ -33,6 +33,7 @@ from comity.experiments.config import Experiment
 from comity.experiments.environment import cores
 from comity.experiments.party_side import make_party
 from comity.experiments.server_side import agree
+from comity.plugins import called
 from comity.spec import split
 
 
@@ -99,12 +100,13 @@ class Job:
 
     def cautions(self) -> list[str]:
         """What a user should know before this run, a sentence each."""
+        name = called(self.experiment.algorithm)
         said = [*self.federation.notes]
-        said += [f"{self.experiment.algorithm}: {text}" for a in chain(self.algorithm) for text in a.cautions(self.info)]
-        said += [f"{self.experiment.algorithm}: {text}" for text in self.absent.without_effect(self.algorithm)]
+        said += [f"{name}: {text}" for a in chain(self.algorithm) for text in a.cautions(self.info)]
+        said += [f"{name}: {text}" for text in self.absent.without_effect(self.algorithm)]
         if any(a.feature_skew_only for a in chain(self.algorithm)) and (skew := label_skew(self.federation)) > SKEWED:
             said.append(
-                f"{self.experiment.algorithm} is meant for parties whose inputs differ, but here their labels do "
+                f"{name} is meant for parties whose inputs differ, but here their labels do "
                 f"(on average {skew:.0%} of a party's labels would have to change to match the others'): expect it to lose."
             )
         return said

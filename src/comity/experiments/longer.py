@@ -19,6 +19,7 @@ from comity.experiments.environment import digest
 from comity.experiments.folder import RunFolder
 from comity.experiments.schedule import Schedule
 from comity.experiments.trust import check, code_of, mark_again
+from comity.plugins import called
 
 
 def ask_for(folder: Path, rounds: int, *, trust: bool = False) -> None:
@@ -82,8 +83,8 @@ def _check_open(folder: Path, before: Experiment, rounds: int, manifest: Manifes
     looked = manifest.counters.get("looked", ())
     if "rounds" in looked or ("cohort" in looked and before.without and before.participation < 1):
         raise Refusal(
-            f"{before.algorithm} plans by the number of rounds, so that the first of {rounds} are others than the first of "
-            f"{before.rounds}: {new}"
+            f"{called(before.algorithm)} plans by the number of rounds, so that the first of {rounds} are others than the first "
+            f"of {before.rounds}: {new}"
         )
 
 
@@ -92,7 +93,7 @@ def _closed(folder: Path, before: Experiment) -> str:
     if before.newcomers:
         return f"The newcomers have joined in {folder}"
     if any(a.finishes for a in chain(compose(before.algorithm, before.set))):
-        return f"{before.algorithm} has fine-tuned its models after the last round of {folder}"
+        return f"{called(before.algorithm)} has fine-tuned its models after the last round of {folder}"
     return f"{folder} was ended by an earlier version of Comity"
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from comity.algorithms import accepts, compose
+from comity.core.ledger import SERVER
 from comity.core.metrics import METRICS
 from comity.core.wrapper import chain
 from comity.data import Federation
@@ -19,8 +20,7 @@ from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
 from comity.experiments.run import check_same, elsewhere, reopen, resume_in, start
 from comity.measure import Gain, gains
-from comity.plugins import is_code
-from comity.spec import parse, split
+from comity.plugins import called
 from comity.studies.answers import Answer, Parties, answers, how_to_read, same_parties
 from comity.studies.standing import Standing, standing
 from comity.track import Trackers
@@ -31,9 +31,8 @@ LEFT_OUT = "leave-one-out"
 
 
 def folder_name(algorithm: str) -> str:
-    """An algorithm's folder: its name with its options, a user's file by its stem."""
-    specs = [parse(part) for part in split(algorithm, "+")]
-    return "+".join(str(replace(s, name=Path(s.name).stem if is_code(s.name) else s.name)) for s in specs)
+    """An algorithm's folder is called as people call it."""
+    return called(algorithm)
 
 
 def run_once(
@@ -62,12 +61,15 @@ class Comparison:
     """What it says to each party."""
     reading: str
     """How its intervals are to be read."""
+    notes: list[str]
+    """What else there is to say of it, a sentence each."""
 
     def plain(self, metric: str, seeds: Sequence[int]) -> dict[str, Any]:
         """As in comparison.json."""
         told = [asdict(answer) for answer in self.answers]
         rows = [asdict(row) for row in self.rows]
-        return {"seeds": list(seeds), "metric": metric, "rows": rows, "answers": told, "reading": self.reading}
+        own = {"answers": told, "reading": self.reading, "notes": self.notes}
+        return {"seeds": list(seeds), "metric": metric, "rows": rows, **own}
 
 
 def compare(
@@ -106,13 +108,34 @@ def compare(
             experiment = experiments[method][seed]
             folder = run_folder(out, method, seed)
             summaries[method].append(run_once(experiment, federation, folder, progress(experiment), track))
-            say(f"{method}: {remark}" for remark in summaries[method][-1].get("remarks", ()))
+            say(f"{called(method)}: {remark}" for remark in summaries[method][-1].get("remarks", ()))
     gained = {method: {seed: _gains(method, seed, out, base.metric) for seed in seeds} for method in methods}
-    rows = [standing(m, summaries[m], [g for each in gained[m].values() for g in each], base.metric) for m in methods]
+    rows = [standing(called(m), summaries[m], [g for each in gained[m].values() for g in each], base.metric) for m in methods]
     there = summaries[SOLO][0]["accuracy"]["per_party"]
-    made = Comparison(rows, *_answers(base, gained, {seed: each.only(there) for seed, each in parties.items()}))
+    notes = same_here({method: [run_folder(out, method, seed) for seed in seeds] for method in methods})
+    say(notes)
+    made = Comparison(rows, *_answers(base, gained, {seed: each.only(there) for seed, each in parties.items()}), notes)
     write_atomically(out / "comparison.json", json.dumps(made.plain(base.metric, seeds), indent=2) + "\n")
     return made
+
+
+def same_here(folders: Mapping[str, Sequence[Path]]) -> list[str]:
+    """A sentence for each group of methods whose parties have the same figures in every round, under every seed.
+
+    `folders` are each method's runs. What methods note of themselves may differ.
+    """
+    alike: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+    for method, runs in folders.items():
+        rows = (RunFolder(run).read_metrics() for run in runs)
+        figures = tuple(tuple(str(tuple(row)) for row in each if row.party != SERVER and row.split != "train") for each in rows)
+        alike.setdefault(figures, []).append(called(method))
+    seeds = max(map(len, folders.values()))
+    when = "in every round" + (f", under each of {seeds} seeds" if seeds > 1 else "")
+    return [
+        f"{', '.join(names[:-1])} and {names[-1]} are the same here: all parties have equal figures {when}."
+        for names in alike.values()
+        if len(names) > 1
+    ]
 
 
 def _gains(method: str, seed: int, out: Path, metric: str) -> list[Gain]:
@@ -126,7 +149,7 @@ def _answers(
     """What the methods that a party could take part in say to each; seeds count only if parties are the same under all."""
     shares = {method: chain(compose(method, own_settings(base, method)))[-1].shares for method in gained}
     seeds = list(parties) if same_parties(each.shares for each in parties.values()) else list(parties)[:1]
-    open_to_all = {m: [gained[m][seed] for seed in seeds] for m in gained if shares[m] not in ("nothing", "data")}
+    open_to_all = {called(m): [gained[m][seed] for seed in seeds] for m in gained if shares[m] not in ("nothing", "data")}
     metric = METRICS[base.metric]
     told = answers(open_to_all, [parties[seed] for seed in seeds], metric)
     return told, how_to_read(len(open_to_all), seeds, metric, less=len(parties) - len(seeds))

@@ -5,21 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from harness import SMALL, Nursery, comity, contents, one_sentence, rows, summary, works
-
-OWN = '''"""Mine: FedAvg under another name.
-
-Idea: an example of a user's own method.
-"""
-
-from comity.algorithms.fedavg import FedAvg
-from comity.core import *
-
-
-@algorithm
-class Mine(FedAvg):
-    {}
-'''
+from harness import OWN, SMALL, Nursery, comity, contents, one_sentence, rows, summary, works
 
 
 @pytest.fixture
