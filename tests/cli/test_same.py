@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,22 @@ def test_parties_of_the_data_that_are_left_out_are_named(here: Path) -> None:
     said = " ".join(works("run", "fedavg", *small, "--parties", "2", "--out", "run").out.split())
     assert f"{len(names) - 2} of the data's own take no part: {', '.join(names[2:])}." in said
     assert "take no part" not in works("run", "fedavg", *small, "--out", "all").out
+
+
+def test_a_gpu_is_refused_or_said_to_be_untested(here: Path) -> None:
+    import torch
+
+    from comity.experiments.build import federation_of, prepare
+    from comity.experiments.config import experiment
+
+    for device, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())):
+        if not there:
+            ended = comity("run", "fedavg", *SMALL, "--device", device)
+            assert ended.code == 2
+            assert f"There is no {device} device here: use --device auto or cpu." in ended.err
+    asked = experiment({"parties": 2, "rounds": 1, "model": "linear"})
+    job = prepare(asked.but(device="cpu"), federation_of(asked))
+    assert not job.cautions()
+    on_cuda = replace(job, experiment=job.experiment.but(device="cuda"))
+    assert on_cuda.cautions() == ["Nothing was ever tested on cuda: compare a few rounds with --device cpu first."]
+    assert "none was ever tested" in " ".join(works("run", "--help").out.split())

@@ -104,6 +104,8 @@ class Job:
         said = [*self.federation.notes]
         said += [f"{name}: {text}" for a in chain(self.algorithm) for text in a.cautions(self.info)]
         said += [f"{name}: {text}" for text in self.absent.without_effect(self.algorithm)]
+        if self.experiment.device != "cpu":
+            said.append(f"Nothing was ever tested on {self.experiment.device}: compare a few rounds with --device cpu first.")
         if any(a.feature_skew_only for a in chain(self.algorithm)) and (skew := label_skew(self.federation)) > SKEWED:
             said.append(
                 f"{name} is meant for parties whose inputs differ, but here their labels do "
