@@ -42,8 +42,28 @@ def _version(wanted: bool) -> None:
 Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="say which version this is")]
 
 
+def _completion(shell: str | None) -> None:
+    if shell is not None:
+        from comity.cli.completion import script
+
+        print(script(shell), end="")
+        raise typer.Exit
+
+
+Completion = Annotated[
+    str | None,
+    typer.Option(
+        "--show-completion",
+        callback=_completion,
+        is_eager=True,
+        metavar="bash|zsh|fish",
+        help="print what lets a shell complete commands and names",
+    ),
+]
+
+
 @app.callback()
-def _main(version: Version = False) -> None:
+def _main(version: Version = False, completion: Completion = None) -> None:
     """What stands before a command."""
 
 
