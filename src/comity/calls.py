@@ -9,15 +9,15 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
-from comity.core.metrics import METRICS
 from comity.core.own_metrics import Function, give
 from comity.data import Federation
 from comity.errors import Refusal
 from comity.experiments.asked import Option, asked, check_federation, check_options, settings_in
-from comity.experiments.build import Progress, federation_of, judged_by, prepare
+from comity.experiments.build import Progress, federation_of, prepare
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
 from comity.experiments.result import Result
@@ -154,9 +154,9 @@ def run(
             for text in elsewhere(folder, experiment):
                 warnings.warn(harmless(text), stacklevel=2)
             again = reopen(folder, federation, own, trust=True)  # the caller has named its code
-            result = resume_in(again, folder, watched(experiment), trackers)
+            result = resume_in(again, folder, watched(comparing.title(experiment, False)), trackers)
         else:
-            result = start(job, folder, watched(experiment), trackers)
+            result = start(job, folder, watched(comparing.title(experiment, False)), trackers)
     for text in [*result.summary.get("remarks", ()), *doubts(result.summary)]:
         warnings.warn(harmless(text), stacklevel=2)
     result._keep = keep
@@ -238,7 +238,7 @@ def compare(
     def caution(text: str) -> None:
         warnings.warn(harmless(text), stacklevel=4)
 
-    with watching(progress, len(every) > 1) as watched:
+    with watching(progress, len({comparing.SOLO, *methods}) * len(every)) as watched:
         comparing.compare(base, methods, every, folder, watched, caution, trackers, federation, own)
     return comparison_of(folder, federation, own, trust=True, keep=keep)  # the caller has named its code
 
@@ -308,10 +308,9 @@ def tune(
     keep, folder = _folder(out)
     every = _seeds(seeds, base)
     trackers = _trackers(track, keep, folder)
-    with watching(progress, len(every) > 1) as watched:
-        trials = tuning.tune(base, points, every, folder, watched, trackers, federation, own)
-    by = judged_by(base, federation or federation_of(base)).metric
-    return Tuning(folder, algorithm, METRICS[by].name, trials, keep)
+    with watching(progress, prod(map(len, points.values())) * len(every)) as watched:
+        found = tuning.tune(base, points, every, folder, watched, trackers, federation, own)
+    return Tuning(folder, algorithm, found, keep)
 
 
 def leave_one_out(
@@ -388,7 +387,7 @@ def leave_one_out(
         warnings.warn(harmless(text), stacklevel=4)
 
     every = _seeds(seeds, base)
-    with watching(progress, len(every) > 1) as watched:
+    with watching(progress, leaving.count(base, methods, every, leave_out, federation)) as watched:
         found = leaving.effects(base, methods, every, folder, watched, leave_out, federation, caution)
     del kept  # until here, a temporary folder stays
     return found

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import signal
 from collections.abc import Iterable
-from difflib import get_close_matches
 from pathlib import Path
 from traceback import extract_tb
+
+from comity.hints import near
 
 
 class ComityError(Exception):
@@ -38,9 +39,8 @@ def shown(value: object, most: int = 40) -> str:
 def unknown(what: str, name: str, names: Iterable[str]) -> Refusal:
     """A refusal for `name`, with the nearest of `names` as a suggestion (or all of them when they are few)."""
     known = sorted(names)
-    near = get_close_matches(name, known, n=1, cutoff=0.6)
-    if near:
-        hint = f" Did you mean {near[0]!r}?"
+    if meant := near(what, name, known):
+        hint = f" Did you mean {' or '.join(map(repr, meant))}?"
     elif 0 < len(known) <= 12:
         hint = f" Known: {', '.join(known)}."
     else:

@@ -13,3 +13,22 @@ def harmless(text: str) -> str:
         'größer als 方法 [red] \\\\ is text'
     """
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+class Turns:
+    """Numbers for runs that come one after another, as in `3/21 adcol seed 1`: which of how many it is.
+
+    Examples:
+        >>> told = Turns(12)
+        >>> told("solo"), told("fedavg"), told("solo")
+        (' 1/12 solo', ' 2/12 fedavg', ' 1/12 solo')
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._seen: dict[str, int] = {}
+
+    def __call__(self, title: str) -> str:
+        """The title with its number; one that is looked at again keeps it."""
+        turn = self._seen.setdefault(title, len(self._seen) + 1)
+        return f"{turn:>{len(str(self._total))}}/{self._total} {title}"

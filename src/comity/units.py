@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
+
 
 def size(count: float) -> str:
     """A number of bytes, as in `1.23 MB`; MB = 10^6 bytes."""
@@ -17,3 +20,8 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def spread(figures: Sequence[float]) -> str:
+    """Shares of several seeds in percent: their mean, with the standard deviation if they are several."""
+    return f"{statistics.fmean(figures):.1%}" + (f" ± {100 * statistics.pstdev(figures):.1f}" if len(figures) > 1 else "")

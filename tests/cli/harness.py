@@ -21,7 +21,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +38,30 @@ for noisy in ("COMITY_DEBUG", "COMITY_CHECKPOINT_SECONDS", "FORCE_COLOR", "NO_CO
 SMALL = ("--parties", "3", "--rounds", "2", "--model", "linear", "--partition", "iid", "--engine", "loop")
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\^_=>]|\x1b\].*?(\x07|\x1b\\)")
 NURSERY = Path(__file__).with_name("nursery.py")
+OWN = '''"""Mine: FedAvg under another name.
+
+Idea: an example of a user's own method.
+"""
+
+from comity.algorithms.fedavg import FedAvg
+from comity.core import *
+
+
+@algorithm
+class Mine(FedAvg):
+    {}
+'''
+"""The file of a user's own method; {} is what the class holds."""
+
+
+def once(args: Sequence[object]) -> list[str]:
+    """What is typed, where an option of SMALL that is given again later is given only then."""
+    words = [str(word) for word in args]
+    for flag in SMALL[::2]:
+        while words.count(flag) > 1:
+            first = words.index(flag)
+            del words[first : first + 2]
+    return words
 
 
 class Ended(NamedTuple):
@@ -51,7 +75,7 @@ class Ended(NamedTuple):
 def comity(*args: object) -> Ended:
     """`comity ARGS` inside this process."""
     out, err = io.StringIO(), io.StringIO()
-    before, sys.argv = sys.argv, ["comity", *map(str, args)]
+    before, sys.argv = sys.argv, ["comity", *once(args)]
     code: Any = 0
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -90,7 +114,7 @@ def complaint(ended: Ended, *codes: int) -> str:
 
 def process(*args: object, **more: Any) -> Ended:
     """`python -m comity.cli ARGS` as a process of its own."""
-    command = [sys.executable, "-m", "comity.cli", *map(str, args)]
+    command = [sys.executable, "-m", "comity.cli", *once(args)]
     env = ENV | more.pop("env", {})
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env, **more)
     return Ended(done.returncode, done.stdout, done.stderr)
@@ -183,7 +207,7 @@ class Nursery:
         folder.mkdir()
         for name in ("stdout", "stderr"):  # here, since the child may be killed before it gets so far
             (folder / name).touch()
-        pid = self.ask({"args": [str(a) for a in args], "folder": str(folder), **how})["pid"]
+        pid = self.ask({"args": once(args), "folder": str(folder), **how})["pid"]
         return Child(self, pid, folder)
 
     def run(self, *args: object, **how: Any) -> Ended:

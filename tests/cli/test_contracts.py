@@ -478,7 +478,7 @@ def test_tune_chooses_on_validation_data(here: Path) -> None:
         best[path.parent.parent.name].append(statistics.fmean(accuracies(path.parent, "validation")[at].values()))
     winner = max(best, key=lambda name: statistics.fmean(best[name]))
     assert "Chosen on validation data" in ended.out
-    chosen = re.search(r"data: (.*?)\. The", ended.out.replace("\n", " "))
+    chosen = re.search(r"data: (.*?)\. The next is", ended.out.replace("\n", " "))
     assert chosen is not None
     assert chosen[1].replace(", ", ",") == winner
     assert len([line for line in ended.out.splitlines() if line.count("%") == 2]) == 4

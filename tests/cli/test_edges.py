@@ -78,7 +78,7 @@ def test_an_interrupt_while_workers_start(nursery: Nursery, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("count", [10, 24])
 def test_too_few_descriptors(count: int, nursery: Nursery, tmp_path: Path) -> None:
-    ended = nursery.run("run", "fedavg", *PROCESS, "--workers", "3", "--out", tmp_path / "run", descriptors=count)
+    ended = nursery.run("run", "fedavg", *PROCESS[:3], "3", *PROCESS[4:], "--out", tmp_path / "run", descriptors=count)
     if ended.code:
         said = complaint(ended, 1)
         assert f"too few file descriptors for this (ulimit -n says {count})" in said

@@ -158,7 +158,7 @@ def test_where_less_is_better_all_choices_are_those_of_its_opposite(hospitals: P
         return {
             "rounds": told["rounds"],
             "best": (told[metric]["best_round"]["round"], told[metric]["worst_party"], told[metric]["best_party"]),
-            "tuned": [trial.settings for trial in trials],
+            "tuned": [trial.settings for trial in trials.trials],
             "ranks": [row.algorithm for row in sorted(made.rows, key=lambda row: -row.goodness)],
             "verdicts": [answer.verdict for answer in made.answers],
         }

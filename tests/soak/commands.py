@@ -115,12 +115,18 @@ def drawn(draw: random.Random) -> list[str]:
                 case _:
                     yield setting()
 
+    def small() -> list[str]:
+        """Options beside those that keep a run small, which they replace: one that has one value can be given once."""
+        given = list(options())
+        flags = {text.partition("=")[0] for text in given}
+        return [*(text for text in SMALL if text.partition("=")[0] not in flags), *given]
+
     match command := draw.choice(COMMANDS):
         case "run" | "plan" | "tune":
             grid = [f"--grid={draw.choice(['lr', 'mu', broken()])}={broken()}"] if command == "tune" else []
-            return [command, method(), *SMALL, *grid, *options(), *(["--out=out"] if command != "plan" else [])]
+            return [command, method(), *small(), *grid, *(["--out=out"] if command != "plan" else [])]
         case "compare":
-            return [command, method(), method(), *SMALL, *options(), "--no-report", "--out=out"]
+            return [command, method(), method(), *small(), "--no-report", "--out=out"]
         case "data":
             what = draw.choice(["inspect", "import", "prepare", broken()])
             given = list(options()) if what == "inspect" else [broken(), *([f"--out={broken()}"] if what == "import" else [])]

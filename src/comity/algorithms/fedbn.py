@@ -24,5 +24,9 @@ class FedBN(FedAvg):
     def one_model(self) -> bool:
         return False
 
+    def cautions(self, info: Info) -> list[str]:
+        alike = self.kept(info.task) == info.task.private
+        return ["the model has no BatchNorm that would be shared otherwise, so that this is fedavg here."] if alike else []
+
     def kept(self, task: Task) -> frozenset[str]:
         return task.private | task.norm_names

@@ -63,7 +63,9 @@ def _verdict(why: BaseException, signals: Signals) -> tuple[str, int]:
     if isinstance(why, click.exceptions.Exit):
         sys.exit(why.exit_code)
     if isinstance(why, click.ClickException):
-        return why.format_message(), 2
+        from comity.cli.usage import sentence
+
+        return sentence(why), 2
     if isinstance(why, KeyboardInterrupt | click.Abort):
         return "Stopped.", signals.exit_code
     if isinstance(why, ComityError):

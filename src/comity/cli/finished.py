@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from comity.cli.options import Out, Trust, app, caution
+from comity.cli.options import Out, RunDir, Trust, app, caution
 from comity.text import harmless
 
 Some = Annotated[str | None, typer.Option(help="only these, as in a,b")]
@@ -16,7 +16,7 @@ Some = Annotated[str | None, typer.Option(help="only these, as in a,b")]
 
 @app.command()
 def measure(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")],
+    run_dir: RunDir,
     layers: Some = None,
     samples: Annotated[int, typer.Option(help="how many samples of all parties together")] = 2000,
     full: Annotated[bool, typer.Option("--full", help="description length as its authors measure it: slow")] = False,
@@ -27,6 +27,7 @@ def measure(
     from comity.cli import screen
     from comity.experiments.folder import RunFolder
     from comity.measure import conventions, mdl, study
+    from comity.plugins import called
 
     run = RunFolder(run_dir)
     run.check_begun()
@@ -44,7 +45,7 @@ def measure(
             if when in entry:
                 rows.append([layer, when, *_figures(entry[when])])
     heads = ["layer", "training", "MDL nats", "bits", "Fréchet", "told apart", "chance", "drift"]
-    screen.table(heads, rows, f"{found['algorithm']} on {found['dataset']}, {found['samples']} test samples", words=2)
+    screen.table(heads, rows, f"{called(found['algorithm'])} on {found['dataset']}, {found['samples']} test samples", words=2)
     shown = [[name, f"{value:.4f}"] for name, value in accuracy.items() if value is not None]
     screen.table(["accuracy", ""], shown)
     screen.out.print(
@@ -58,7 +59,7 @@ def measure(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a run, or of several")],
     methods: Annotated[str | None, typer.Option(help="whose representations to draw, as in a,b; the best unless told")] = None,
     target: Annotated[float | None, typer.Option(help="count rounds and bytes to this accuracy; SOLO's unless told")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="only what the files say; no data or models are opened")] = False,
@@ -111,7 +112,7 @@ def _figures(entry: dict[str, Any]) -> list[str]:
 
 @app.command()
 def export(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")],
+    run_dir: RunDir,
     party: Annotated[str, typer.Option("--party", help="whose model")],
     out: Out = None,
     trust: Trust = False,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from comity.experiments.config import Experiment
+from comity.plugins import called
 
 if TYPE_CHECKING:
     from comity.studies.leave_one_out import Effect
@@ -48,7 +49,9 @@ def show(rows: Sequence[Effect]) -> None:
             for p in ends
         ]
         some = "" if len(ends) == len(every) else f", the first and last {SHOWN // 2} of {len(every)}"
-        screen.table(["left out", "gave", "helps", "hurts", "helps most", "hurts most"], lines, f"{method}: who helps whom{some}")
+        screen.table(
+            ["left out", "gave", "helps", "hurts", "helps most", "hurts most"], lines, f"{called(method)}: who helps whom{some}"
+        )
     screen.out.print(
         "gave: what the party's taking part gave the others' accuracy, in points, on average. helps, hurts: others whose 95% "
         "interval with it against without it, paired over their test samples, excludes zero; the most of these are named. "

@@ -45,6 +45,7 @@ def list_(
         "partitions": data.partition_catalogue,
         "experiments": papers.catalogue,
     }
+    what = {"methods": "algorithms", "data": "datasets"}.get(what, what)
     if what not in makers:
         raise unknown("list of", what, makers)
     rows = makers[what]()

@@ -6,10 +6,11 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
+from comity.cli.usage import App
 from comity.cli.version import version_line
 from comity.errors import ComityError, Damaged, Refusal, describe
 from comity.experiments.config import Experiment, experiment, read
@@ -18,7 +19,7 @@ from comity.spec import value
 if TYPE_CHECKING:
     from comity.track import Trackers
 
-app = typer.Typer(
+app = App(
     help="Collaborative learning between parties whose data differ and may not be pooled.",
     no_args_is_help=True,
     add_completion=False,
@@ -26,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-data_app = typer.Typer(
+data_app = App(
     help="Look at federations, and bring one's own.", no_args_is_help=True, rich_markup_mode=None, suggest_commands=False
 )
 app.add_typer(data_app, name="data")
@@ -41,14 +42,35 @@ def _version(wanted: bool) -> None:
 Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="say which version this is")]
 
 
+def _completion(shell: str | None) -> None:
+    if shell is not None:
+        from comity.cli.completion import script
+
+        print(script(shell), end="")
+        raise typer.Exit
+
+
+Completion = Annotated[
+    str | None,
+    typer.Option(
+        "--show-completion",
+        callback=_completion,
+        is_eager=True,
+        metavar="bash|zsh|fish",
+        help="print what lets a shell complete commands and names",
+    ),
+]
+
+
 @app.callback()
-def _main(version: Version = False) -> None:
+def _main(version: Version = False, completion: Completion = None) -> None:
     """What stands before a command."""
 
 
 Settings = dict[str, Any]
 Out = Annotated[Path | None, typer.Option("--out", help="folder for the results")]
 Algo = Annotated[str, typer.Argument(metavar="ALGO", help="method (fedavg, fedavg+dbe, ./mine.py) or FILE.toml")]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="the folder of a run")]
 Track = Annotated[
     list[str] | None, typer.Option("--track", help="log to tensorboard or mlflow, too, or to a ./tracker.py", metavar="NAME")
 ]
@@ -71,7 +93,9 @@ def with_experiment(command: Callable[..., None]) -> Callable[..., None]:
         if name in NOT_OPTIONS:
             continue
         default = "" if about.default is None else f" [{about.default}]"
-        flag = typer.Option(f"--{name.replace('_', '-')}", help=f"{about.description}{default}", show_default=False)
+        choices = "|".join(get_args(about.annotation)) if get_origin(about.annotation) is Literal else None
+        text = f"{about.description}{default}"
+        flag = typer.Option(f"--{name.replace('_', '-')}", help=text, show_default=False, metavar=choices)
         added[name] = Annotated[_plain(about.annotation) | None, flag]
     flag = typer.Option("--set", help="a method's own option: mu=1, or dbe.mu=1", metavar="NAME=VALUE")
     added["set"] = Annotated[list[str] | None, flag]
@@ -130,6 +154,8 @@ def _parties(texts: list[str]) -> dict[str, dict[str, Any]]:
 
 def chosen_experiment(algo: str, settings: Settings, trust: bool) -> Experiment:
     """What was asked for: a file's settings, or a method's name, with the typed options on top."""
+    if algo.endswith((".yaml", ".yml", ".json")):
+        raise Refusal(f"An experiment's file is TOML, not {Path(algo).suffix[1:]}: every run's config.toml is an example of one.")
     if algo.endswith(".toml"):
         base = read(algo)
         _check_code(Path(algo), base, trust)

@@ -75,9 +75,8 @@ def reproduce(
     several = {run.name for run in runs}
     others = trackers(track, folder)
     with resumable(f"the same command and --out {folder}"):
-        done = reproduce.execute(
-            runs, folder, lambda text: screen.progress(text if len(several) > 1 else text.split(" ", 1)[1]), others
-        )
+        watched = screen.several(sum(len(run.experiments) for run in runs if not run.why))
+        done = reproduce.execute(runs, folder, lambda text: watched(text if len(several) > 1 else text.split(" ", 1)[1]), others)
     cells = reproduce.collect(runs, done, kept, lines)
     screen.table(reproduce.HEADS, reproduce.lines(cells), words=2)
     told = [str(verdict) for verdict in reproduce.verdicts(table, cells)]

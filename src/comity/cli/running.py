@@ -12,6 +12,7 @@ from comity.cli.options import (
     Algo,
     Out,
     Report,
+    RunDir,
     Seeds,
     Settings,
     Track,
@@ -29,9 +30,9 @@ from comity.cli.options import (
 from comity.core.metrics import ACCURACY, METRICS, Metric
 from comity.errors import Refusal
 from comity.experiments.config import Experiment, experiment
+from comity.plugins import called
 
 if TYPE_CHECKING:
-    from comity.experiments.build import Progress
     from comity.studies.compare import Findings
     from comity.studies.standing import Standing
 
@@ -43,34 +44,43 @@ def run(algo: Algo, settings: Settings, out: Out = None, track: Track = None, tr
     from comity.cli import screen
     from comity.experiments.build import federation_of, prepare
     from comity.experiments.run import start
-    from comity.studies.compare import folder_name
 
     chosen = chosen_experiment(algo, settings, trust)
     job = prepare(chosen, federation_of(chosen))
     for text in job.cautions():
         caution(text)
-    folder = out or free_folder(f"{folder_name(chosen.algorithm)}-{Path(chosen.data).stem}-s{chosen.seed}")
+    folder = out or free_folder(f"{called(chosen.algorithm)}-{Path(chosen.data).stem}-s{chosen.seed}")
     others = trackers(track, folder.parent)
     with resumable(f"comity resume {folder}"):
-        _finish(folder, start(job, folder, screen.progress(chosen.algorithm), others).summary)
+        _finish(folder, start(job, folder, screen.progress(called(chosen.algorithm)), others).summary)
 
 
 @app.command()
-def resume(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")], track: Track = None, trust: Trust = False) -> None:
-    """Continue a run that was stopped or killed; the result is what it would have been."""
+def resume(
+    run_dir: RunDir,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="go on to so many, also if the run has ended with fewer")] = None,
+    track: Track = None,
+    trust: Trust = False,
+) -> None:
+    """Continue a run that was stopped or killed, or one that is to have more rounds; the result is what it would have been."""
     from comity.cli import screen
     from comity.experiments.folder import RunFolder
+    from comity.experiments.longer import ask_for
     from comity.experiments.run import reopen, resume_in
 
     begun = RunFolder(run_dir)
     begun.check_begun()
     others = trackers(track, run_dir.resolve().parent)
+    if rounds is not None:
+        ask_for(run_dir, rounds, trust=trust)
+        if (run_dir.resolve().parents[1] / "comparison.json").is_file():
+            caution(f"{run_dir} is part of a comparison, whose other runs keep the rounds that they have.")
     with resumable(f"comity resume {run_dir}"):
         if (done := begun.read_summary()) is not None:
             begun.check()
         else:
             job = reopen(run_dir, trust=trust)
-            done = resume_in(job, run_dir, screen.progress(job.experiment.algorithm), others).summary
+            done = resume_in(job, run_dir, screen.progress(called(job.experiment.algorithm)), others).summary
         _finish(run_dir, done)
 
 
@@ -82,13 +92,14 @@ def _finish(folder: Path, summary: dict[str, Any]) -> None:
     from comity.measure.doubts import doubts
 
     metric = metric_of(RunFolder(folder), RunFolder(folder).read_experiment())
+    name = called(summary["algorithm"])
     got = summary.get(metric.name) or {}
     sent = summary["bytes"]
     if got.get("mean") is None:
-        screen.out.print(f"{summary['algorithm']}: no {metric.title}, as a model has diverged", soft_wrap=True)
+        screen.out.print(f"{name}: no {metric.title}, as a model has diverged", soft_wrap=True)
     else:
         screen.out.print(
-            f"{summary['algorithm']}: {metric.title} {got['mean']:.1%} (mean of {_heard(got)} parties), "
+            f"{name}: {metric.title} {got['mean']:.1%} (mean of {_heard(got)} parties), "
             f"worst {got['per_party'][got['worst_party']]:.1%} ({got['worst_party']}), "
             f"best {got['per_party'][got['best_party']]:.1%} ({got['best_party']})",
             soft_wrap=True,
@@ -107,7 +118,7 @@ def _finish(folder: Path, summary: dict[str, Any]) -> None:
         f"up {screen.size(sent['up'])}, down {screen.size(sent['down'])}, peer {screen.size(sent['peer'])}, "
         f"{summary['steps']} steps, {screen.duration(summary['seconds']['total'])}"
     )
-    screen.show_curves({summary["algorithm"]: [folder]}, metric)
+    screen.show_curves({name: [folder]}, metric)
     screen.out.print(f"The run is in {folder}", soft_wrap=True)
     for text in [*summary.get("remarks", ()), *doubts(summary)]:
         caution(text)
@@ -129,7 +140,7 @@ def _others(summary: dict[str, Any], metric: Metric) -> str:
 @app.command()
 @with_experiment
 def compare(
-    algos: Annotated[list[str], typer.Argument(metavar="ALGO...")],
+    algos: Annotated[list[str], typer.Argument(metavar="ALGO...", help="methods, as in fedavg fedavg+dbe ./mine.py")],
     settings: Settings,
     seeds: Seeds = None,
     leave_one_out: Annotated[bool, typer.Option("--leave-one-out", help="once more without each party: who helps whom?")] = False,
@@ -149,19 +160,14 @@ def compare(
     base = experiment(settings)
     every = chosen_seeds(seeds, base.seed)
     folder = out or free_folder(f"compare-{Path(base.data).stem}")
-    several = len(every) > 1
     only = None if leave_out is None else [name.strip() for name in leave_out.split(",")]
     if only and not leave_one_out:
         raise Refusal("--leave-out names the parties of --leave-one-out: give both, or --without to leave them out of all runs.")
 
-    def watched(e: Experiment) -> Progress:
-        missing = set(e.without or ()) - set(base.without or ())
-        return turns(e.algorithm + "".join(f" without {p}" for p in missing) + (f" seed {e.seed}" if several else ""))
-
     others = trackers(track, folder)
     with resumable(f"the same command and --out {folder}"):
         more = announce(base, algos, every, only) if leave_one_out else 0
-        turns = screen.Turns(len({SOLO, *algos}) * len(every) + more)
+        watched = screen.several(len({SOLO, *algos}) * len(every) + more)
         made = compare_runs(base, algos, every, folder, watched, caution, others)
         effects = left_out.effects(base, algos, every, folder, watched, only) if leave_one_out else []
     settled = RunFolder(run_folder(folder, SOLO, every[0])).read_experiment()  # where `auto` is settled
@@ -186,13 +192,12 @@ def _show_comparison(rows: Sequence[Standing], settled: Experiment, seeds: int) 
     screen.table(*columns(row.cells(seeds > 1) for row in rows), title)
     joint = sum(row.gain is not None for row in rows)
     wide = f" and wide enough for {joint} methods to pick from" if joint > 1 else ""
-    screen.say(
+    screen.note(
         "over SOLO: points more than by training alone, mean over parties, with its 95% interval. gained, "
         f"hurt: parties whose own interval, paired over their test samples{wide}, excludes zero. worst: the worst party"
         f"{'' if metric is ACCURACY else f', by {metric.title}'}. sent: all bytes that cross in a run but those of evaluation."
         + (" newcomers: their accuracy after joining, and what it gave them against training alone." if settled.newcomers else "")
-        + (" *: see the notes." if any(row.doubts for row in rows) else ""),
-        "dim",
+        + (" *: see the notes." if any(row.doubts for row in rows) else "")
     )
     for text in (text for row in rows for text in row.doubts):
         caution(text)
@@ -211,7 +216,7 @@ def _show_answers(made: Findings) -> None:
     screen.out.print("Party by party:", style="bold")
     for line in lines(made.answers):
         screen.say(line)
-    screen.say(made.reading, "dim")
+    screen.note(made.reading)
 
 
 @app.command()
@@ -223,32 +228,52 @@ def tune(
     seeds: Seeds = None,
     out: Out = None,
     track: Track = None,
+    report: Report = True,
     trust: Trust = False,
 ) -> None:
     """Try a grid of values with equal budgets; choose on validation data."""
+    from math import prod
+
     from comity.cli import screen
-    from comity.studies.compare import folder_name
     from comity.studies.tune import parse_grid
     from comity.studies.tune import tune as tune_runs
+    from comity.units import spread
 
     base = chosen_experiment(algo, settings, trust)
-    folder = out or free_folder(f"tune-{folder_name(base.algorithm)}")
+    folder = out or free_folder(f"tune-{called(base.algorithm)}")
     points = parse_grid(grid)
     others = trackers(track, folder)
     with resumable(f"the same command and --out {folder}"):
-        trials = tune_runs(base, points, chosen_seeds(seeds, base.seed), folder, lambda e: screen.progress(e.algorithm), others)
+        every = chosen_seeds(seeds, base.seed)
+        count = prod(map(len, points.values())) * len(every)
+        made = tune_runs(base, points, every, folder, screen.several(count), others)
     rows = [
-        [*(str(v) for v in t.settings.values()), f"{t.validation:.1%}", f"{t.test:.1%}" + (" *" if t.doubts else "")]
-        for t in trials
+        [
+            *(str(v) for v in t.settings.values()),
+            spread(t.validations),
+            spread(t.tests) + (" *" if t.doubts else ""),
+            ", ".join(map(str, t.rounds)),
+        ]
+        for t in made.trials
     ]
-    by = "" if base.metric == ACCURACY.name else f" {METRICS[base.metric].title}"
-    title = f"{base.algorithm}, {base.rounds} rounds each, best by validation{by} first"
-    screen.table([*points, "validation", "test"], rows, title)
-    best = ", ".join(f"{n}={v}" for n, v in trials[0].settings.items())
-    for t in trials:
+    by = METRICS[made.metric].title
+    seeds_of = f", {len(made.seeds)} seeds" if len(made.seeds) > 1 else ""
+    title = f"{called(base.algorithm)}: {by}, up to {base.rounds} rounds{seeds_of}, best by validation first"
+    screen.table([*points, "validation", "test", "round"], rows, title)
+    screen.note(
+        "validation, test: the mean over parties, after the round in the last column, which is best on all validation samples"
+        + ("; ±: standard deviation over seeds." if len(made.seeds) > 1 else ".")
+        + (" *: see the notes." if any(t.doubts for t in made.trials) else "")
+    )
+    for t in made.trials:
         for text in t.doubts:
-            caution(f"{', '.join(f'{n}={v}' for n, v in t.settings.items())}, {text}")
-    screen.out.print(f"Chosen on validation data: {best}. The runs are in {folder}", soft_wrap=True)
+            caution(f"{t.name.replace(',', ', ')}, {text}")
+    screen.say(made.verdict)
+    screen.out.print(f"The runs are in {folder}", soft_wrap=True)
+    if report:
+        write_report(folder)
+    else:
+        screen.out.print(f"See them all on a page with: comity report {folder}", soft_wrap=True)
 
 
 @app.command()
@@ -267,7 +292,7 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
         [name, *(screen.size(getattr(part, kind)) for kind in bytes_of)]
         for name, part in (("before round 1", made.start), ("largest round", made.per_round), ("whole run", made.total))
     ]
-    screen.table(["bytes", *bytes_of], rows, f"{chosen.algorithm} on {chosen.data}, {len(job.parties)} parties")
+    screen.table(["bytes", *bytes_of], rows, f"{called(chosen.algorithm)} on {chosen.data}, {len(job.parties)} parties")
     screen.out.print(f"closed form: {job.algorithm.bytes_formula}")
     screen.out.print(
         f"model: {job.info.task.network.name}, {made.parameters:,} values, {screen.size(made.model_bytes)}; "

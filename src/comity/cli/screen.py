@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 import sys
+import textwrap
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.style import Style
@@ -24,13 +26,24 @@ from comity.core.metrics import METRICS, Metric
 from comity.experiments.build import Job
 from comity.experiments.folder import RunFolder
 from comity.measure import conventions
-from comity.text import harmless
+from comity.text import Turns, harmless
 from comity.units import duration as duration  # noqa: PLC0414  (the other commands say screen.duration, screen.size)
 from comity.units import size as size  # noqa: PLC0414
 
 
 class Screen(Console):
-    """A console to which every string is one line of text: `[red]` in a name is no colour, and an escape code is not obeyed."""
+    """A console to which every string is one line of text: `[red]` in a name is no colour, and an escape code is not obeyed.
+
+    With `soft_wrap` a sentence is one line to a program; on a terminal it is broken between words, and never within one.
+    """
+
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **ways: Any) -> None:
+        """Show it."""
+        if soft_wrap and self.is_terminal and len(objects) == 1 and isinstance(objects[0], str):
+            for line in textwrap.wrap(harmless(objects[0]), self.width, break_long_words=False, break_on_hyphens=False):
+                super().print(line, soft_wrap=True, **ways)
+        else:
+            super().print(*objects, soft_wrap=soft_wrap, **ways)
 
     def render_str(self, text: str, *, style: str | Style = "", **ways: Any) -> Text:
         """A string as it is to be seen."""
@@ -136,17 +149,10 @@ def progress(title: str) -> Bar | Lines:
     return Bar(title) if err.is_terminal else Lines(title)
 
 
-class Turns:
-    """Runs that come one after another: each is shown with which of how many it is, as in `3/21 adcol seed 1`."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._seen: dict[str, int] = {}
-
-    def __call__(self, title: str) -> Bar | Lines:
-        """The progress of the run of that title; one that is looked at again keeps its number."""
-        turn = self._seen.setdefault(title, len(self._seen) + 1)
-        return progress(f"{turn:>{len(str(self._total))}}/{self._total} {title}")
+def several(total: int) -> Callable[[str], Bar | Lines]:
+    """The progress of so many runs, each with which of them it is."""
+    turns = Turns(total)
+    return lambda title: progress(turns(title))
 
 
 def say(text: str, style: str = "") -> None:
@@ -159,19 +165,39 @@ def table(
 ) -> None:
     """A table on the screen: the first `words` columns are words, the others figures; only the columns `wide` may wrap.
 
-    Without such columns a table that does not fit is printed in full: a cut figure is worth less than a long line.
+    Without such columns a table that does not fit is printed in full: a cut figure is worth less than a long line. On a terminal
+    the columns that do not fit follow below, with the words before them again.
     """
-    made = Table(header_style="bold", pad_edge=False, box=None)
-    for k, column in enumerate(columns):
-        made.add_column(column, justify="left" if k < words else "right", no_wrap=k not in wide, overflow="fold")
-    for row in rows:
-        made.add_row(*row)
+    lines = [list(row) for row in rows]
     if title:
         out.print(title, style="bold", soft_wrap=True)
-    if wide:
-        out.print(made)
-    else:
-        in_full(made)
+    for shown in [range(len(columns))] if wide or not out.is_terminal else _fitting(columns, lines, words):
+        made = Table(header_style="bold", pad_edge=False, box=None)
+        for k in shown:
+            made.add_column(columns[k], justify="left" if k < words else "right", no_wrap=k not in wide, overflow="fold")
+        for line in lines:
+            made.add_row(*(line[k] for k in shown))
+        if wide:
+            out.print(made)
+        else:
+            in_full(made)
+
+
+def _fitting(columns: Sequence[str], lines: Sequence[Sequence[str]], words: int) -> list[list[int]]:
+    """The columns of a table in as many parts as the screen needs, each with the words in front."""
+    width = [2 + max(cell_len(cell) for cell in (column, *(line[k] for line in lines))) for k, column in enumerate(columns)]
+    front = list(range(min(words, len(columns))))
+    parts = [front]
+    for k in range(len(front), len(columns)):
+        if parts[-1] != front and sum(width[c] for c in (*parts[-1], k)) - 2 > out.width:
+            parts.append(front)
+        parts[-1] = [*parts[-1], k]
+    return parts
+
+
+def note(text: str) -> None:
+    """What the columns of a table mean, below it."""
+    say(text, "dim")
 
 
 def in_full(made: Table) -> None:

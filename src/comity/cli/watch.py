@@ -18,6 +18,7 @@ from comity.cli.screen import in_full, out
 from comity.cli.tail import Followed, Runs
 from comity.errors import Refusal
 from comity.experiments.folder import RunFolder
+from comity.plugins import called
 from comity.text import harmless
 from comity.units import duration, size
 
@@ -66,7 +67,7 @@ def view(runs: Sequence[Followed], root: Path, console: Console, tall: int | Non
         run.look()
         return [
             *about(run),
-            *text_plot.on(console, {run.settings.get("algorithm", ""): run.line}, run.rounds, title=_title(runs)),
+            *text_plot.on(console, {called(run.settings.get("algorithm", "")): run.line}, run.rounds, title=_title(runs)),
         ]
     for run in runs:
         run.look(tables=False)
@@ -103,7 +104,7 @@ def _title(runs: Sequence[Followed]) -> str:
 def about(run: Followed) -> list[Text]:
     """One run in a few lines."""
     told = run.settings
-    what = f"{told.get('algorithm')} on {told.get('data')}, {told.get('partition')}, {told.get('parties')} parties, "
+    what = f"{called(str(told.get('algorithm')))} on {told.get('data')}, {told.get('partition')}, {told.get('parties')} parties, "
     made = [_line(f"{what}seed {told.get('seed')}", "bold"), _state(run), *_damage(run)]
     if line := run.line:
         now = max(line)

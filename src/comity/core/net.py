@@ -19,7 +19,7 @@ from comity.core.descent import fold, train
 from comity.core.fit import Draw, FitRequest, Fitted, FoldRequest, Loss, Working
 from comity.core.key import Key
 from comity.core.ledger import SERVER, Ledger
-from comity.core.party import Info, Party
+from comity.core.party import Info, Party, WatchedInfo
 from comity.core.record import Params, Sealed, payload
 from comity.core.samples import Samples
 from comity.core.task import Batch, Task
@@ -87,7 +87,9 @@ class Net:
         answered: Callable[[int], None] = lambda count: None,
         rules: Rules | None = None,
     ) -> None:
-        self.info = info
+        self.looked: set[str] = set()
+        """What the method has looked at that depends on how many rounds there are to be."""
+        self.info: Info = WatchedInfo.of(info, self.looked)
         self.attendance = Attendance(info, rules or Rules())
         self.versions: dict[int, Call] = {}
         """By party: the last call that changed what it keeps and whose reply was accepted."""

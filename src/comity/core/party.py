@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar, overload
 
 from comity.core.fit import Draw, FitRequest, FoldRequest, Loss, Pull
@@ -203,6 +203,27 @@ class Info:
                     f"{who} exchanges representations, so all parties need one width, but {name}'s are {task.width} "
                     f"wide and {self.names[0]}'s {self.width}."
                 )
+
+
+class WatchedInfo(Info):
+    """Info that writes down in `looked` whether a method looks at what depends on how long the run is to be.
+
+    A run whose method did cannot be made longer: its rounds so far would have been others.
+    """
+
+    looked: set[str]
+
+    @staticmethod
+    def of(info: Info, looked: set[str]) -> WatchedInfo:
+        """The same info, watched."""
+        made = WatchedInfo(**{each.name: getattr(info, each.name) for each in fields(info)})
+        object.__setattr__(made, "looked", looked)
+        return made
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("rounds", "cohort"):
+            self.looked.add(name)
+        return super().__getattribute__(name)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -16,7 +16,8 @@ from comity.core.key import Key
 from comity.core.samples import PartyData, Samples, combine, numbers
 from comity.data import partitions, protocols, shifts
 from comity.data.federation import Federation, Preprocess, Sums, share
-from comity.data.groups import Groups, Piece
+from comity.data.formats.common import few
+from comity.data.groups import GROUPED, Groups, Piece
 from comity.data.own_partitions import OwnPartition, name_of
 from comity.data.preparation import Schema
 from comity.data.split import Indices, Share, Split
@@ -249,7 +250,17 @@ class Dataset:
             labels = steps.labels(i, self.classes, key)
             shares[name] = share(name, y, learn, held, validation=validation, key=key, shift=steps.shift(i), labels=labels)
         text = "|".join(map(str, [first, *chained]))
-        return self._build(Split(self.name, self.fingerprint(), text, test, validation, seed, shares))
+        made = self._build(Split(self.name, self.fingerprint(), text, test, validation, seed, shares))
+        if parties is None or first.name not in GROUPED:
+            return made
+        everybody = partitions.divide(first, y[pool], groups, None, key.fold("partition").numpy())
+        return replace(made, notes=(*made.notes, *self._left_out(everybody, owned)))
+
+    def _left_out(self, everybody: Iterable[str], there: Collection[str]) -> list[str]:
+        """A sentence, if some of the data's own parties take no part."""
+        others = [name for name in everybody if name not in there]
+        told = f"{self.name}: {len(there)} parties are asked for, so {len(others)} of the data's own take no part: "
+        return [f"{told}{few(others, 10)}."] if others else []
 
     def _read(self, spec: str) -> tuple[Spec, list[Spec]]:
         """The partition that a text names, and the steps after it."""

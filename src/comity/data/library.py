@@ -139,6 +139,10 @@ def load(name: str, trust_pickle: bool = False) -> Dataset:
         raise Refusal(
             f"{name} is a folder, but no dataset: bring it in first, with 'comity data import {name} --label ... --out ...'."
         )
+    if name not in library and Path(name).is_file():
+        raise Refusal(
+            f"{name} is a file, but no dataset: bring it in first, with 'comity data import {name} --label ... --out ...'."
+        )
     if name not in library:
         raise unknown("dataset", name, library)
     return library[name].load(trust_pickle)

@@ -35,6 +35,7 @@ from comity.experiments.config import Experiment
 from comity.experiments.environment import cores
 from comity.experiments.party_side import make_party
 from comity.experiments.server_side import agree
+from comity.plugins import called
 from comity.spec import split
 
 
@@ -111,11 +112,14 @@ class Job:
 
     def method_cautions(self) -> list[str]:
         """What a user should know of the method on these data."""
-        said = [f"{self.experiment.algorithm}: {text}" for a in chain(self.algorithm) for text in a.cautions(self.info)]
-        said += [f"{self.experiment.algorithm}: {text}" for text in self.absent.without_effect(self.algorithm)]
+        name = called(self.experiment.algorithm)
+        said = [f"{name}: {text}" for a in chain(self.algorithm) for text in a.cautions(self.info)]
+        said += [f"{name}: {text}" for text in self.absent.without_effect(self.algorithm)]
+        if self.experiment.device != "cpu":
+            said.append(f"Nothing was ever tested on {self.experiment.device}: compare a few rounds with --device cpu first.")
         if any(a.feature_skew_only for a in chain(self.algorithm)) and (skew := label_skew(self.federation)) > SKEWED:
             said.append(
-                f"{self.experiment.algorithm} is meant for parties whose inputs differ, but here their labels do "
+                f"{name} is meant for parties whose inputs differ, but here their labels do "
                 f"(on average {skew:.0%} of a party's labels would have to change to match the others'): expect it to lose."
             )
         return said

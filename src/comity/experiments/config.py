@@ -135,8 +135,12 @@ class Experiment(BaseModel):
         "drop", description="a reply with values that are not finite: leave it out, or stop"
     )
     seed: int = Field(0, ge=0, description="the one seed")
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="where tensors live")
-    engine: Literal["auto", "loop", "process", "stacked"] = Field("auto", description="where parties live")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        "auto", description="where tensors live; auto: a GPU if there is one, but none was ever tested"
+    )
+    engine: Literal["auto", "loop", "process", "stacked"] = Field(
+        "auto", description="where parties live: one after another, in processes, or many as one computation"
+    )
     workers: int | None = Field(None, ge=1, description="worker processes; one a core unless told")
     set: dict[str, Any] = Field(default_factory=dict, description="a method's own options")
     party: dict[str, PartySettings] = Field(default_factory=dict, description="what single parties do their own way")

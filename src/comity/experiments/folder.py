@@ -198,7 +198,8 @@ class RunFolder:
         """Refuse a file that is not the one of which the run's beginning has a mark."""
         told = self.read_environment()
         try:
-            changed = mark in told and told[mark] != digest(path.read_text(encoding="utf-8"))
+            known = [told[key] for key in (mark, f"{mark}_before") if key in told]
+            changed = bool(known) and digest(path.read_text(encoding="utf-8")) not in known
         except (OSError, ValueError) as why:
             raise Refusal(f"{path} cannot be read.") from why
         if changed:
@@ -353,8 +354,12 @@ class RunFolder:
         write_atomically(self.split, split)
         if plan:
             write_atomically(self.plan, plan)
-        write_atomically(self.environment, _lines(with_crc(environment)))
+        self.write_environment(environment)
         write_atomically(self.config, settings)
+
+    def write_environment(self, told: Mapping[str, Any]) -> None:
+        """Write down versions, machine, and marks; `config_before` is that of settings which may be there instead."""
+        write_atomically(self.environment, _lines(with_crc(told)))
 
     def tables(self) -> Writer:
         """The tables, to be begun or continued."""

@@ -93,6 +93,10 @@ class _Rounds:
         """Rounds in which exchanges did not count, and why."""
         self._state: Any = None
         """The server's state."""
+        self._exchanged: float | None = None
+        """Where the next round begins with its evaluation, as a run that is made longer does: the seconds its exchange took."""
+        self._ending: dict[str, Any] | None = None
+        """What tables and counters were before the last evaluation: there a run that is made longer goes on."""
 
     @property
     def files(self) -> Mapping[str, Checksum]:
@@ -107,7 +111,7 @@ class _Rounds:
     def create(self) -> None:
         """Begin from nothing."""
         self._tables.create()
-        self._state = on_device(self.job.algorithm.server(self.job.root.fold("init"), self.job.info), self.job.device)
+        self._state = on_device(self.job.algorithm.server(self.job.root.fold("init"), self.net.info), self.job.device)
 
     def restore(self, manifest: Manifest) -> None:
         """Begin where a checkpoint was made."""
@@ -123,32 +127,60 @@ class _Rounds:
         self.net.remarks.update(dict.fromkeys(counters["remarks"]))
         self.seconds.update(counters["seconds"])
         self._state = on_device(self._checkpoints.server_state(), self.job.device)
-        self.done = manifest.round
+        self.net.looked.update(counters.get("looked", ()))
+        self._exchanged = counters.get("exchanged")
+        self.done = manifest.round - (self._exchanged is not None)
         self.schedule.load(counters["schedule"])
         if not manifest.checked:
             self.net.remarks[UNCHECKED] = None
         self._tables.go_on(manifest.files)  # last: a damaged checkpoint must not cost any rows
+        if OUTCOMES not in manifest.files:
+            self._folder.outcomes.unlink(missing_ok=True)  # those of an end that was not one
 
     def go_on(self) -> tuple[float | None, list[Note]]:
         """The next round, to its end on disk; the mean of the chosen metric, if it was evaluated, and all notes."""
         t = self.done + 1
         self.schedule.enter(t)
+        training, notes = self._trained(t)
         begin = time.perf_counter()
-        self._exchange(t)
-        trained = time.perf_counter()
         found = self._evaluate(t)
-        evaluated = time.perf_counter()
-        self.seconds["train"] += trained - begin
-        self.seconds["evaluate"] += evaluated - trained
+        evaluating = time.perf_counter() - begin
+        self.seconds["evaluate"] += evaluating
+        notes += self._written()
+        saving = self._save(t)
+        took = (training, evaluating, saving)
+        self._tables.add(TIMING, [(t, *(f"{seconds:.4f}" for seconds in took), peak_memory())])  # last: the round is whole
+        self.done = t
+        return (found.figure if found else None), notes
+
+    def _trained(self, t: int) -> tuple[float, list[Note]]:
+        """The exchanges of a round, unless they are over; the seconds that they took, and what there is to note of them."""
+        if (seconds := self._exchanged) is not None:
+            self._exchanged = None
+            self.net.begin(t)
+        else:
+            begin = time.perf_counter()
+            self._exchange(t)
+            seconds = time.perf_counter() - begin
+            self.seconds["train"] += seconds
+        notes = self._written()
+        files = dict(self._tables.files)
+        now = {"files": files, "bytes": dict(self.net.ledger.total), "schedule": self.schedule.dump(), "exchanged": seconds}
+        self._ending = now if t == self.schedule.rounds and not self._finishes else None
+        return seconds, notes
+
+    def _written(self) -> list[Note]:
+        """All that there is to write down by now, which is written; the notes among it."""
         notes = self.net.take_notes()
         self._tables.add(METRICS, notes)
         self._tables.add(LEDGER, self.net.ledger.take())
         self._tables.add(ABSENCES, self.net.attendance.take())
-        saving = self._save(t)
-        took = (trained - begin, evaluated - trained, saving)
-        self._tables.add(TIMING, [(t, *(f"{seconds:.4f}" for seconds in took), peak_memory())])  # last: the round is whole
-        self.done = t
-        return (found.figure if found else None), notes
+        return notes
+
+    @property
+    def _finishes(self) -> bool:
+        """Whether the method has exchanges after the last round."""
+        return any(a.finishes for a in chain(self.job.algorithm))
 
     def _exchange(self, t: int) -> None:
         """What a round is about: the algorithm's own code runs, at the server and, through the net, at the parties."""
@@ -166,7 +198,7 @@ class _Rounds:
             evaluate_newcomers_alone(self.job, net, self._engine)
             self._whole(lambda s: algorithm.join(s, net, info.late))
             evaluate_newcomers(self.job, net, self._engine, self._state, "joined")
-        if t == self.schedule.rounds and any(a.finishes for a in chain(algorithm)):
+        if t == self.schedule.rounds and self._finishes:
             evaluate_unfinished(self.job, net, self._engine, self._state)
             self._whole(lambda s: algorithm.finish(s, net))
 
@@ -235,6 +267,8 @@ class _Rounds:
             counters["homes"] = dict(self._engine.homes)
             counters["void"] = self._void
             counters["waiting"] = sorted(self.net.attendance.waiting)
+            counters["looked"] = sorted(self.net.looked)
+            counters |= {"ending": self._ending} if self._ending else {}
             self._checkpoints.save(t, self._state, self._engine, self._tables.files, counters)
         return self._checkpoints.seconds - before
 

@@ -90,6 +90,11 @@ def check_same(folder: Path, experiment: Experiment) -> None:
     """
     before = RunFolder(folder).read_experiment()
     if before.model_dump(exclude=WHERE) != experiment.model_dump(exclude=WHERE):
+        if before.model_dump(exclude=WHERE | {"rounds"}) == experiment.model_dump(exclude=WHERE | {"rounds"}):
+            raise Refusal(
+                f"{folder} holds a run of {before.rounds} rounds, not {experiment.rounds}: choose another --out, or let it go on "
+                f"with 'comity resume {folder} --rounds {experiment.rounds}'."
+            )
         raise Refusal(f"{folder} holds a run with other settings: choose another --out.")
     if texts := changes(folder, code_of(experiment)):
         raise Refusal(f"{texts[0]} Choose another --out.")

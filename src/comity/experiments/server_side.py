@@ -14,6 +14,7 @@ from comity.core.wrapper import chain
 from comity.errors import Refusal, unknown
 from comity.experiments.common import CommonGround
 from comity.experiments.config import Experiment
+from comity.plugins import called
 
 
 def agree(common: CommonGround) -> tuple[AnyAlgorithm, Info]:
@@ -22,7 +23,7 @@ def agree(common: CommonGround) -> tuple[AnyAlgorithm, Info]:
     algorithm = algorithms.compose(experiment.algorithm, experiment.set)
     info = _info(common)
     if any(wish is not None for wish in info.peers) and not any(a.hears_peers for a in chain(algorithm)):
-        raise Refusal(f"In {experiment.algorithm} a party cannot choose its peers: it learns from everybody or nobody.")
+        raise Refusal(f"In {called(experiment.algorithm)} a party cannot choose its peers: it learns from everybody or nobody.")
     if experiment.min_replies > len(info.names):
         raise Refusal(f"min_replies must be at most {len(info.names)}, the number of parties, not {experiment.min_replies}.")
     info = replace(info, cohort=_cohort(experiment, info))

@@ -56,14 +56,23 @@ def mark(folder: Path, settings: str, files: Sequence[str]) -> None:
     write_atomically(folder / MARK, json.dumps({"files": used, "code": code}, indent=2) + "\n")
 
 
+def mark_again(folder: Path, before: str, settings: str) -> None:
+    """Let a folder's mark hold for other settings beside those it had; one that is not the user's own gets none."""
+    used, codes = _read(folder)
+    with contextlib.suppress(NoSecret):
+        if used and _is_among(_code(before, used), codes):
+            codes = [_code(settings, used), _code(before, used)]
+            write_atomically(folder / MARK, json.dumps({"files": used, "code": codes[0], "before": codes[1]}, indent=2) + "\n")
+
+
 def check(folder: Path, settings: str, files: Sequence[str], trust: bool) -> None:
     """Refuse to run the files that a folder's settings name, unless the folder is the user's own or the user trusts it."""
     if not files or trust:
         return
     listed = ", ".join(files)
-    used, code = _read(folder)
+    used, codes = _read(folder)
     try:
-        own = hmac.compare_digest(_code(settings, used).encode(), code.encode(errors="replace"))
+        own = _is_among(_code(settings, used), codes)
     except NoSecret as why:
         raise Untrusted(
             f"To open {folder} would run {listed}, and whether you made it cannot be told, as {why}: if you know what that does, "
@@ -84,13 +93,18 @@ def changes(folder: Path, files: Sequence[str]) -> list[str]:
     return [f"{file} has changed since {folder} was begun." for file in files if file in used and used[file] != digest(file)]
 
 
-def _read(folder: Path) -> tuple[dict[str, str | None], str]:
-    """What a folder's mark says of files, and its code; nothing if there is none, or none that makes sense."""
+def _is_among(code: str, codes: Sequence[str]) -> bool:
+    """Whether a code is one of a folder's."""
+    return any(hmac.compare_digest(code.encode(), known.encode(errors="replace")) for known in codes)
+
+
+def _read(folder: Path) -> tuple[dict[str, str | None], list[str]]:
+    """What a folder's mark says of files, and its codes; nothing if there is none, or none that makes sense."""
     try:
         told: Any = json.loads((folder / MARK).read_text(encoding="utf-8"))
-        return dict(told["files"]), str(told["code"])
+        return dict(told["files"]), [str(told[name]) for name in ("code", "before") if name in told]
     except (OSError, ValueError, TypeError, KeyError):
-        return {}, ""
+        return {}, []
 
 
 def _code(settings: str, used: Mapping[str, str | None]) -> str:

@@ -12,11 +12,11 @@ from typing import Any
 from comity.core.ledger import Ledger
 from comity.errors import Refusal
 from comity.experiments.build import Job, Progress, Quiet
-from comity.experiments.config import Experiment
+from comity.text import Turns
 from comity.units import size
 
 EVERY = 0.1  # seconds between two pictures of the line
-Watched = Callable[[Experiment], Progress]
+Watched = Callable[[str], Progress]
 
 
 def in_notebook() -> bool:
@@ -26,13 +26,16 @@ def in_notebook() -> bool:
 
 
 @contextmanager
-def watching(progress: bool | Progress | Watched | None, several: bool = False) -> Iterator[Watched]:
-    """Who watches each run of a call: in a notebook a line unless `progress` is False, elsewhere nobody unless it is True."""
+def watching(progress: bool | Progress | Watched | None, runs: int = 1) -> Iterator[Watched]:
+    """Who watches each run of a call: in a notebook a line unless `progress` is False, elsewhere nobody unless it is True.
+
+    It is asked with the run's title; of several `runs`, people see which one it is.
+    """
     if progress is None:
         progress = in_notebook()
     if isinstance(progress, bool):
         if progress and in_notebook():
-            live = Live(several)
+            live = Live(runs)
             try:
                 yield live
             finally:
@@ -40,20 +43,16 @@ def watching(progress: bool | Progress | Watched | None, several: bool = False) 
         elif progress:
             from comity.cli import screen
 
-            yield lambda experiment: screen.progress(_title(experiment, several))
+            yield screen.several(runs) if runs > 1 else screen.progress
         else:
-            yield lambda experiment: Quiet()
+            yield lambda title: Quiet()
     elif isinstance(progress, Progress):
         one = progress
-        yield lambda experiment: one
+        yield lambda title: one
     elif callable(progress):
         yield progress
     else:
         raise Refusal("progress is True, False, or somebody who watches: an object with begin, answered, round and end.")
-
-
-def _title(experiment: Experiment, several: bool) -> str:
-    return experiment.algorithm + (f" seed {experiment.seed}" if several else "")
 
 
 class Line:
@@ -73,18 +72,16 @@ class Line:
 class Live:
     """A line below a notebook's cell that follows the runs of one call, and goes when they are over."""
 
-    def __init__(self, several: bool = False) -> None:
+    def __init__(self, runs: int = 1) -> None:
         from IPython.display import display
 
-        self._several = several
+        self._named: Callable[[str], str] = Turns(runs) if runs > 1 else str
         self._handle: Any = display(Line("", 0, 1), display_id=True)  # type: ignore[no-untyped-call]
-        self._runs = 0
         self._shown = 0.0
 
-    def __call__(self, experiment: Experiment) -> Live:
+    def __call__(self, title: str) -> Live:
         """Follow the next run."""
-        self._runs += 1
-        self._title = (f"run {self._runs}: " if self._several else "") + _title(experiment, self._several)
+        self._title = self._named(title)
         return self
 
     def begin(self, job: Job, first_round: int) -> None:

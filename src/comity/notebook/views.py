@@ -14,7 +14,7 @@ from comity.experiments.judged import metric_of
 from comity.measure import conventions
 from comity.measure.doubts import doubts
 from comity.notebook.html import curves, page, sentences, some, table
-from comity.units import duration, size
+from comity.units import duration, size, spread
 
 if TYPE_CHECKING:
     from comity.core.metrics import Metric
@@ -113,15 +113,15 @@ def of_tuning(made: Tuning) -> str:
     rows = [
         [
             *(str(trial.settings[name]) for name in names),
-            f"{trial.validation:.1%}",
-            f"{trial.test:.1%}" + " *" * bool(trial.doubts),
+            spread(trial.validations),
+            spread(trial.tests) + " *" * bool(trial.doubts),
         ]
         for trial in made.trials
     ]
-    best = ", ".join(f"{name}={value}" for name, value in made.best.settings.items())
     return page(
-        f"{made.algorithm}: best by validation {METRICS[made.metric].title}: {best}",
+        f"{made.algorithm}: test and validation {METRICS[made.metric].title}, best by validation first",
         table([*names, "validation", "test"], rows, words=len(names)),
+        sentences([made.verdict]),
         sentences(f"* {text}" for trial in made.trials for text in trial.doubts),
     )
 

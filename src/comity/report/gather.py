@@ -31,6 +31,7 @@ from comity.measure.conventions import Line, curve, party_curves
 from comity.measure.figures import mean
 from comity.measure.gain import Gain
 from comity.measure.summary import blocks
+from comity.plugins import called
 from comity.spec import parse
 from comity.studies.answers import same_parties
 
@@ -433,7 +434,7 @@ def _placed(root: Path, path: Path) -> tuple[str, Run]:
         return "/".join(inside[:-2]), Run(path, inside[-2])
     run = Run(path, path.name)
     if run.experiment:
-        run.method = run.experiment.algorithm
+        run.method = called(run.experiment.algorithm)
         e = run.experiment
         own = [] if path == root else [f"{e.data}, {e.partition}, {e.parties} parties, {e.model}, {e.rounds} rounds"]
         return "/".join([*inside[:-1], *own]), run

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from comity.algorithms import accepts, compose
 from comity.checksums import with_crc
+from comity.core.ledger import SERVER
 from comity.core.metrics import METRICS
 from comity.core.wrapper import chain
 from comity.data import Federation
@@ -21,8 +22,7 @@ from comity.experiments.folder import RunFolder
 from comity.experiments.run import check_same, elsewhere, reopen, resume_in, start
 from comity.measure import Gain, gains
 from comity.models import OwnModel
-from comity.plugins import is_code
-from comity.spec import parse, split
+from comity.plugins import called
 from comity.studies.answers import Answer, Parties, answers, held_by, how_to_read, same_parties
 from comity.studies.standing import Standing, standing
 from comity.studies.verdict import Overall, overall
@@ -35,9 +35,8 @@ LEFT_OUT = "leave-one-out"
 
 
 def folder_name(algorithm: str) -> str:
-    """An algorithm's folder: its name with its options, a user's file by its stem."""
-    specs = [parse(part) for part in split(algorithm, "+")]
-    return "+".join(str(replace(s, name=Path(s.name).stem if is_code(s.name) else s.name)) for s in specs)
+    """An algorithm's folder is called as people call it."""
+    return called(algorithm)
 
 
 def run_once(
@@ -75,6 +74,8 @@ class Findings:
     """What it says to each party."""
     reading: str
     """How its intervals are to be read."""
+    notes: list[str]
+    """What else there is to say of it, a sentence each."""
 
     def plain(self) -> dict[str, Any]:
         """As in comparison.json."""
@@ -86,13 +87,15 @@ def compare(
     algorithms: Sequence[str],
     seeds: Sequence[int],
     out: Path,
-    progress: Callable[[Experiment], Progress],
+    progress: Callable[[str], Progress],
     caution: Callable[[str], None],
     track: Trackers | None = None,
     given: Federation | None = None,
     model: OwnModel | None = None,
 ) -> Findings:
     """Run every method, and SOLO, on the same split for each seed; `caution` hears what a user should know.
+
+    `progress` gives who watches a run of that title.
 
     Each seed deals the data anew, unless a federation is `given`. `model` is a network of the user's own, in place of a name.
     """
@@ -121,16 +124,42 @@ def compare(
         for method in methods:
             experiment = experiments[method][seed]
             folder = run_folder(out, method, seed)
-            summaries[method].append(run_once(experiment, federation, folder, progress(experiment), track, model))
-            say(f"{method}: {remark}" for remark in summaries[method][-1].get("remarks", ()))
+            watched = progress(title(experiment, len(seeds) > 1))
+            summaries[method].append(run_once(experiment, federation, folder, watched, track, model))
+            say(f"{called(method)}: {remark}" for remark in summaries[method][-1].get("remarks", ()))
     there = summaries[SOLO][0]["accuracy"]["per_party"]
-    made = _judged(base, summaries, out, {seed: each.only(there) for seed, each in parties.items()})
+    notes = same_here({method: [run_folder(out, method, seed) for seed in seeds] for method in methods})
+    say(notes)
+    made = _judged(base, summaries, out, {seed: each.only(there) for seed, each in parties.items()}, notes)
     write_atomically(out / COMPARISON, json.dumps(with_crc(made.plain()), indent=2) + "\n")
     return made
 
 
+def same_here(folders: Mapping[str, Sequence[Path]]) -> list[str]:
+    """A sentence for each group of methods whose parties have the same figures in every round, under every seed.
+
+    `folders` are each method's runs. What methods note of themselves may differ.
+    """
+    alike: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+    for method, runs in folders.items():
+        rows = (RunFolder(run).read_metrics() for run in runs)
+        figures = tuple(tuple(str(tuple(row)) for row in each if row.party != SERVER and row.split != "train") for each in rows)
+        alike.setdefault(figures, []).append(called(method))
+    seeds = max(map(len, folders.values()))
+    when = "in every round" + (f", under each of {seeds} seeds" if seeds > 1 else "")
+    return [
+        f"{', '.join(names[:-1])} and {names[-1]} are the same here: all parties have equal figures {when}."
+        for names in alike.values()
+        if len(names) > 1
+    ]
+
+
 def _judged(
-    base: Experiment, summaries: Mapping[str, Sequence[dict[str, Any]]], out: Path, parties: Mapping[int, Parties]
+    base: Experiment,
+    summaries: Mapping[str, Sequence[dict[str, Any]]],
+    out: Path,
+    parties: Mapping[int, Parties],
+    notes: list[str],
 ) -> Findings:
     """Every method beside SOLO, party by party, and what that says to each of them.
 
@@ -143,13 +172,13 @@ def _judged(
     same = same_parties(each.shares for each in parties.values())
     few = {summary["seed"]: summary.get("too_few", ()) for summary in summaries[SOLO]}
     gained = {m: _gains(m, parties, out, metric.name) for m in summaries}
-    rows = [standing(m, summaries[m], gained[m], few, same, picked, metric.name) for m in summaries]
+    rows = {m: standing(called(m), summaries[m], gained[m], few, same, picked, metric.name) for m in summaries}
     named = next(iter(parties.values())).class_names
-    joint = [row for row in rows if row.algorithm in open_to_all]
+    joint = [rows[m] for m in open_to_all]
     told = answers({row.algorithm: row.gains for row in joint}, held_by(parties, same), metric, named)
     whole = overall(joint, told, len(parties))
     reading = how_to_read(len(open_to_all), list(parties), metric, same)
-    return Findings(metric.name, tuple(parties), rows, whole, told, reading)
+    return Findings(metric.name, tuple(parties), list(rows.values()), whole, told, reading, notes)
 
 
 def _gains(method: str, seeds: Iterable[int], out: Path, metric: str) -> dict[int, list[Gain]]:
@@ -159,12 +188,20 @@ def _gains(method: str, seeds: Iterable[int], out: Path, metric: str) -> dict[in
 
 
 def check_folders(methods: Sequence[str]) -> None:
-    """Refuse methods whose runs would lie in one folder, or where the runs without a party lie."""
+    """Refuse methods whose runs would lie in one folder, or where the runs without a party lie; and what is no method."""
+    if file := next((method for method in methods if method.endswith((".toml", ".yaml", ".yml", ".json"))), None):
+        raise Refusal(f"{file} is no method: methods are compared by their names, and settings are given as options.")
     folders = [folder_name(method) for method in methods]
     if twice := next((f for f in folders if folders.count(f) > 1), None):
         raise Refusal(f"Two of the methods would share the folder {twice}: rename one of the files.")
     if LEFT_OUT in folders:
         raise Refusal(f"{LEFT_OUT} is the folder of runs without a party: give that method's file another name.")
+
+
+def title(experiment: Experiment, several: bool, without: str = "") -> str:
+    """What one of a study's runs is called while it goes on; with `several` seeds, by its own."""
+    parts = [called(experiment.algorithm), f"without {without}" if without else "", f"seed {experiment.seed}" if several else ""]
+    return " ".join(filter(None, parts))
 
 
 def run_folder(out: Path, method: str, seed: int) -> Path:

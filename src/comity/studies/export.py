@@ -34,6 +34,7 @@ from comity.experiments.checkpoint import write_atomically
 from comity.experiments.result import Deployed, Result
 from comity.experiments.trust import check, code_in, mark
 from comity.measure.summary import blocks
+from comity.plugins import called
 from comity.studies import predict
 
 WHAT_PREDICTS = (Path(predict.__file__), Path(preparation.__file__))
@@ -206,14 +207,14 @@ def _card(told: dict[str, Any], schema: Schema | None, files: set[str]) -> str:
     promise = " The probability is a softmax, not a promise." if told["classes"] else ""
     return f"""# The model of {told["party"]}
 
-- Method: {told["algorithm"]}, {told["rounds"]} rounds, seed {told["seed"]}, with the network {told["model"]}.
+- Method: {called(told["algorithm"])}, {told["rounds"]} rounds, seed {told["seed"]}, with the network {told["model"]}.
 - Data: {told["dataset"]}; this party trained on {told["train_samples"]} samples of shape {"x".join(map(str, told["shape"]))}.
 - On its own {told["test_samples"]} test samples: {judged}. On other data it may be anything: judge it on samples of your own
   before it is used.
 - It predicts {answers}.
 - Use: {works} takes samples as {told["party"]} has them and prints {prints} for each. It needs torch and numpy.{promise}{onnx}
 - Numbers are scaled by {told["scaled_by"]} (`model.json`, `preprocess`).
-- The weights were learned from this party's data and, through {told["algorithm"]}, from others': treat them as such.
+- The weights were learned from this party's data and, through {called(told["algorithm"])}, from others': treat them as such.
 {_columns(schema) if schema else ""}"""
 
 

@@ -22,7 +22,7 @@ from comity.models import OwnModel
 from comity.studies.answers import Answer
 from comity.studies.compare import COMPARISON, Findings, run_folder
 from comity.studies.standing import Standing
-from comity.studies.tune import Trial
+from comity.studies.tune import Trial, Trials
 from comity.studies.verdict import Overall
 
 if TYPE_CHECKING:
@@ -182,11 +182,24 @@ class Tuning:
 
     folder: Path
     algorithm: str
-    metric: str
-    trials: list[Trial]
-    """Every point of the grid, the best first."""
+    found: Trials
     _keep: Any = None
     """A temporary folder lives as long as the trials."""
+
+    @property
+    def metric(self) -> str:
+        """The name of what trials are judged by."""
+        return self.found.metric
+
+    @property
+    def trials(self) -> list[Trial]:
+        """Every point of the grid, the best first."""
+        return self.found.trials
+
+    @property
+    def verdict(self) -> str:
+        """Which is chosen, how far the next is, and whether that could be chance."""
+        return self.found.verdict
 
     @property
     def best(self) -> Trial:
@@ -194,8 +207,7 @@ class Tuning:
         return self.trials[0]
 
     def __repr__(self) -> str:
-        best = ", ".join(f"{name}={value}" for name, value in self.best.settings.items())
-        return f"<{len(self.trials)} trials of {self.algorithm}: best by validation {self.metric} {best}>"
+        return f"<{len(self.trials)} trials of {self.algorithm}: best by validation {self.metric} {self.best.name}>"
 
     def _repr_html_(self) -> str:
         from comity.notebook.views import of_tuning

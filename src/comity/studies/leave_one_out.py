@@ -31,6 +31,7 @@ from comity.studies.compare import (
     own_settings,
     run_folder,
     run_once,
+    title,
 )
 
 
@@ -54,7 +55,7 @@ def effects(
     algorithms: Sequence[str],
     seeds: Sequence[int],
     out: Path,
-    progress: Callable[[Experiment], Progress],
+    progress: Callable[[str], Progress],
     only: Sequence[str] | None = None,
     federation: Federation | None = None,
     caution: Callable[[str], None] = lambda text: None,
@@ -70,13 +71,22 @@ def effects(
             folder = run_folder(out, method, seed)
             for text in prepare(whole, data).cautions():
                 caution(text)
-            run_once(whole, data, folder, progress(whole))
+            run_once(whole, data, folder, progress(title(whole, len(seeds) > 1)))
             for party, experiment in left[method].items():
                 smaller = out / LEFT_OUT / folder_name(method) / party_folder(party) / f"seed-{seed}"
-                run_once(experiment, data, smaller, progress(experiment))
+                run_once(experiment, data, smaller, progress(title(experiment, len(seeds) > 1, party)))
                 rows += effects_of(method, seed, party, folder, smaller)
     _write(out, seeds, rows)
     return rows
+
+
+def count(
+    base: Experiment, algorithms: Sequence[str], seeds: Sequence[int], only: Sequence[str] | None, federation: Federation | None
+) -> int:
+    """How many runs there are in all: each method's with everybody, and those without somebody."""
+    methods = exchanging(base, algorithms)
+    left = planned(base, methods, seeds[0], federation or federation_of(base.but(seed=seeds[0])), only)
+    return len(seeds) * (len(methods) + sum(map(len, left.values())))
 
 
 def exchanging(base: Experiment, algorithms: Sequence[str]) -> list[str]:

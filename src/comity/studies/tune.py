@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from comity.core.metrics import ACCURACY, Metric
+from comity.core.metrics import ACCURACY, METRICS, Metric
 from comity.core.own_metrics import use
 from comity.data import Federation
+from comity.data.formats.common import few
 from comity.errors import ComityError, Refusal
 from comity.experiments.build import Progress, federation_of, prepare
+from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
 from comity.measure.doubts import doubts
@@ -26,13 +30,78 @@ from comity.track import Trackers
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of a grid: its settings, and the figures by the chosen metric at the round that is best by validation."""
+    """One point of a grid: its settings and, by seed, the figures by the chosen metric at the round that validation chose.
+
+    Both figures are the mean over parties, each party counting alike.
+    """
 
     settings: dict[str, Any]
-    validation: float
-    test: float
+    validations: tuple[float, ...]
+    tests: tuple[float, ...]
+    rounds: tuple[int, ...]
+    """The round that is best on all validation samples together."""
     doubts: tuple[str, ...] = ()
     """What a reader of these figures must know."""
+
+    @property
+    def name(self) -> str:
+        """Its settings in words; its folder is called so, too."""
+        return ",".join(f"{name}={value}" for name, value in self.settings.items())
+
+    @property
+    def validation(self) -> float:
+        """The mean over seeds on validation samples, by which trials are ranked."""
+        return statistics.mean(self.validations)
+
+    @property
+    def test(self) -> float:
+        """The mean over seeds on test samples, by which nothing is chosen."""
+        return statistics.mean(self.tests)
+
+    def plain(self) -> dict[str, Any]:
+        """As in tune.json."""
+        return {"name": self.name, **asdict(self), "validation": self.validation, "test": self.test}
+
+
+@dataclass(frozen=True)
+class Trials:
+    """All trials of a grid, the best by validation first."""
+
+    trials: list[Trial]
+    metric: str
+    seeds: tuple[int, ...]
+
+    @property
+    def verdict(self) -> str:
+        """Which is chosen, how far the next is, and whether that could be chance."""
+        best, *others = self.trials
+        chosen = f"Chosen on validation data: {best.name.replace(',', ', ')}."
+        if not others:
+            return chosen
+        ahead = [METRICS[self.metric].sign * (a - b) for a, b in zip(best.validations, others[0].validations, strict=True)]
+        said = (
+            f"{chosen} The next is {others[0].name.replace(',', ', ')}, {100 * statistics.mean(ahead):.1f} points behind on them"
+        )
+        if len(ahead) == 1:
+            return f"{said}; whether that is more than chance, one seed cannot tell: give several, as in --seeds 0,1,2."
+        low, high = over_seeds(ahead)
+        told = f"{said} (95% interval over {len(ahead)} seeds, paired: {100 * low:+.1f} to {100 * high:+.1f})"
+        return f"{told}." if low > 0 else f"{told}: that is within chance, and either may be the better one."
+
+    def plain(self) -> dict[str, Any]:
+        """As in tune.json."""
+        trials = [trial.plain() for trial in self.trials]
+        return {"seeds": list(self.seeds), "metric": self.metric, "trials": trials, "verdict": self.verdict}
+
+
+def over_seeds(differences: Sequence[float]) -> tuple[float, float]:
+    """95% interval of the mean of paired differences over seeds, by Student's t."""
+    from scipy.stats import t as student  # here: it takes half a second to import
+
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    half = float(student.ppf(0.975, len(differences) - 1)) * error
+    middle = statistics.mean(differences)
+    return middle - half, middle + half
 
 
 def parse_grid(texts: Iterable[str]) -> dict[str, list[Any]]:
@@ -53,11 +122,11 @@ def tune(
     grid: dict[str, list[Any]],
     seeds: Sequence[int],
     out: Path,
-    progress: Callable[[Experiment], Progress],
+    progress: Callable[[str], Progress],
     track: Trackers | None = None,
     given: Federation | None = None,
     model: OwnModel | None = None,
-) -> list[Trial]:
+) -> Trials:
     """Every point of the grid with the same budget, the best on validation samples, by the chosen metric, first.
 
     Each seed deals the data anew, unless a federation is `given`. `model` is a network of the user's own, in place of a name.
@@ -82,15 +151,23 @@ def tune(
                     f"No party's validation samples have a figure by metric {metric.name}: there is nothing to choose by."
                 )
         for k, point in enumerate(points):
-            folder = out / ",".join(f"{name}={value}" for name, value in point.items()) / f"seed-{seed}"
-            summary = run_once(experiments[k], federations[k], folder, progress(experiments[k]), track, model)
+            name = Trial(point, (), (), ()).name
+            folder = out / name / f"seed-{seed}"
+            watched = progress(f"{name} seed {seed}" if len(seeds) > 1 else name)
+            summary = run_once(experiments[k], federations[k], folder, watched, track, model)
             best = summary[metric.name]["best_round"]
             if best is None:
                 lacking = "was everybody heard" if metric is ACCURACY else f"does everybody have a figure by metric {metric.name}"
                 raise ComityError(f"In no round of {folder} {lacking}: there is nothing to choose by.")
-            known = tuple(f"seed {seed}: {text}" for text in doubts(summary))
-            found[k].append(Trial(point, _validation_at(folder, best["round"], metric), best["weighted"], known))
-    return sorted((_over_seeds(trials) for trials in found), key=lambda trial: -metric.sign * trial.validation)
+            t = best["round"]
+            validated = by_round(RunFolder(folder).read_metrics(), "validation", metric.name)[t]
+            known = [*doubts(summary), *_not_validated(summary, validated, metric)]
+            told = tuple(f"seed {seed}: {text}" for text in known)
+            found[k].append(Trial(point, (mean(validated),), (best["mean"],), (t,), told))
+    trials = sorted(map(_over_seeds, found), key=lambda trial: -metric.sign * trial.validation)
+    made = Trials(trials, metric.name, tuple(seeds))
+    write_atomically(out / "tune.json", json.dumps(made.plain(), indent=2) + "\n")
+    return made
 
 
 def _experiment_at(point: dict[str, Any], base: Experiment, seed: int) -> Experiment:
@@ -100,13 +177,18 @@ def _experiment_at(point: dict[str, Any], base: Experiment, seed: int) -> Experi
     return base.but(seed=seed, set=base.set | options, **settings)
 
 
-def _validation_at(folder: Path, t: int, metric: Metric) -> float:
-    """The mean over parties on validation samples after round t."""
-    return mean(by_round(RunFolder(folder).read_metrics(), "validation", metric.name)[t])
+def _not_validated(summary: Mapping[str, Any], validated: Mapping[str, float], metric: Metric) -> list[str]:
+    """A sentence, if the two means are not over the same parties."""
+    tested = [party for party, figure in summary[metric.name]["per_party"].items() if figure is not None]
+    lacking = [party for party in tested if party not in validated]
+    many = f"{len(lacking)} of {len(tested)} parties ({few(lacking)})"
+    return [f"the mean on validation samples is without {many}, who have no figure there."] if lacking else []
 
 
 def _over_seeds(trials: Sequence[Trial]) -> Trial:
-    """One point's trials as one."""
-    validation = statistics.mean(trial.validation for trial in trials)
-    test = statistics.mean(trial.test for trial in trials)
-    return Trial(trials[0].settings, validation, test, tuple(text for trial in trials for text in trial.doubts))
+    """One point's trials, of a seed each, as one."""
+
+    def joined(name: str) -> tuple[Any, ...]:
+        return tuple(value for trial in trials for value in getattr(trial, name))
+
+    return Trial(trials[0].settings, *(joined(name) for name in ("validations", "tests", "rounds", "doubts")))

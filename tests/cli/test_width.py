@@ -1,0 +1,44 @@
+"""On a screen of 80 columns words are whole: sentences break between them, and a table's columns follow below each other."""
+
+from __future__ import annotations
+
+import pytest
+from harness import Nursery, frames, on_terminal
+
+from comity.cli import screen
+
+
+@pytest.fixture(scope="module")
+def inspected(nursery: Nursery) -> list[str]:
+    code, shown = on_terminal(nursery, "data", "inspect", "--data", "heart")
+    assert code == 0
+    return [line.rstrip() for line in frames(shown)]
+
+
+def test_nothing_is_wider_than_the_screen(inspected: list[str]) -> None:
+    assert max(map(len, inspected)) <= 80
+
+
+def test_sentences_break_between_words(inspected: list[str]) -> None:
+    said = " ".join(inspected)
+    assert "accuracy says little there, so judge by balanced_accuracy or auc (--metric)." in said
+    assert any(line.endswith("and 78 others:") for line in inspected)
+
+
+def test_columns_that_do_not_fit_follow_below(inspected: list[str]) -> None:
+    heads = [line.split("  ")[0] for line in inspected]
+    assert heads.count("5th, middle, 95th") == 2
+    assert heads.count("max_heart_rate") == 3, "what is missing, and twice what it lies between"
+
+
+def test_to_a_program_a_sentence_is_one_line(nursery: Nursery) -> None:
+    ended = nursery.run("data", "inspect", "--data", "heart")
+    assert any(line.endswith("or auc (--metric).") and line.startswith("Look at this:") for line in ended.out.splitlines())
+
+
+def test_every_column_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "out", screen.Screen(width=20))
+    columns = ["name", "a", "a long column", "c", "wider than all the screen is"]
+    parts = screen._fitting(columns, [["x", "1", "2", "3", "4"]], 1)
+    assert [part[0] for part in parts] == [0] * len(parts)
+    assert [k for part in parts for k in part[1:]] == [1, 2, 3, 4]

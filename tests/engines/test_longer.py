@@ -1,0 +1,185 @@
+"""A run that was made longer is, byte for byte, the run that was asked for as many rounds from the start."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matrix import run, tables
+
+import comity
+from comity.experiments import checkpoint, longer
+from comity.experiments.build import Quiet
+from comity.experiments.folder import RunFolder
+
+SMALL = {"model": "mlp2(width=8)", "lr": 0.05}
+ASKED: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "scaffold": {"participation": 0.5},
+    "fedavg+dbe": {"eval_every": 2},
+    "adcol(hidden=8)": {},
+    "fed-sps": {},
+    "solo": {"opt_state": "keep", "optimizer": "adam", "metric": "balanced_accuracy"},
+    "fedprox": {"patience": 5, "absent": "random(dead=0.2,lost=0.2)", "eval_every": 3},
+    "fedufo(uad=false)": {},
+}
+
+
+def same(longer_one: comity.Result, straight: comity.Result) -> None:
+    """Everything but the time it took is equal."""
+    assert tables(longer_one.folder) == tables(straight.folder)
+    for name in ("absences.csv", "config.toml"):
+        found = [path.read_bytes() if (path := one.folder / name).exists() else None for one in (longer_one, straight)]
+        assert found[0] == found[1], name
+    ours, theirs = ({k: v for k, v in r.summary.items() if k != "seconds"} for r in (longer_one, straight))
+    assert ours == theirs
+    RunFolder(longer_one.folder).check()
+
+
+def go_on(text: str, folder: Path, rounds: int, **settings: Any) -> comity.Result:
+    longer.ask_for(folder, rounds)
+    return run(text, folder, rounds=rounds, resume=True, **settings)
+
+
+@pytest.mark.parametrize("text", ASKED)
+def test_a_finished_run_goes_on(text: str, tmp_path: Path) -> None:
+    settings = SMALL | ASKED[text]
+    straight = run(text, tmp_path / "straight", rounds=5, **settings)
+    done = run(text, tmp_path / "longer", rounds=3, **settings)
+    before = done.summary
+    result = go_on(text, tmp_path / "longer", 5, **settings)
+    same(result, straight)
+    assert [row.round for row in RunFolder(result.folder).read_timing()] == list(range(straight.summary["rounds"] + 1))
+    kept = json.loads((tmp_path / "longer" / "summary-3-rounds.json").read_text())
+    assert kept == before
+
+
+@pytest.mark.parametrize("settings", [{"engine": "process", "workers": 2}, {"engine": "stacked"}], ids=["process", "stacked"])
+def test_on_other_engines(settings: dict[str, Any], tmp_path: Path) -> None:
+    settings = SMALL | settings
+    straight = run("scaffold", tmp_path / "straight", rounds=4, **settings)
+    run("scaffold", tmp_path / "longer", rounds=2, **settings)
+    same(go_on("scaffold", tmp_path / "longer", 4, **settings), straight)
+
+
+class StopAfter(Quiet):
+    """Ends a run after a round, as Ctrl-C does."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def round(self, t: int, figure: float | None, ledger: Any) -> None:
+        if t == self.after:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("rounds", [4, 6])
+@pytest.mark.parametrize("text", ["fedavg", "fedbabu(finetune_epochs=1)"])
+def test_a_stopped_run_goes_on_for_longer_or_shorter(
+    text: str, rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one whose parties fine-tune after the last round, which was not reached."""
+    monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
+    straight = run(text, tmp_path / "straight", rounds=rounds, **SMALL)
+    with pytest.raises(KeyboardInterrupt):
+        run(text, tmp_path / "longer", rounds=5, progress=StopAfter(2), **SMALL)
+    same(go_on(text, tmp_path / "longer", rounds, **SMALL), straight)
+
+
+def test_stopped_before_the_first_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    straight = run("fedavg", tmp_path / "straight", rounds=4, **SMALL)
+    monkeypatch.setattr(checkpoint, "EVERY_SECONDS", math.inf)
+    with pytest.raises(KeyboardInterrupt):
+        run("fedavg", tmp_path / "longer", rounds=3, progress=StopAfter(1), **SMALL)
+    same(go_on("fedavg", tmp_path / "longer", 4, **SMALL), straight)
+
+
+def test_twice(tmp_path: Path) -> None:
+    straight = run("scaffold", tmp_path / "straight", rounds=4, **SMALL)
+    run("scaffold", tmp_path / "longer", rounds=2, **SMALL)
+    go_on("scaffold", tmp_path / "longer", 3, **SMALL)
+    same(go_on("scaffold", tmp_path / "longer", 4, **SMALL), straight)
+
+
+STEPS = 9  # files that are replaced or renamed on the way; the last tests find out if they are more
+
+
+def _killed_at(step: int, folder: Path) -> None:
+    """Go on, and be killed before the n-th file is replaced."""
+    left = [step]
+    replace = Path.replace
+
+    def counted(self: Path, target: Any) -> Any:
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left[0] -= 1
+        return replace(self, target)
+
+    Path.replace = counted
+    go_on("fedavg", folder, 4, **SMALL)
+
+
+@pytest.mark.parametrize("step", range(STEPS))
+def test_killed_on_the_way(step: int, tmp_path: Path) -> None:
+    """Whatever is there is one whole run or the other, and asking again ends with the longer one."""
+    straight = run("fedavg", tmp_path / "straight", rounds=4, **SMALL)
+    done = run("fedavg", tmp_path / "longer", rounds=2, **SMALL)
+    (tmp_path / "longer" / "measures.json").write_text("{}")
+    before = tables(done.folder)
+    victim = multiprocessing.get_context("fork").Process(target=_killed_at, args=(step, tmp_path / "longer"))
+    victim.start()
+    victim.join(60)
+    assert victim.exitcode == -signal.SIGKILL
+    found = RunFolder(tmp_path / "longer")
+    found.check()
+    asked = found.read_experiment().rounds
+    again = run("fedavg", tmp_path / "longer", rounds=asked, resume=True, **SMALL)
+    if asked == 2:
+        assert tables(again.folder) == before
+        again = go_on("fedavg", tmp_path / "longer", 4, **SMALL)
+    same(again, straight)
+
+
+# --- what cannot go on
+
+
+def refused(text: str, folder: Path, first: int, rounds: int, words: str, **settings: Any) -> None:
+    run(text, folder, rounds=first, **SMALL | settings)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(comity.Refusal, match=words):
+        longer.ask_for(folder, rounds)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_fewer_rounds_than_done(tmp_path: Path) -> None:
+    refused("fedavg", tmp_path, 3, 2, "has 3 rounds already")
+
+
+def test_after_fine_tuning(tmp_path: Path) -> None:
+    refused("fedbabu(finetune_epochs=1)", tmp_path, 1, 2, "fine-tuned")
+
+
+def test_after_newcomers_have_joined(tmp_path: Path) -> None:
+    refused("fedavg", tmp_path, 1, 2, "newcomers have joined", newcomers=1, join_epochs=1)
+
+
+def test_after_patience_has_ended_it(tmp_path: Path) -> None:
+    refused("fedavg", tmp_path, 9, 20, "no better", patience=1, lr=1e-6)
+
+
+def test_a_method_that_plans_by_the_number_of_rounds(tmp_path: Path) -> None:
+    refused("fedufo", tmp_path, 2, 4, "number of rounds", lr=0.01)
+
+
+def test_damage_is_noticed_first(tmp_path: Path) -> None:
+    run("fedavg", tmp_path, rounds=1, **SMALL)
+    with (tmp_path / "metrics.csv").open("a") as file:
+        file.write("1,server,test,accuracy,1.0\n")
+    with pytest.raises(comity.ComityError, match="damaged"):
+        longer.ask_for(tmp_path, 2)
