@@ -294,18 +294,18 @@ def test_no_name_in_a_summary_is_free(fed: comity.Federation) -> None:
     assert KINDS
 
 
-def test_where_less_is_better_and_where_there_is_none(fed: comity.Federation) -> None:
-    @comity.metric(higher=False)
-    def wrong(truth: Any, answer: Any) -> Any:
-        """the share of answers that are wrong"""
-        return (truth != answer).mean()
+def test_where_it_can_be_negative_and_where_there_is_none(fed: comity.Federation) -> None:
+    @comity.metric(low=-1)
+    def above(truth: Any, answer: Any) -> Any:
+        """the share of right answers less that of wrong ones"""
+        return (truth == answer).mean() - (truth != answer).mean()
 
-    made = comity.compare(["fedavg"], fed, metric=wrong, **SMALL)
+    made = comity.compare(["fedavg"], fed, metric=above, **SMALL)
     for row in made.rows:
-        assert row.mean == pytest.approx(1 - np.mean([made.results[row.algorithm][0].summary["accuracy"]["mean"]]))
-    assert made.best.mean == min(row.mean or 0 for row in made.rows)
+        assert row.mean == pytest.approx(2 * made.results[row.algorithm][0].summary["accuracy"]["mean"] - 1)
+    assert made.best.mean == max(row.mean or 0 for row in made.rows)
     summary = made.results["fedavg"][0].summary
-    assert summary["wrong"]["worst_party"] == summary["accuracy"]["worst_party"]
+    assert summary["above"]["worst_party"] == summary["accuracy"]["worst_party"]
 
     def only_with_zeros(truth: Any, answer: Any) -> Any:
         return (answer[truth == 0] == 0).mean() if (truth == 0).any() else None

@@ -44,7 +44,6 @@ class OwnMetric:
     function: Function
     name: str
     about: str
-    higher: bool = True
     low: float = 0.0
 
     def __call__(self, *answers: Any) -> Any:
@@ -85,38 +84,38 @@ class OwnMetric:
 
 
 @overload
-def metric(function: Function, /, *, name: str = ..., higher: bool = ..., low: float = ...) -> OwnMetric: ...
+def metric(function: Function, /, *, name: str = ..., low: float = ...) -> OwnMetric: ...
 @overload
-def metric(*, name: str = ..., higher: bool = ..., low: float = ...) -> Callable[[Function], OwnMetric]: ...
+def metric(*, name: str = ..., low: float = ...) -> Callable[[Function], OwnMetric]: ...
 def metric(
-    function: Function | None = None, /, *, name: str = "", higher: bool = True, low: float = 0.0
+    function: Function | None = None, /, *, name: str = "", low: float = 0.0
 ) -> OwnMetric | Callable[[Function], OwnMetric]:
     """A metric of one's own: a function of numpy arrays `(truth, answer)`, the classes by their numbers, that gives one number.
 
-    More is better unless `higher=False`; it lies between `low` (0, -1 or -inf) and 1, as people read it in hundredths. It returns
-    None where samples of these labels have no figure. With a third argument it also gets, for two classes, by how much the
-    second one's score is the larger.
+    More is better, and it lies between `low` (0, -1 or -inf) and 1, as people read it in hundredths: of an error return what is
+    left, `1 - error`. It returns None where samples of these labels have no figure. With a third argument it also gets, for two
+    classes, by how much the second one's score is the larger.
 
     Examples:
         >>> import comity
-        >>> @comity.metric(higher=False)
-        ... def far_off(truth, answer):
-        ...     "the share of answers that are off by more than one"
-        ...     return (abs(truth - answer) > 1).mean()
+        >>> @comity.metric
+        ... def near(truth, answer):
+        ...     "the share of answers that are off by one at most"
+        ...     return (abs(truth - answer) <= 1).mean()
         >>> fed = comity.load("digits").partition("iid", parties=2, seed=0)
-        >>> result = comity.run("fedavg", fed, rounds=1, model="linear", metric=far_off)
-        >>> result.summary["metric"], 0 <= result.summary["far_off"]["mean"] <= 1
-        ('far_off', True)
+        >>> result = comity.run("fedavg", fed, rounds=1, model="linear", metric=near)
+        >>> result.summary["metric"], 0 <= result.summary["near"]["mean"] <= 1
+        ('near', True)
     """
     if function is None:
-        return lambda given: metric(given, name=name, higher=higher, low=low)
+        return lambda given: metric(given, name=name, low=low)
     if not callable(function):
         raise Refusal(f"A metric is a function of (truth, answer), not {shown(function)}.")
-    if not isinstance(higher, bool) or low not in (0, -1, -math.inf):
-        raise Refusal("A metric's higher is true or false, and its low is 0, -1 or -inf.")
+    if low not in (0, -1, -math.inf):
+        raise Refusal(f"A metric's low is 0, -1 or -inf, not {shown(low)}.")
     called = name or str(getattr(function, "__name__", type(function).__name__)).strip("<>")
     about = (inspect.getdoc(function) or "a metric of the user's own").splitlines()[0].rstrip(".")
-    return OwnMetric(function, called, about, higher, low)
+    return OwnMetric(function, called, about, low)
 
 
 def _checked(name: str) -> str:
@@ -164,16 +163,16 @@ def use(key: str) -> Metric:
 def describe(key: str) -> dict[str, Any] | None:
     """What env.json keeps of a user's own metric, so that the run can be read where its function is not."""
     known = METRICS[key]
-    return {name: getattr(known, name) for name in ("name", "about", "higher", "bounded")} if is_own(key) else None
+    return {name: getattr(known, name) for name in ("name", "about", "bounded")} if is_own(key) else None
 
 
 def described(key: str, told: Mapping[str, Any]) -> Metric:
     """A metric of which only the description is here: figures that were written down can be shown, but none worked out."""
-    name, about, higher, bounded = str(told["name"]), str(told["about"]), bool(told["higher"]), bool(told["bounded"])
+    name, about, bounded = str(told["name"]), str(told["about"]), bool(told["bounded"])
     known = METRICS.own.get(key) or METRICS.own.get(_checked(name))
     if known is None:
-        known = Metric(name, _title(name), about, _nothing, higher=higher, bounded=bounded, known=False)
-    if (known.name, known.higher, known.bounded) != (name, higher, bounded):
+        known = Metric(name, _title(name), about, _nothing, bounded=bounded, known=False)
+    if (known.name, known.about, known.bounded) != (name, about, bounded):
         raise Refusal(f"There are two metrics called {name} here, which differ: look at their runs one by one.")
     METRICS.own |= {key: known, name: known}
     return known
@@ -189,7 +188,6 @@ def _know(key: str, own: OwnMetric) -> None:
         figures=partial(_figures, own),
         needs=lambda y: len(y) > 0 and own.figure(*_arrays(own, y.numpy(), y.numpy(), y.double().numpy() - 0.5)) is not None,
         fits=fits,
-        higher=own.higher,
         bounded=own.low == 0,
         draws=DRAWS,
     )
@@ -226,4 +224,4 @@ def _digest(own: OwnMetric) -> str:
     except (OSError, TypeError):
         code = getattr(own.function, "__code__", None)
         text = repr((code.co_code, code.co_names)) if code else repr(type(own.function))
-    return blake2b(repr((text, own.higher, own.low)).encode(), digest_size=4).hexdigest()
+    return blake2b(repr((text, own.low)).encode(), digest_size=4).hexdigest()
