@@ -187,7 +187,9 @@ def _table(ranked: list[Ranked], group: Group, target: float | None) -> Table:
             never = "never" if s.accuracy else ""
             row += [str(s.reached.round), size(s.reached.bytes)] if s.reached else [never, never]
         rows.append([*row, "" if s.seconds is None else duration(s.seconds)])
-    return Table("ranking", group.title, [*heads, "time"], rows, best=0 if ranked[0].mean is not None else None)
+    first = 0 if ranked[0].mean is not None else None
+    minor = [head for head in [*heads[2:], "time"] if head not in ("gained", "hurt")]
+    return Table("ranking", group.title, [*heads, "time"], rows, best=first, minor=minor)
 
 
 def _figure(s: Ranked) -> str:
