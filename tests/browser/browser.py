@@ -47,7 +47,8 @@ class Opened:
     asked: list[str] = field(default_factory=list)
 
     def draw(self) -> int:
-        """Draw all charts that are not hidden; returns how many there are."""
+        """Open what is folded and draw all charts that are not hidden; returns how many there are."""
+        self.page.evaluate("() => document.querySelectorAll('details.part').forEach(d => { d.open = true; })")
         return int(self.page.evaluate("() => window.drawEverything()"))
 
     def settle(self) -> None:
@@ -57,8 +58,10 @@ class Opened:
 
 
 @contextmanager
-def opened(started: Browser, path: Path, width: int = 1440, scheme: str = "light", height: int = 900) -> Iterator[Opened]:
-    """A file in a window of that width."""
+def opened(
+    started: Browser, path: Path, width: int = 1440, scheme: str = "light", height: int = 900, at: str = ""
+) -> Iterator[Opened]:
+    """A file in a window of that width, `at` an address in it."""
     context: Any = started.new_context(
         viewport={"width": width, "height": height}, color_scheme="dark" if scheme == "dark" else "light", accept_downloads=True
     )
@@ -66,7 +69,7 @@ def opened(started: Browser, path: Path, width: int = 1440, scheme: str = "light
     it.page.on("console", lambda m: it.said.append(f"{m.type}: {m.text}"))
     it.page.on("pageerror", lambda why: it.said.append(f"error: {why}"))
     it.page.on("request", lambda r: None if r.url.startswith(OWN) else it.asked.append(r.url))
-    it.page.goto(path.resolve().as_uri())
+    it.page.goto(path.resolve().as_uri() + at)
     try:
         yield it
     finally:

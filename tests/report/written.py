@@ -29,6 +29,8 @@ class Written(HTMLParser):
         self.source = path.read_text(encoding="utf-8")
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.tables: list[list[list[str]]] = []
+        self.named: dict[str, list[list[list[str]]]] = {}
+        """The same tables by their names; a page of several settings has several of a name."""
         self.notes: list[str] = []
         self.scripts: list[str] = []
         self.words = ""
@@ -44,6 +46,7 @@ class Written(HTMLParser):
         self.elements.append((tag, given))
         if tag == "table":
             self.tables.append([])
+            self.named.setdefault(str(given["data-name"]), []).append(self.tables[-1])
         elif tag == "tr":
             self.tables[-1].append([])
         elif tag in ("td", "th"):
@@ -101,15 +104,27 @@ class Written(HTMLParser):
         (heads, *rows), *_ = [t for t in self.tables if first in t[0]]
         return [dict(zip(heads, row, strict=True)) for row in rows]
 
+    def records(self, name: str, setting: int = 0) -> list[dict[str, str]]:
+        """The rows of a table by its name, each by its heads."""
+        heads, *rows = self.named[name][setting]
+        return [dict(zip(heads, row, strict=True)) for row in rows]
+
     @property
-    def sections(self) -> list[str]:
-        """The names of the sections, of all groups."""
-        return [str(given["id"]) for tag, given in self.elements if tag == "section"]
+    def sections(self) -> dict[str, list[str]]:
+        """What the sections are called, by the setting that their address names."""
+        found: dict[str, list[str]] = {}
+        for tag, given in self.elements:
+            if tag == "section" and "data-part" in given:
+                setting, _, name = str(given["id"]).rpartition("/")
+                assert name == given["data-part"]
+                found.setdefault(setting, []).append(name)
+        return found
 
     @property
     def broken(self) -> set[str]:
         """The sections that could not be made."""
-        found = re.findall(r'<section id="g\d+-(\w+)"(.*?)</section>', self.source, flags=re.DOTALL)
+        found = re.findall(r'<section id="[^"]*" data-part="(\w+)"(.*?)</section>', self.source, flags=re.DOTALL)
+        assert found
         return {name for name, body in found if "This part cannot be shown" in body}
 
 

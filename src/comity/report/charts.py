@@ -14,6 +14,8 @@ MANY = 8
 """Colours for methods, and shapes, that a reader can tell apart."""
 PARTIES = 60
 """Parties in a chart that has a line for each: more do not fit."""
+HALF = 500
+"""Points that a chart of half the page's width has beside its frame."""
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
 SIZES = " : ".join(f"{{0}} >= {scale} ? format({{0}} / {scale}, '{{1}}') + ' {unit}'" for scale, unit in
                    (("1e9", "GB"), ("1e6", "MB"), ("1e3", "kB"))) + " : format({0}, '{1}') + ' B'"  # fmt: skip
@@ -121,6 +123,11 @@ def legend(where: str, columns: int, title: str | None = None) -> VegaSpec:
     return {"title": title, "orient": where, "columns": columns}
 
 
+def legend_of(names: Sequence[str], title: str, most: int) -> VegaSpec:
+    """A legend below a chart of half the page's width, with as many names in a row as there is room for."""
+    return legend("bottom", max(2, min(most, HALF // (7 * max(map(len, names)) + 26))), title)
+
+
 def tall(rows: int, each: int = 20) -> int:
     """The height of a chart with so many rows."""
     return each * max(rows, 1) + 10
@@ -158,7 +165,7 @@ def heat(across: VegaSpec, down: VegaSpec, value: VegaSpec, tips: list[VegaSpec]
     return {
         "height": tall(high, 26 if high <= 12 else 16),
         "encoding": {
-            "x": {**across, "axis": {"labelAngle": 0 if flat else -40, "labelOverlap": True}},
+            "x": {**across, "axis": {"labelAngle": 0 if flat else -40}},
             "y": down,
             "tooltip": tips,
         },

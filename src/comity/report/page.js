@@ -40,7 +40,8 @@
     else if (part && typeof part === "object") {
       if (part.type === "nominal" && part.axis && "labelAngle" in part.axis) {
         const each = room / part.sort.length, longest = Math.max(...part.sort.map(name => name.length));
-        part.axis.labelAngle = 7 * longest + 6 < each ? 0 : each > 22 ? -40 : -90;
+        const angle = 7 * longest + 6 < each ? 0 : each > 22 ? -40 : -90;
+        Object.assign(part.axis, { labelAngle: angle, labelOverlap: angle === -90 });
       }
       Object.values(part).forEach(one => turned(one, room));
     }
@@ -214,7 +215,7 @@
       });
       more.className = "more";
       more.ariaExpanded = "false";
-      table.closest(".scroll").before(more);
+      table.closest(".scroll").after(more);
     }
   }
 

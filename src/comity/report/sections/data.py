@@ -114,10 +114,15 @@ def _bubbles(federation: Federation, changed: dict[str, str]) -> Chart:
             "x": {
                 **word("class", "class", names),
                 "scale": {"domain": names},
-                "axis": {"labelAngle": 0 if max(map(len, names)) < 4 else -40, "labelOverlap": True},
+                "axis": {"labelAngle": 0 if max(map(len, names)) < 4 else -40},
             },
             "y": word("party", None),
-            "size": quantity("samples", "training samples", scale={"rangeMax": 380}),
+            "size": quantity(
+                "samples",
+                None,
+                scale={"rangeMax": 380},
+                legend={"title": "training samples", "orient": "top", "direction": "horizontal", "tickCount": 4},
+            ),
             "tooltip": [tip("party", "party"), tip("class", "class"), tip("samples", "samples", ",d"), *_shift_tip(changed)],
         },
     }

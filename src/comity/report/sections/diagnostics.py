@@ -144,7 +144,7 @@ def _curve(group: Group, methods: list[Method], one: CurveByRound) -> Chart | No
         for t, values in line.items()
     ]
     several = any(len(method.runs) > 1 for method in methods)
-    columns = ("method", "round", one.value, SPREAD, *(() if one.reference is None else (label,)))
+    columns = ("method", "round", one.value, *([SPREAD] if several else []), *([] if one.reference is None else [label]))
     form = ".1%" if one.percent else ".3g"
     how: VegaSpec = {"axis": {"format": ".0%"}, "scale": {"domainMin": 0}} if one.percent else {}
     y = quantity(one.value, one.axis_title, **how)

@@ -14,7 +14,7 @@ from comity.errors import describe
 from comity.measure.representations import CUT, OFFSET, Representation, extract
 from comity.measure.separability import LEAST, separability
 from comity.report.blocks import Chart, Data, Section, Table, VegaSpec
-from comity.report.charts import MANY, SHAPES, legend, quantity, tip
+from comity.report.charts import MANY, SHAPES, legend_of, quantity, tip
 from comity.report.gather import Group, Method
 from comity.report.sections.data import class_names
 from comity.report.sections.diagnostics import diagnostics
@@ -120,7 +120,7 @@ def _scatter(method: str, when: str, data: Data, parties: list[str], classes: li
                 "type": "nominal",
                 "sort": None,
                 "scale": {"domain": parties, "range": SHAPES[: len(parties)]},
-                "legend": legend("bottom", 8, "party") | {"symbolFillColor": "@soft"},
+                "legend": legend_of(parties, "party", 8) | {"symbolFillColor": "@soft"},
             }
         }
         if few
@@ -130,7 +130,7 @@ def _scatter(method: str, when: str, data: Data, parties: list[str], classes: li
         "field": "class",
         "type": "nominal",
         "scale": {"domain": classes, "scheme": "tableau10" if len(classes) <= 10 else "tableau20"},
-        "legend": legend("bottom", 10 if max(map(len, classes), default=0) < 4 else 4, "class") if len(classes) <= 20 else None,
+        "legend": legend_of(classes, "class", 10) if 0 < len(classes) <= 20 else None,
     }
     by_amount = quantity("class", "label", legend={"orient": "bottom"}, scale={"range": ["@c4", "@c0"]})
     spec: VegaSpec = {
@@ -181,7 +181,7 @@ def _measured(section: Section, group: Group) -> None:
                 section.say(f"measures.json of {method.name}, seed {run.seed}, is damaged: {describe(why)}", "missing")
     if rows:
         heads = ["method", "seed", "layer", "when", "MDL, nats", "MDL, bits", "Fréchet distance", "probe names the party"]
-        section.blocks.append(Table("measures", "Layer by layer (comity measure)", heads, rows, words=4))
+        section.blocks.append(Table("layers", "Layer by layer (comity measure)", heads, rows, words=4))
     else:
         section.say("Description length (MDL) and distances layer by layer appear here after: comity measure RUN_DIR")
 
