@@ -8,7 +8,8 @@ id => {
       return [half.x, half.y];
     }
     const box = shape.getBoundingClientRect();
-    return [box.x + box.width / 2, box.y + box.height / 2];
+    const places = [0.5, 0.49, 0.48, 0.47].map(part => [box.x + box.width * part, box.y + box.height / 2]);  // a dashed line has gaps
+    return places.find(([x, y]) => document.elementFromPoint(x, y) === shape) ?? places[0];
   };
   const found = [];
   for (const shape of chart.querySelectorAll(".role-mark > path, .role-mark > line, .role-mark > text, .role-mark > rect")) {
@@ -22,9 +23,7 @@ id => {
     const shown = tooltip()?.classList.contains("visible");
     found.push({
       reached: true,
-      own: there === shape,
-      kind: mark?.marktype ?? there.tagName,
-      hovered: shape.__data__?.mark?.marktype ?? null,
+      kind: /mark-(\w+)/.exec(shape.parentElement.getAttribute("class"))[1],
       text: shown ? tooltip().innerText : "",
       lines: shown ? [...tooltip().querySelectorAll("tr")].map(tr => [...tr.cells].map(cell => cell.innerText.replace(/:$/, "").trim())) : [],
       data: (mark?.marktype === "line" || mark?.marktype === "area" ? mark.items.filter(one => one) : [item]).map(one => one?.datum ?? null),

@@ -98,7 +98,8 @@ class Page:
         kind = ' class="half"' if chart.half else ""
         return Markup(
             f'<figure{kind}><div class="head"><h3>{html.escape(chart.title)}</h3><div class="tools"></div></div>'
-            f'<div class="chart" id="{slug}" role="img" aria-label="{html.escape(chart.alt)}"></div>'
+            f'<div class="chart" id="{slug}" style="--tall: {chart.spec.get("height", 0)}px" role="img" '
+            f'aria-label="{html.escape(chart.alt)}"></div>'
             f"<figcaption>{html.escape(chart.alt)}</figcaption></figure>"
         )
 
