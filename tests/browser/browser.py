@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 QUIET = ("--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run")
 OWN = ("file:", "data:", "blob:")
+KINDS = ("one", "five", "half", "groups", "heart", "sensors", "amounts")
+"""The pages that tests open."""
 
 
 def executable() -> str:
@@ -55,6 +57,10 @@ class Opened:
         """Wait until what was begun is drawn."""
         self.page.evaluate("() => window.drawEverything()")
         self.page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+Open = Callable[..., AbstractContextManager[Opened]]
+"""What the fixture `look` gives."""
 
 
 @contextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,12 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-    from browser import Opened
+    from browser import Open, Opened
 
 HERE = Path(__file__).parent
 SMALL: dict[str, Any] = {
     "partition": "dirichlet(alpha=0.5)|keep(samples=60)", "parties": 3, "rounds": 3, "model": "mlp2(width=8)", "engine": "loop",
 }  # fmt: skip
-KINDS = ("one", "five", "half", "groups", "heart", "sensors", "amounts")
 DAYS = """
 import numpy as np, torch
 from comity.data import Dataset
@@ -60,6 +59,7 @@ def chromium() -> Iterator[Browser]:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One run; five methods under three seeds; a run that stopped half way; two settings; hospitals by AUC under three seeds;
     sensors that see digits differently; a label that is a number."""
+    from browser import KINDS
     from comity import run
     from comity.experiments.build import Quiet
     from comity.experiments.config import experiment
@@ -90,9 +90,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(space, "SAMPLES", 120)  # points to hover
         return {name: report(root / name, quick=name == "groups") for name in KINDS}
-
-
-Open = Callable[..., AbstractContextManager["Opened"]]
 
 
 @pytest.fixture

@@ -5,19 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from browser import Opened, opened
+from browser import KINDS, Open, Opened, opened
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-KINDS = ("one", "five", "half", "groups", "heart", "sensors", "amounts")
 SECTIONS = ["answer", "curves", "gains", "data", "space", "wire", "again"]
 METHODS = ["solo", "fedavg", "fedavg+dbe", "fed-sps", "adcol"]
 SEEN = '[...document.querySelectorAll(".chart")].filter(c => !c.closest("[hidden]"))'
@@ -31,7 +28,6 @@ CUT = (
     });
 }).map(chart => chart.id)"""
 )
-Open = Callable[..., AbstractContextManager[Opened]]
 
 
 def lines(it: Opened, chart: str, mark: str = "line") -> int:
@@ -264,7 +260,7 @@ def test_words_for_every_picture(kind: str, look: Open) -> None:
         assert it.page.evaluate("[...document.images].filter(i => !i.alt).length") == 0
         assert it.page.evaluate("[...document.images].filter(i => !i.complete || !i.naturalWidth).length") == 0
         controls = "[...document.querySelectorAll('button, input, select')]"
-        unnamed = f"{controls}.filter(e => !(e.ariaLabel || e.innerText || e.labels?.length)).map(e => e.outerHTML)"
+        unnamed = f"{controls}.filter(e => !(e.ariaLabel || e.textContent || e.labels?.length)).map(e => e.outerHTML)"
         assert it.page.evaluate(unnamed) == []
         ids = it.page.evaluate("[...document.querySelectorAll('body [id]:not(svg *)')].map(e => e.id)")
         assert len(ids) == len(set(ids))

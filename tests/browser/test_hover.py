@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from browser import Opened
-from conftest import KINDS, Open
+from browser import KINDS, Open, Opened
 
 HOVER = (Path(__file__).parent / "hover.js").read_text(encoding="utf-8")
 EMPTY = re.compile(r"undefined|null|NaN|Infinity|\[object", re.IGNORECASE)

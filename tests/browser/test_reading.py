@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from browser import Opened, opened
-from conftest import KINDS, Open
+from browser import KINDS, Open, Opened, opened
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

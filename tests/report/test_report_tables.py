@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from written import Written, compared, loaded, rows
+from written import Written, amounts, compared, loaded, rows
 
 from comity import algorithms, run
 from comity.report import report
@@ -25,19 +25,6 @@ from comity.units import duration, size
 KINDS = ("heart", "sensors", "amounts", "one", "half")
 WORDS = {"auc": "AUC", "r2": "R²", "mae": "mean absolute error", "macro_f1": "macro F1"}
 DIRECTIONS = {"up": "to the server", "down": "from the server", "peer": "between parties", "setup": "before round 1"}
-AMOUNTS = """
-import numpy as np, torch
-from comity.data import Dataset
-from comity.data.groups import Groups
-
-def load():
-    rng = np.random.default_rng(0)
-    site = np.arange(150) % 3
-    x = rng.normal(size=(150, 4)) + site[:, None]
-    y = 10 + 5 * site + x @ np.array([2.0, 1.0, 0.0, -1.0]) + rng.normal(size=150) / 4
-    return Dataset("days", torch.tensor(x), torch.tensor(y), 0, groups={"ward": Groups(("east", "north", "west"), site)},
-                   home="natural(by=ward)", scale="own", scaled=(0, 1, 2, 3))
-"""
 
 
 @dataclass
@@ -76,8 +63,7 @@ def make(kind: str, folder: Path) -> Path:
         kinds = "none,invert,rotate,noise,contrast,blur"
         compared(folder / kind, ["fedavg+dbe", "adcol"], partition=f"iid|shift(kinds={kinds})|keep(samples=60)", parties=6)
     elif kind == "amounts":
-        (folder / "days.py").write_text(AMOUNTS, encoding="utf-8")
-        compared(folder / kind, ["fedavg"], data=str(folder / "days.py"), partition="auto", lr=0.02)
+        amounts(folder / kind)
     else:
         run("fedavg", out=folder / kind, partition="iid|keep(samples=40)", parties=3, rounds=2, model="linear", engine="loop")
     if kind == "half":

@@ -21,6 +21,21 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
+AMOUNTS = """
+import numpy as np, torch
+from comity.data import Dataset
+from comity.data.groups import Groups
+
+def load():
+    rng = np.random.default_rng(0)
+    site = np.arange(150) % 3
+    x = rng.normal(size=(150, 4)) + site[:, None]
+    y = 10 + 5 * site + x @ np.array([2.0, 1.0, 0.0, -1.0]) + rng.normal(size=150) / 4
+    return Dataset("days", torch.tensor(x), torch.tensor(y), 0, groups={"ward": Groups(("east", "north", "west"), site)},
+                   home="natural(by=ward)", scale="own", scaled=(0, 1, 2, 3))
+"""
+
+
 class Written(HTMLParser):
     """`report.html`, parsed: every element must be closed in its order."""
 
@@ -143,6 +158,13 @@ def compared(folder: Path, methods: Sequence[str], seeds: Sequence[int] = (0,), 
     """A small comparison with SOLO."""
     base = experiment(SMALL | settings)
     return compare(base, methods, seeds, folder, lambda _: Quiet(), lambda _: None).rows
+
+
+def amounts(folder: Path) -> None:
+    """A small comparison whose label is a number: days in hospital, at three wards whose levels differ."""
+    path = folder.parent / "days.py"
+    path.write_text(AMOUNTS, encoding="utf-8")
+    compared(folder, ["fedavg"], data=str(path), partition="auto", lr=0.02)
 
 
 def without_checksums(folder: Path) -> None:

@@ -87,7 +87,7 @@ def count_of_bytes(field: str, title: str | None, settled: Sequence[float] = ())
     """An axis of bytes; with `settled` values it is logarithmic, and theirs, whatever is shown: such an axis cannot be empty."""
     reach = [0.8 * min(settled), 1.25 * max(settled)] if settled else []
     how: VegaSpec = {"type": "log", "domain": reach, "nice": False} if settled else {"type": "linear"}
-    axis = {"labelExpr": SIZES.format("datum.value", "~g"), "tickCount": 6, "labelSeparation": 10}
+    axis = {"labelExpr": SIZES.format("datum.value", "~g"), "tickCount": 6, "labelSeparation": 10, "labelBound": 5}
     return quantity(field, title, axis=axis, scale=how)
 
 

@@ -80,7 +80,7 @@ CONFIG: dict[str, Any] = {
         "labelLimit": 190,
         "titlePadding": 8,
     },
-    "axisQuantitative": {"labelOverlap": "greedy", "labelSeparation": 6, "labelBound": 5},
+    "axisQuantitative": {"labelSeparation": 8},
     "legend": {
         "symbolOpacity": 1,
         "layout": {"bottom": {"direction": "vertical", "anchor": "start"}},
