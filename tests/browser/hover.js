@@ -11,6 +11,7 @@ id => {
     const places = [0.5, 0.49, 0.48, 0.47].map(part => [box.x + box.width * part, box.y + box.height / 2]);  // a dashed line has gaps
     return places.find(([x, y]) => document.elementFromPoint(x, y) === shape) ?? places[0];
   };
+  const plain = row => Object.fromEntries(Object.entries(row ?? {}).filter(([, value]) => value === null || typeof value !== "object"));
   const found = [];
   for (const shape of chart.querySelectorAll(".role-mark > path, .role-mark > line, .role-mark > text, .role-mark > rect")) {
     if (shape.closest(".mark-group.role-mark > *") === shape || !shape.getBoundingClientRect().width && !shape.getBoundingClientRect().height) continue;
@@ -26,7 +27,7 @@ id => {
       kind: /mark-(\w+)/.exec(shape.parentElement.getAttribute("class"))[1],
       text: shown ? tooltip().innerText : "",
       lines: shown ? [...tooltip().querySelectorAll("tr")].map(tr => [...tr.cells].map(cell => cell.innerText.replace(/:$/, "").trim())) : [],
-      data: (mark?.marktype === "line" || mark?.marktype === "area" ? mark.items.filter(one => one) : [item]).map(one => one?.datum ?? null),
+      data: (mark?.marktype === "line" || mark?.marktype === "area" ? mark.items.filter(one => one) : [item]).map(one => plain(one?.datum)),
     });
     there.dispatchEvent(new PointerEvent("pointerout", { clientX: x, clientY: y, bubbles: true, view: window, relatedTarget: document.body }));
     there.dispatchEvent(new MouseEvent("mouseout", { clientX: x, clientY: y, bubbles: true, view: window, relatedTarget: document.body }));
