@@ -124,7 +124,7 @@ def run(
         min_replies: replies that make an exchange count (all, if fewer are asked), else the round is void
         on_nonfinite: a reply with values that are not finite: leave it out, or stop
         seed: the one seed
-        device: where tensors live
+        device: where tensors live; auto: a GPU if there is one, but none was ever tested
         engine: where parties live
         workers: worker processes; one a core unless told
         set: a method's own options

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 QUIET = ("--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run")
 OWN = ("file:", "data:", "blob:")
+KINDS = ("one", "five", "half", "groups", "heart", "sensors", "amounts")
+"""The pages that tests open."""
 
 
 def executable() -> str:
@@ -47,7 +49,8 @@ class Opened:
     asked: list[str] = field(default_factory=list)
 
     def draw(self) -> int:
-        """Draw all charts that are not hidden; returns how many there are."""
+        """Open what is folded and draw all charts that are not hidden; returns how many there are."""
+        self.page.evaluate("() => document.querySelectorAll('details.part').forEach(d => { d.open = true; })")
         return int(self.page.evaluate("() => window.drawEverything()"))
 
     def settle(self) -> None:
@@ -56,9 +59,15 @@ class Opened:
         self.page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
+Open = Callable[..., AbstractContextManager[Opened]]
+"""What the fixture `look` gives."""
+
+
 @contextmanager
-def opened(started: Browser, path: Path, width: int = 1440, scheme: str = "light", height: int = 900) -> Iterator[Opened]:
-    """A file in a window of that width."""
+def opened(
+    started: Browser, path: Path, width: int = 1440, scheme: str = "light", height: int = 900, at: str = ""
+) -> Iterator[Opened]:
+    """A file in a window of that width, `at` an address in it."""
     context: Any = started.new_context(
         viewport={"width": width, "height": height}, color_scheme="dark" if scheme == "dark" else "light", accept_downloads=True
     )
@@ -66,7 +75,7 @@ def opened(started: Browser, path: Path, width: int = 1440, scheme: str = "light
     it.page.on("console", lambda m: it.said.append(f"{m.type}: {m.text}"))
     it.page.on("pageerror", lambda why: it.said.append(f"error: {why}"))
     it.page.on("request", lambda r: None if r.url.startswith(OWN) else it.asked.append(r.url))
-    it.page.goto(path.resolve().as_uri())
+    it.page.goto(path.resolve().as_uri() + at)
     try:
         yield it
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,25 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+    from browser import Open, Opened
+
 HERE = Path(__file__).parent
 SMALL: dict[str, Any] = {
     "partition": "dirichlet(alpha=0.5)|keep(samples=60)", "parties": 3, "rounds": 3, "model": "mlp2(width=8)", "engine": "loop",
 }  # fmt: skip
+DAYS = """
+import numpy as np, torch
+from comity.data import Dataset
+from comity.data.groups import Groups
+
+def load():
+    rng = np.random.default_rng(0)
+    site = np.arange(150) % 3
+    x = rng.normal(size=(150, 4)) + site[:, None]
+    y = 10 + 5 * site + x @ np.array([2.0, 1.0, 0.0, -1.0])
+    return Dataset("days", torch.tensor(x), torch.tensor(y), 0, groups={"ward": Groups(("east", "north", "west"), site)},
+                   home="natural(by=ward)", scale="own", scaled=(0, 1, 2, 3))
+"""
 HELPS = """method,seed,left_out,party,effect,low,high
 fedavg,0,p0,p1,0.10,0.02,0.18
 fedavg,0,p1,p0,-0.12,-0.2,0.0
@@ -41,23 +57,52 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One run; five methods under three seeds; a run that stopped half way; two groups."""
+    """One run; five methods under three seeds; a run that stopped half way; two settings; hospitals by AUC under three seeds;
+    sensors that see digits differently; a label that is a number."""
+    from browser import KINDS
     from comity import run
     from comity.experiments.build import Quiet
     from comity.experiments.config import experiment
     from comity.report import report
+    from comity.report.sections import space
     from comity.studies.compare import compare
 
     root = tmp_path_factory.mktemp("pages")
+
+    def compared(name: str, methods: list[str], seeds: list[int], **settings: Any) -> None:
+        compare(experiment(SMALL | settings), methods, seeds, root / name, lambda _: Quiet(), lambda _: None)
+
     run("fedavg", out=root / "one", **SMALL)
-    methods = ["fedavg", "fedavg+dbe", "fed-sps", "adcol"]
-    compare(experiment(SMALL), methods, [0, 1, 2], root / "five", lambda _: Quiet(), lambda _: None)
+    compared("five", ["fedavg", "fedavg+dbe", "fed-sps", "adcol"], [0, 1, 2])
     (root / "five" / "leave-one-out.csv").write_text(HELPS, encoding="utf-8")
     half = Path(shutil.copytree(root / "one", root / "half"))
     (half / "summary.json").unlink()
     for name in ("metrics.csv", "ledger.csv", "timing.csv"):
         whole = (half / name).read_bytes()
         (half / name).write_bytes(whole[: 2 * len(whole) // 3])
-    for name in ("a", "b"):
-        shutil.copytree(root / "five", root / "groups" / name, ignore=shutil.ignore_patterns("adcol", "fed-sps", "*dbe"))
-    return {name: report(root / name, quick=name == "groups") for name in ("one", "five", "half", "groups")}
+    for name, without in (("a", ("adcol", "fed-sps")), ("b", ("fedavg", "fedavg*"))):
+        shutil.copytree(root / "five", root / "groups" / name, ignore=shutil.ignore_patterns(*without))
+    compared("heart", ["fedavg", "fedprox"], [0, 1, 2], data="heart", partition="auto", parties=4, metric="auc", model="linear")
+    shift = "iid|shift(kinds=none,invert,rotate,noise,contrast,blur)|keep(samples=60)"
+    compared("sensors", ["fedavg"], [0], partition=shift, parties=6)
+    (root / "days.py").write_text(DAYS, encoding="utf-8")
+    compared("amounts", ["fedavg"], [0], data=str(root / "days.py"), partition="auto", lr=0.02)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(space, "SAMPLES", 120)  # points to hover
+        return {name: report(root / name, quick=name == "groups") for name in KINDS}
+
+
+@pytest.fixture
+def look(chromium: Browser, pages: dict[str, Path]) -> Open:
+    """`with look("one", 400, "dark") as it`: the page, with all its charts drawn; nothing may go wrong meanwhile."""
+    from browser import opened
+
+    @contextmanager
+    def at(kind: str, width: int = 1440, scheme: str = "light", **more: Any) -> Iterator[Opened]:
+        with opened(chromium, pages[kind], width, scheme, **more) as it:
+            it.draw()
+            yield it
+            assert not it.asked
+            assert not it.said
+
+    return at

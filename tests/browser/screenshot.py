@@ -14,7 +14,7 @@ WIDTH = 1200
 MOST = 200_000
 """Bytes that a README's picture may have."""
 END = """() => {
-    const last = document.querySelector(".group:not([hidden]) section[id$=-gains] figure");
+    const last = document.querySelector(".group:not([hidden]) section[data-part=gains] figure");
     return Math.ceil(last.getBoundingClientRect().bottom + scrollY + 16);
 }"""
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from browser import Opened, opened
+from browser import KINDS, Open, Opened, opened
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-KINDS = ("one", "five", "half", "groups")
 SECTIONS = ["answer", "curves", "gains", "data", "space", "wire", "again"]
 METHODS = ["solo", "fedavg", "fedavg+dbe", "fed-sps", "adcol"]
 SEEN = '[...document.querySelectorAll(".chart")].filter(c => !c.closest("[hidden]"))'
@@ -31,22 +28,6 @@ CUT = (
     });
 }).map(chart => chart.id)"""
 )
-Open = Callable[..., AbstractContextManager[Opened]]
-
-
-@pytest.fixture
-def look(chromium: Browser, pages: dict[str, Path]) -> Open:
-    """`with look("one", 400, "dark") as it`: the page, with all its charts drawn; nothing may go wrong meanwhile."""
-
-    @contextmanager
-    def at(kind: str, width: int = 1440, scheme: str = "light") -> Iterator[Opened]:
-        with opened(chromium, pages[kind], width, scheme) as it:
-            it.draw()
-            yield it
-            assert not it.asked
-            assert not it.said
-
-    return at
 
 
 def lines(it: Opened, chart: str, mark: str = "line") -> int:
@@ -74,6 +55,7 @@ def test_every_chart_is_drawn(kind: str, look: Open) -> None:
 def test_charts_are_drawn_when_they_come_into_view(kind: str, chromium: Browser, pages: dict[str, Path]) -> None:
     with opened(chromium, pages[kind]) as it:
         it.page.wait_for_selector(".chart svg")
+        it.page.locator(".group:not([hidden]) details.part > summary").first.click()
         last = it.page.locator(".group:not([hidden]) .chart").last
         last.scroll_into_view_if_needed()
         last.locator("svg").first.wait_for(timeout=10_000)
@@ -84,7 +66,7 @@ def test_charts_are_drawn_when_they_come_into_view(kind: str, chromium: Browser,
 def test_every_section_is_there(kind: str, look: Open) -> None:
     with look(kind) as it:
         ids = it.page.evaluate('[...document.querySelectorAll(".group:not([hidden]) section")].map(s => s.id)')
-        assert [name.split("-")[1] for name in ids] == SECTIONS
+        assert [name.split("/")[-1] for name in ids] == SECTIONS
         links = it.page.evaluate('[...document.querySelectorAll(".group:not([hidden]) nav a")].map(a => a.getAttribute("href"))')
         assert links == [f"#{name}" for name in ids]
         words = it.page.evaluate('[...document.querySelectorAll(".group:not([hidden]) section")].map(s => s.innerText.length)')
@@ -93,7 +75,7 @@ def test_every_section_is_there(kind: str, look: Open) -> None:
 
 def test_half_a_run_says_so(look: Open) -> None:
     with look("half") as it:
-        assert "is not finished" in it.page.inner_text("#g0-answer")
+        assert "is not finished" in it.page.inner_text("#answer")
 
 
 def test_boxes_show_and_hide_methods(look: Open) -> None:
@@ -167,20 +149,17 @@ def test_the_select_of_groups(look: Open) -> None:
     widths = f"{SEEN}.map(c => Math.round(c.querySelector('svg')?.getBoundingClientRect().width ?? 0))"
     with look("groups") as it:
         shown = "() => [...document.querySelectorAll('.group')].filter(g => g.offsetParent !== null).map(g => g.id)"
-        assert it.page.evaluate(shown) == ["g0"]
+        assert it.page.evaluate(shown) == ["setting=a"]
         before = it.page.evaluate(widths)
         assert min(before) > 300
-        it.page.select_option("#group", "g1")
-        assert it.page.evaluate(shown) == ["g1"]
+        it.page.select_option("#group", "setting=b")
+        assert it.page.evaluate(shown) == ["setting=b"]
+        it.draw()
+        assert min(it.page.evaluate(widths)) > 300
+        it.page.locator("#theme").click()  # while the first group's charts cannot be seen
+        it.page.select_option("#group", "setting=a")
         it.settle()
         assert it.page.evaluate(widths) == before
-        it.page.locator("#theme").click()  # while the first group's charts cannot be seen
-        it.page.set_viewport_size({"width": 1300, "height": 900})
-        it.settle()
-        there = it.page.evaluate(widths)
-        it.page.select_option("#group", "g0")
-        it.settle()
-        assert it.page.evaluate(widths) == there
 
 
 def test_downloads(look: Open, tmp_path: Path) -> None:
@@ -281,7 +260,7 @@ def test_words_for_every_picture(kind: str, look: Open) -> None:
         assert it.page.evaluate("[...document.images].filter(i => !i.alt).length") == 0
         assert it.page.evaluate("[...document.images].filter(i => !i.complete || !i.naturalWidth).length") == 0
         controls = "[...document.querySelectorAll('button, input, select')]"
-        unnamed = f"{controls}.filter(e => !(e.ariaLabel || e.innerText || e.labels?.length)).map(e => e.outerHTML)"
+        unnamed = f"{controls}.filter(e => !(e.ariaLabel || e.textContent || e.labels?.length)).map(e => e.outerHTML)"
         assert it.page.evaluate(unnamed) == []
         ids = it.page.evaluate("[...document.querySelectorAll('body [id]:not(svg *)')].map(e => e.id)")
         assert len(ids) == len(set(ids))
@@ -314,7 +293,7 @@ def test_on_paper(scheme: str, chromium: Browser, pages: dict[str, Path]) -> Non
         right = "e => e.getBoundingClientRect().right"
         out = f"{SEEN}.filter(c => ({right})(c.querySelector('svg')) > ({right})(c.closest('figure'))).map(c => c.id)"
         assert it.page.evaluate(out) == []
-        assert it.page.locator("header, nav, .tools, .methods input").locator("visible=true").count() == 0
+        assert it.page.locator("header, nav, .tools, .more, .methods input").locator("visible=true").count() == 0
         assert it.page.locator(".methods label").locator("visible=true").count() == 5, "the charts' legend"
         assert it.page.evaluate("document.documentElement.dataset.theme") == scheme
         assert not it.said

@@ -279,7 +279,7 @@ def test_the_page_is_by_it(compared: tuple[Path, str], tmp_path: Path) -> None:
     assert re.search(rf"{re.escape(best['algorithm'])} is (best|first) with {fmean(best['figure']):.1%} balanced accuracy", page)
     drawn = works("report", folder, "--table", "markdown").out
     assert drawn.splitlines()[2].startswith(
-        "| method | balanced accuracy | over SOLO | gained | hurt | bytes | worst party | accuracy |"
+        "| method | balanced accuracy | over SOLO | gained | hurt | worst | accuracy | sent |"
     )
 
 

@@ -28,8 +28,8 @@ SECTIONS = ["answer", "curves", "gains", "data", "space", "wire", "again"]
 def quick(folder: Path) -> Written:
     page = Written(report(folder, quick=True))
     assert not page.broken, page.notes
-    for group in {s.split("-")[0] for s in page.sections if s != "downloads"}:
-        assert [s.split("-")[1] for s in page.sections if s.startswith(f"{group}-")] == SECTIONS
+    assert all(some == SECTIONS for some in page.sections.values())
+    assert list(page.sections) == (groups(page) or [""]), "an address names the setting, if there are several, and the part"
     assert "nan" not in page.words
     return page
 
@@ -121,7 +121,7 @@ def test_several_groups(tmp_path: Path) -> None:
         "method,seed,left_out,party,effect,low,high\nfedavg,0,p0,p1,0.1,0,0.2\n", encoding="utf-8"
     )
     page = quick(tmp_path)
-    assert groups(page) == ["g0", "g1"]
+    assert groups(page) == ["setting=digits", "setting=others"]
     assert page.tables[0] == [
         ["column", "method", "paper", "measured", "difference"],
         ["mean", "FedAvg <1>", "48.00 ± 1.50", "50.12", "+2.12"],
@@ -139,7 +139,8 @@ def test_a_plain_folder_of_runs(tmp_path: Path) -> None:
     made(tmp_path / "b", "fedavg")
     made(tmp_path / "c" / "d", "fedavg", rounds=1)
     page = quick(tmp_path)
-    assert groups(page) == ["g0", "g1"]
+    assert len(groups(page)) == 2
+    assert all(str(place).startswith("setting=") and "/" not in str(place) for place in groups(page))
     assert methods(page) == ["solo", "fedavg"]
     assert "fedavg beside training alone" in page.words
 
@@ -174,7 +175,7 @@ def test_a_run_that_stopped_half_way(tmp_path: Path) -> None:
     shown = {row["method"]: row for row in page.table("accuracy")}
     assert shown["fedprox"]["accuracy"] == "not finished"
     assert "±" not in shown["fedavg"]["accuracy"], "one finished seed has no spread"
-    assert shown["fedavg"]["bytes"] == size(whole)
+    assert shown["fedavg"]["sent"] == size(whole)
     drawn = {(r["method"], r["direction"]): r["bytes"] for r in page.rows("bytes")}
     assert sum(n for (m, _), n in drawn.items() if m == "fedavg") == whole, "half a run does not make a run cheaper"
     assert max(r["round"] for r in page.rows("curves") if r["method"] == "fedprox") == 1
@@ -285,7 +286,7 @@ def test_newcomers(tmp_path: Path) -> None:
     assert row["points by joining"] == f"{100 * new['gain']:+.1f}"
     assert {r["party"] for r in page.rows("curves")} == {"", "p0", "p1", "p2"}
     assert {r["party"] for r in page.rows("sizes")} == {"p0", "p1", "p2", "p3"}
-    assert all(row["difference"] == "equal" for row in page.table("closed form"))
+    assert [row["difference"] for row in page.records("closed-form")] == ["equal"] * 3, "up, down and in all"
 
 
 def test_runs_that_diverged(tmp_path: Path) -> None:

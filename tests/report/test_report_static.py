@@ -65,13 +65,13 @@ def test_every_option_leads_somewhere(drawn: dict[str, tuple[Chart, Group]]) -> 
     boxes = 0
     for chart, _ in drawn.values():
         for option in chart.checkboxes:
-            for path in option.paths:
+            for path, on, off in option.sets:
                 place: Any = chart.spec
                 for step in path[:-1]:
                     place = place[step]
-                assert place[path[-1]] == (option.on if option.ticked else option.off)
+                assert place[path[-1]] == (on if option.ticked else off)
                 boxes += 1
-            assert option.on != option.off
+            assert any(on != off for _, on, off in option.sets)
     assert boxes >= 4
 
 

@@ -21,6 +21,21 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
+AMOUNTS = """
+import numpy as np, torch
+from comity.data import Dataset
+from comity.data.groups import Groups
+
+def load():
+    rng = np.random.default_rng(0)
+    site = np.arange(150) % 3
+    x = rng.normal(size=(150, 4)) + site[:, None]
+    y = 10 + 5 * site + x @ np.array([2.0, 1.0, 0.0, -1.0]) + rng.normal(size=150) / 4
+    return Dataset("days", torch.tensor(x), torch.tensor(y), 0, groups={"ward": Groups(("east", "north", "west"), site)},
+                   home="natural(by=ward)", scale="own", scaled=(0, 1, 2, 3))
+"""
+
+
 class Written(HTMLParser):
     """`report.html`, parsed: every element must be closed in its order."""
 
@@ -29,6 +44,8 @@ class Written(HTMLParser):
         self.source = path.read_text(encoding="utf-8")
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.tables: list[list[list[str]]] = []
+        self.named: dict[str, list[list[list[str]]]] = {}
+        """The same tables by their names; a page of several settings has several of a name."""
         self.notes: list[str] = []
         self.scripts: list[str] = []
         self.words = ""
@@ -44,6 +61,7 @@ class Written(HTMLParser):
         self.elements.append((tag, given))
         if tag == "table":
             self.tables.append([])
+            self.named.setdefault(str(given["data-name"]), []).append(self.tables[-1])
         elif tag == "tr":
             self.tables[-1].append([])
         elif tag in ("td", "th"):
@@ -101,15 +119,27 @@ class Written(HTMLParser):
         (heads, *rows), *_ = [t for t in self.tables if first in t[0]]
         return [dict(zip(heads, row, strict=True)) for row in rows]
 
+    def records(self, name: str, setting: int = 0) -> list[dict[str, str]]:
+        """The rows of a table by its name, each by its heads."""
+        heads, *rows = self.named[name][setting]
+        return [dict(zip(heads, row, strict=True)) for row in rows]
+
     @property
-    def sections(self) -> list[str]:
-        """The names of the sections, of all groups."""
-        return [str(given["id"]) for tag, given in self.elements if tag == "section"]
+    def sections(self) -> dict[str, list[str]]:
+        """What the sections are called, by the setting that their address names."""
+        found: dict[str, list[str]] = {}
+        for tag, given in self.elements:
+            if tag == "section" and "data-part" in given:
+                setting, _, name = str(given["id"]).rpartition("/")
+                assert name == given["data-part"]
+                found.setdefault(setting, []).append(name)
+        return found
 
     @property
     def broken(self) -> set[str]:
         """The sections that could not be made."""
-        found = re.findall(r'<section id="g\d+-(\w+)"(.*?)</section>', self.source, flags=re.DOTALL)
+        found = re.findall(r'<section id="[^"]*" data-part="(\w+)"(.*?)</section>', self.source, flags=re.DOTALL)
+        assert found
         return {name for name, body in found if "This part cannot be shown" in body}
 
 
@@ -128,6 +158,13 @@ def compared(folder: Path, methods: Sequence[str], seeds: Sequence[int] = (0,), 
     """A small comparison with SOLO."""
     base = experiment(SMALL | settings)
     return compare(base, methods, seeds, folder, lambda _: Quiet(), lambda _: None).rows
+
+
+def amounts(folder: Path) -> None:
+    """A small comparison whose label is a number: days in hospital, at three wards whose levels differ."""
+    path = folder.parent / "days.py"
+    path.write_text(AMOUNTS, encoding="utf-8")
+    compared(folder, ["fedavg"], data=str(path), partition="auto", lr=0.02)
 
 
 def without_checksums(folder: Path) -> None:

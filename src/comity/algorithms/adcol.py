@@ -79,8 +79,9 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     diagnostics = (
         CurveByRound(
             name="discriminator",
-            title="the discriminator, towards chance",
-            meaning="how often the discriminator names the party of a representation",
+            title="how often the discriminator is right",
+            meaning="how often the discriminator, once trained in a round, names the party of a representation that it learned "
+            "from; the lower, the less representations tell",
             value="accuracy",
             axis="discriminator's accuracy",
             metric="discriminator/accuracy",

@@ -5,7 +5,7 @@ A method lists its diagnostics in a class attribute, so that the report knows no
     diagnostics = (
         CurveByRound(
             name="discriminator",
-            title="the discriminator, towards chance",
+            title="how often the discriminator is right",
             meaning="how often the discriminator names the party of a representation",
             value="accuracy",
             metric="discriminator/accuracy",
@@ -55,14 +55,14 @@ class Diagnostic:
 
 @dataclass(frozen=True, kw_only=True)
 class CurveByRound(Diagnostic):
-    """A line a method, round by round: the mean over seeds of what was noted (and over parties, if each has its own)."""
+    """A line a method, round by round: the mean over seeds of what was noted, each the mean over parties if each has its own."""
 
     metric: str
     """What was noted, as in `discriminator/accuracy`."""
     percent: bool = False
     """Whether the figures are fractions, to be shown as percentages from 0 on."""
     reference: float | Literal["chance"] | None = None
-    """A figure to compare with, drawn as a dashed line; chance is 1 / the number of parties."""
+    """A figure to compare with, drawn as a dashed line; chance is the largest party's share of the training samples."""
 
 
 @dataclass(frozen=True, kw_only=True)

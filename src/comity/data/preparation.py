@@ -101,6 +101,12 @@ class Schema:
         """How many numbers a row becomes, without those that say what was missing."""
         return sum(column.width for column in self.columns)
 
+    @property
+    def called(self) -> tuple[str, ...]:
+        """What each of the numbers is called, those included that say what was missing: age, cp=typical angina, chol missing."""
+        made = [f"{c.name}={word}" for c in self.columns for word in (c.words if c.kind == "words" else ("",))]
+        return (*(name.removesuffix("=") for name in made), *(f"{c.name} missing" for c in self.columns if c.marked))
+
     def _places(self) -> list[int]:
         widths = [column.width for column in self.columns]
         return [sum(widths[:k]) for k in range(len(widths))]

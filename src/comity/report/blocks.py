@@ -29,12 +29,11 @@ class Data:
 
 @dataclass(frozen=True)
 class Checkbox:
-    """A box to tick above a chart: it sets a value at one or several places of the specification."""
+    """A box to tick above a chart: it changes one or several places of the specification."""
 
     label: str
-    paths: tuple[tuple[str | int, ...], ...]
-    on: Any
-    off: Any
+    sets: tuple[tuple[tuple[str | int, ...], Any, Any], ...]
+    """Of each place: the way to it, what stands there if the box is ticked, and what if not."""
     ticked: bool = False
 
 
@@ -74,6 +73,8 @@ class Table:
     """The row to set off."""
     folded: bool = False
     """Whether a reader has to ask for it."""
+    minor: Sequence[str] = ()
+    """Heads of columns that a narrow screen leaves out until they are asked for."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,8 @@ class Section:
     name: str
     title: str
     blocks: list[Block] = field(default_factory=list)
+    folded: str = ""
+    """What is in it, in a line, if it opens only for who asks."""
 
     def say(self, text: str, kind: Literal["plain", "lead", "warning", "missing"] = "plain") -> None:
         """Add a paragraph."""

@@ -303,6 +303,8 @@ class Group:
 
     name: str
     methods: list[Method]
+    page: list[Group] = field(default_factory=list, repr=False)
+    """All groups of the page, this one among them."""
 
     @property
     def runs(self) -> list[Run]:
@@ -376,10 +378,10 @@ def gather(folder: Path, trust: bool = False) -> list[Group]:
         found.setdefault(group, {}).setdefault(run.method, []).append(run)
     if not found:
         raise Refusal(f"{folder} holds no runs: nothing in it has a {', a '.join(MARKS[:-1])} or a {MARKS[-1]}.")
-    groups = []
+    groups: list[Group] = []
     for name, methods in sorted(found.items(), key=lambda item: _natural(item[0])):
         made = [Method(runs[0].method, sorted(runs, key=lambda r: r.seed)) for some in methods.values() for runs in _seeds(some)]
-        groups.append(Group(name, sorted(made, key=lambda m: not m.alone)))
+        groups.append(Group(name, sorted(made, key=lambda m: not m.alone), groups))
         for run in groups[-1].runs:
             run.metric = groups[-1].metric
     return groups

@@ -1,4 +1,4 @@
-// Draws the page's charts (when they come into view), follows the boxes, and hands out the data.
+// Draws the page's charts (when they come into view), follows the boxes and the address, sorts tables, and hands out the data.
 (() => {
   "use strict";
   const page = JSON.parse(document.getElementById("comity").textContent);
@@ -35,6 +35,18 @@
     }
   }
 
+  function turned(part, room) {  // names below an axis lie flat only where there is room for them
+    if (Array.isArray(part)) part.forEach(one => turned(one, room));
+    else if (part && typeof part === "object") {
+      if (part.type === "nominal" && part.axis && "labelAngle" in part.axis) {
+        const each = room / part.sort.length, longest = Math.max(...part.sort.map(name => name.length));
+        const angle = 7 * longest + 6 < each ? 0 : each > 22 ? -40 : -90;
+        Object.assign(part.axis, { labelAngle: angle, labelOverlap: angle === -90 });
+      }
+      Object.values(part).forEach(one => turned(one, room));
+    }
+  }
+
   function put(spec, path, value) {
     path.slice(0, -1).reduce((part, step) => part[step], spec)[path.at(-1)] = value;
   }
@@ -43,9 +55,10 @@
     const chart = page.charts[id], place = document.getElementById(id);
     const spec = structuredClone(chart.spec);
     chart.options.forEach((option, k) => {
-      for (const path of option.paths) put(spec, path, ticked.get(id)[k] ? option.on : option.off);
+      for (const [path, on, off] of option.sets) put(spec, path, ticked.get(id)[k] ? on : off);
     });
     if (narrow.matches) narrowed(spec);
+    turned(spec, place.clientWidth - 130);
     const follows = (spec.params ?? []).find(p => p.name === "shown");
     if (follows) follows.value = shown[chart.group] ?? follows.value;
     const theme = page.themes[root.dataset.theme];
@@ -60,7 +73,7 @@
     return result;
   }
 
-  const hidden = id => document.getElementById(id).closest("[hidden]");
+  const hidden = id => document.getElementById(id).closest("[hidden], details:not([open])");
   let last = Promise.resolve();
   const soon = id => last = last.then(() => hidden(id) ? forget(id) : draw(id)).catch(why => { document.getElementById(id).textContent = "This chart cannot be drawn: " + why.message; console.error(why); });
   const redraw = ids => Promise.all(ids.map(soon));
@@ -97,7 +110,8 @@
 
   const button = (text, label, act) => {
     const made = document.createElement("button");
-    made.type = "button"; made.textContent = text; made.ariaLabel = label;
+    made.type = "button"; made.textContent = text;
+    if (label) made.ariaLabel = label;
     made.addEventListener("click", act);
     return made;
   };
@@ -141,12 +155,69 @@
       [...drawn.keys()].filter(hidden).forEach(forget);
     });
   }
+  // The address names a setting, a part of it, or both: what it names is shown, opened and scrolled to.
   const choice = document.getElementById("group");
-  const choose = () => {
-    for (const group of document.querySelectorAll(".group")) group.hidden = group.id !== choice.value;
+  function go() {
+    const there = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const setting = there ? there.closest(".group") : document.querySelector(".group");
+    if (choice && setting) {
+      choice.value = setting.id;
+      for (const group of document.querySelectorAll(".group")) group.hidden = group !== setting;
+    }
     [...drawn.keys()].filter(hidden).forEach(forget);
-  };
-  if (choice) { choice.addEventListener("change", choose); choose(); }
+    if (there?.dataset.part) {
+      for (const folded of there.querySelectorAll(":scope > details")) folded.open = true;
+      there.scrollIntoView();
+    }
+  }
+  choice?.addEventListener("change", () => {  // the part that is being read stays, in the other setting
+    const above = [...document.querySelectorAll(".group:not([hidden]) section")].filter(s => s.getBoundingClientRect().top < innerHeight / 3);
+    const part = above.length > 1 ? "/" + above.at(-1).dataset.part : "";
+    history.pushState(null, "", "#" + choice.value + part);
+    go();
+  });
+  addEventListener("popstate", go);
+  go();
+
+  // Tables: a head sorts by its column, then the other way round, then as it was.
+  const UNITS = { "%": 1, B: 1, kB: 1e3, MB: 1e6, GB: 1e9, s: 1, min: 60, h: 3600 };
+  const SAID = { never: Infinity, equal: 0 };
+  function worth(text) {
+    const told = /^([+−-]?)((?:\d[\d,]*)?\.?\d+(?:e[+-]?\d+)?)(?:\/(\d+))?(?:\s*(%|B|kB|MB|GB|s|min|h)(?!\w))?/.exec(text);
+    if (!told) return SAID[text] ?? NaN;
+    return (told[1] && told[1] !== "+" ? -1 : 1) * Number(told[2].replaceAll(",", "")) / Number(told[3] ?? 1) * (UNITS[told[4]] ?? 1);
+  }
+  const words = new Intl.Collator("en", { numeric: true });
+  function sorted(rows, k, figures, way) {  // cells that say nothing of the kind stay behind, whichever way
+    const keyed = rows.map(row => ({ row, key: figures ? worth(row.cells[k].textContent) : row.cells[k].textContent }));
+    const silent = ({ key }) => key === "" || Number.isNaN(key);
+    const by = (a, b) => figures ? (a.key === b.key ? 0 : a.key - b.key) : words.compare(a.key, b.key);
+    const told = keyed.filter(one => !silent(one)).sort((a, b) => way === "ascending" ? by(a, b) : by(b, a));
+    return [...told, ...keyed.filter(silent)].map(one => one.row);
+  }
+  for (const table of document.querySelectorAll("main table")) {
+    const body = table.tBodies[0], first = [...body.rows], heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, k) => {
+      const text = head.textContent, figures = head.classList.contains("figure");
+      const ways = figures ? ["descending", "ascending"] : ["ascending", "descending"];
+      head.ariaSort = "none";
+      head.replaceChildren(button(text, "", () => {
+        const way = [...ways, "none"][ways.indexOf(head.ariaSort) + 1];
+        for (const other of heads) other.ariaSort = other === head ? way : "none";
+        body.append(...(way === "none" ? first : sorted(first, k, figures, way)));
+      }));
+    });
+    if (table.querySelector(".minor")) {
+      table.classList.add("brief");
+      const more = button("all columns", "", () => {
+        more.ariaExpanded = String(!table.classList.toggle("brief"));
+        more.textContent = table.classList.contains("brief") ? "all columns" : "fewer columns";
+      });
+      more.className = "more";
+      more.ariaExpanded = "false";
+      table.closest(".scroll").after(more);
+    }
+  }
 
   narrow.addEventListener("change", () => redraw([...drawn.keys()]));
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -156,9 +227,18 @@
 
   for (const id of Object.keys(page.charts)) watcher.observe(document.getElementById(id));
 
-  // For print, and for tests: everything that is not hidden, now.
+  // For tests: everything that is neither hidden nor folded, now.
   window.drawEverything = () => redraw(Object.keys(page.charts).filter(id => !drawn.has(id) && !hidden(id))).then(() => drawn.size);
-  let before;
-  addEventListener("beforeprint", () => { before = root.dataset.theme; theme("light"); window.drawEverything(); });
-  addEventListener("afterprint", () => theme(before));
+  let before, closed;
+  addEventListener("beforeprint", () => {
+    before = root.dataset.theme;
+    closed = [...document.querySelectorAll("details:not([open])")];
+    for (const folded of closed) folded.open = true;
+    theme("light");
+    window.drawEverything();
+  });
+  addEventListener("afterprint", () => {
+    for (const folded of closed) folded.open = false;
+    theme(before);
+  });
 })();

@@ -39,12 +39,23 @@ class Page:
     def html(self, title: str, folder: Path, groups: Sequence[tuple[Group, list[Section]]], front: Sequence[Block]) -> str:
         """The whole file."""
         first = [self._render(block) for block in front]
-        made = []
+        made: list[dict[str, Any]] = []
         for k, (group, sections) in enumerate(groups):
             self._group = f"g{k}"
-            parts = [{"name": s.name, "title": s.title, "blocks": [self._render(b) for b in _paired(s.blocks)]} for s in sections]
-            methods = colour_of(group)
-            made.append({"id": self._group, "name": group.name or group.title, "sections": parts, "methods": methods})
+            name = group.name or group.title
+            place = unused(f"setting={_plain(name)}", {one["place"] for one in made})
+            before = f"{place}/" if len(groups) > 1 else ""
+            parts = [
+                {
+                    "place": before + s.name,
+                    "name": s.name,
+                    "title": s.title,
+                    "folded": s.folded,
+                    "blocks": [self._render(b) for b in _paired(s.blocks)],
+                }
+                for s in sections
+            ]
+            made.append({"id": self._group, "place": place, "name": name, "sections": parts, "methods": colour_of(group)})
         content = {"charts": self.charts, "data": self.data, "themes": {"light": LIGHT, "dark": DARK}, "config": CONFIG}
         text = _template().render(
             title=title,
@@ -73,7 +84,7 @@ class Page:
 
     def _chart(self, chart: Chart) -> Markup:
         name = f"{self._group}-{chart.name}" if self._group != "g0" else chart.name
-        slug = f"chart-{len(self.charts)}-{re.sub(r'[^A-Za-z0-9]+', '-', name)}"
+        slug = f"chart-{len(self.charts)}-{_plain(name)}"
         self.charts[slug] = {
             "name": chart.name,
             "title": chart.title,
@@ -87,7 +98,8 @@ class Page:
         kind = ' class="half"' if chart.half else ""
         return Markup(
             f'<figure{kind}><div class="head"><h3>{html.escape(chart.title)}</h3><div class="tools"></div></div>'
-            f'<div class="chart" id="{slug}" role="img" aria-label="{html.escape(chart.alt)}"></div>'
+            f'<div class="chart" id="{slug}" style="--tall: {chart.spec.get("height", 0)}px" role="img" '
+            f'aria-label="{html.escape(chart.alt)}"></div>'
             f"<figcaption>{html.escape(chart.alt)}</figcaption></figure>"
         )
 
@@ -101,9 +113,15 @@ class Page:
         return self._names[id(data)]
 
 
+def _plain(name: str) -> str:
+    """A name as it can stand in an address."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", name)
+
+
 def _table(table: Table) -> Markup:
     def cell(kind: str, text: str, k: int) -> str:
         how = "figure" if k >= table.words else "word long" if len(text) > 40 else "word"
+        how += " minor" if table.heads[k] in table.minor else ""
         scope = ' scope="col"' if kind == "th" else ""
         return f'<{kind} class="{how}"{scope}>{html.escape(text)}</{kind}>'
 

@@ -77,9 +77,10 @@ CONFIG: dict[str, Any] = {
         "gridColor": "@grid",
         "domainColor": "@line",
         "tickColor": "@line",
-        "labelLimit": 140,
+        "labelLimit": 190,
         "titlePadding": 8,
     },
+    "axisQuantitative": {"labelSeparation": 8},
     "legend": {
         "symbolOpacity": 1,
         "layout": {"bottom": {"direction": "vertical", "anchor": "start"}},

@@ -11,7 +11,7 @@ from comity.report.gather import Group, Run
 
 def again(group: Group, folder: Path) -> Section:
     """The page's last section: what to type and to install for the same outcome."""
-    section = Section("again", "How to get this again")
+    section = Section("again", "How to get this again", folded="commands, seeds, versions, settings")
     commands = [_command(run) for method in group.methods for run in method.runs[:1]]
     section.blocks.append(Code("A run of each method", "\n".join(commands)))
     section.blocks.append(Code("This page", f"comity report {shlex.quote(str(folder))}"))

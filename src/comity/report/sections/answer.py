@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comity.core.metrics import ACCURACY, EXPLAINED, Metric
+from comity.core.metrics import ACCURACY, Metric
 from comity.errors import ComityError
 from comity.measure.doubts import doubts, few
 from comity.measure.summary import blocks
@@ -22,9 +22,9 @@ from comity.report.sections.absences import absences
 from comity.report.sections.gains import between, by_seed, picked, too_few
 from comity.studies.answers import MOST, Answer, Estimate, on_average
 from comity.studies.compare import folder_name
-from comity.studies.standing import Standing, standing
+from comity.studies.standing import Standing, columns, standing
 from comity.studies.verdict import SUMMED, overall
-from comity.units import duration, size
+from comity.units import size
 
 WORTH_SAYING = 0.001  # of a figure: what would be shown as the same says nothing
 
@@ -49,6 +49,9 @@ class Ranked(Standing):
         return self.bytes.get("total")
 
 
+MATTER = ("over SOLO", "gained", "hurt")
+"""The columns of the ranking that compare with training alone: a narrow screen shows these first."""
+TARGET = ("rounds to target", "bytes to target")
 ANSWERS = "answers"
 MEASURES = "measures"
 
@@ -105,7 +108,7 @@ def _about(group: Group, target: float | None, asked: bool) -> str:
     """What the columns of the ranking mean."""
     about = (
         f"{capital(group.metric.title)}: mean over parties on their own test samples after the last round, ± standard deviation "
-        "over seeds. Worst: the worst party. Bytes: all that crossed in a run, evaluation left out."
+        "over seeds. Worst: the worst party. Sent: all bytes that crossed in a run, evaluation left out."
     )
     if group.metric is not ACCURACY:
         about += f" {capital(group.metric.title)} is {group.metric.about}; rounds and methods are chosen by it."
@@ -207,7 +210,7 @@ def _reached(runs: Iterable[Run], target: float) -> list[Reached]:
 def _to_target(s: Ranked) -> list[str]:
     """Rounds and bytes to the target: a mean over seeds only if all get there, as those that do are the luckier ones."""
     if not s.reached:
-        return ["never", "never"] if s.figure else ["", ""]
+        return ["never", "never"]
     rounds, sent = (statistics.fmean(getattr(got, name) for got in s.reached) for name in ("round", "bytes"))
     if len(s.reached) < len(s.figure):
         return [f"{len(s.reached)} of {len(s.figure)} seeds", ""]
@@ -215,31 +218,23 @@ def _to_target(s: Ranked) -> list[str]:
 
 
 def _table(ranked: list[Ranked], group: Group, target: float | None) -> Table:
-    alone = group.solo is not None and len(group.methods) > 1
-    beside = [] if group.metric in (ACCURACY, EXPLAINED) else [ACCURACY.title]
-    heads = ["method", group.metric.title, *(["over SOLO", "gained", "hurt"] if alone else []), "bytes", "worst party", *beside]
-    heads += ["rounds to target", "bytes to target"] if target is not None else []
-    rows = []
-    for s in ranked:
-        row = [s.method.name]
-        row.append(_figure(s))
-        if alone:
-            row.append(s.gain.short if s.gain else "")
-            row += [f"{s.gained}/{s.judged}", f"{s.hurt}/{s.judged}"] if s.judged else ["", ""]
-        row.append("" if s.sent is None else size(s.sent))
-        row.append("" if s.worst_mean is None else f"{s.worst_mean:.1%}")
-        row += [f"{statistics.fmean(s.accuracy):.1%}" if s.accuracy else ""] if beside else []
-        row += [] if target is None else _to_target(s)
-        rows.append([*row, "" if s.seconds is None else duration(s.seconds)])
-    return Table("ranking", group.title, [*heads, "time"], rows, best=0 if ranked[0].mean is not None else None)
+    """The table of a comparison, as it is on the screen, with when methods reach the target."""
+    heads, rows = columns(_line(s, group, target) for s in ranked)
+    first = 0 if ranked[0].mean is not None else None
+    minor = [head for head in heads[2:] if head not in MATTER]
+    return Table("ranking", group.title, heads, rows, best=first, minor=minor)
 
 
-def _figure(s: Ranked) -> str:
-    if not s.accuracy:
-        return "unreadable" if all(run.ended for run in s.method.runs) else "not finished"
-    if s.mean is None:
-        return "diverged"
-    return f"{s.mean:.1%}" + (f" ± {100 * s.spread:.1f}" if len(s.accuracy) > 1 else "")
+def _line(s: Ranked, group: Group, target: float | None) -> dict[str, str]:
+    """A method's line, by column."""
+    if not s.figure:
+        state = "unreadable" if all(run.ended for run in s.method.runs) else "not finished"
+        return {"method": s.method.name, group.metric.title: state}
+    line = s.cells(len(s.figure) > 1) | {"method": s.method.name}
+    if group.solo is None or len(group.methods) == 1:
+        line = {head: cell for head, cell in line.items() if head not in MATTER}
+    taken = line.pop("time")
+    return line | ({} if target is None else dict(zip(TARGET, _to_target(s), strict=True))) | {"time": taken}
 
 
 def sentences(group: Group, ranked: list[Ranked]) -> list[str]:

@@ -6,7 +6,18 @@ import statistics
 from typing import Any
 
 from comity.report.blocks import Chart, Checkbox, Data, Section, VegaSpec
-from comity.report.charts import ONLY_SHOWN, by_method, capital, count_of_bytes, fraction, shown, tip, whole_rounds
+from comity.report.charts import (
+    ONLY_SHOWN,
+    SIZED,
+    by_method,
+    capital,
+    count_of_bytes,
+    fraction,
+    logarithmic,
+    shown,
+    tip,
+    whole_rounds,
+)
 from comity.report.gather import Group, Method
 
 FEW = 12
@@ -22,9 +33,8 @@ def curves(group: Group) -> Section:
     if not data.columns["round"]:
         section.say("No run has been evaluated yet.", "missing")
         return section
-    last = [f"{m.name} {_last(m):.1%}" for m in group.methods if any(run.curve for run in m.runs)]
-    seeds = max(len(m.runs) for m in group.methods)
-    band = "; bands: ± standard deviation over seeds" if seeds > 1 else ""
+    last = [f"{m.name} {_last(m)}" for m in group.methods if any(run.curve for run in m.runs)]
+    band = "; bands and ±: standard deviation over seeds" if several(group) else ""
     alt = f"Test {group.metric.title}, mean over parties{band}. At the end: {', '.join(last)}."
     section.blocks.append(_by_round(data, group, alt))
     sent = [row["bytes"] for row in data.rows() if not row["alone"] and row["round"] > 0 and row["bytes"]]
@@ -53,6 +63,7 @@ def table(group: Group) -> Data:
                     group.metric.name: mean,
                     "low": mean - std,
                     "high": mean + std,
+                    "spread": std,
                     "bytes": sent,
                     "seeds": len(values),
                 }
@@ -65,18 +76,39 @@ def table(group: Group) -> Data:
                 own = [run.parties[party][t] for run in drawn if t in run.parties.get(party, {})]
                 if own:
                     rows.append({"method": method.name, "party": party, "round": t, group.metric.name: statistics.fmean(own)})
-    return Data.of("curves", rows, ("method", "alone", "party", "round", group.metric.name, "low", "high", "bytes", "seeds"))
+    columns = ("method", "alone", "party", "round", group.metric.name, "low", "high", "spread", "bytes", "seeds")
+    return Data.of("curves", rows, columns)
 
 
-def _last(method: Method) -> float:
-    return statistics.fmean(run.curve[max(run.curve)] for run in method.runs if run.curve)
+def several(group: Group) -> bool:
+    """Whether some method was run under several seeds."""
+    return any(len(m.runs) > 1 for m in group.methods)
 
 
-def _layers(x: VegaSpec, group: Group, tips: list[VegaSpec]) -> list[VegaSpec]:
-    """Band, line, and a point where the pointer is."""
+def _last(method: Method) -> str:
+    """What it has after its last evaluation."""
+    found = [run.curve[max(run.curve)] for run in method.runs if run.curve]
+    spread = f" ± {100 * statistics.pstdev(found):.1f}" if len(found) > 1 else ""
+    return f"{statistics.fmean(found):.1%}{spread}"
+
+
+def _y(data: Data, group: Group) -> VegaSpec:
+    """The axis that both charts have, whatever of the curves each shows: that of all means with their bands."""
+    reach = [value for name in ("low", "high") for value in data.columns[name] if value is not None]
+    return fraction(group.metric.name, f"test {group.metric.title}", reach)
+
+
+def _layers(x: VegaSpec, y: VegaSpec, group: Group) -> list[VegaSpec]:
+    """Band, line, and points that answer the pointer.
+
+    Not by a selection that is `nearest`: Vega-Lite's tooltips know nothing of words there, and say "undefined".
+    """
     whole = {"filter": "datum.party == ''"}
     colour = by_method(group)
-    y = fraction(group.metric.name, f"test {group.metric.title}")
+    tips = [tip("method", "method"), tip("round", "round"), tip(group.metric.name, group.metric.title, ".1%")]
+    if several(group):
+        tips += [tip("spread", "± over seeds", ".1%"), tip("seeds", "seeds", "d")]
+    tips.append(tip("sent", "sent so far"))
     few = max(len(run.curve) for run in group.runs) <= FEW
     mark = {"type": "line", "point": {"size": 25}} if few else {"type": "line"}
     band: VegaSpec = {
@@ -86,9 +118,9 @@ def _layers(x: VegaSpec, group: Group, tips: list[VegaSpec]) -> list[VegaSpec]:
     }
     line: VegaSpec = {"transform": [whole], "mark": mark, "encoding": {"x": x, "y": y, "color": colour}}
     near: VegaSpec = {
-        "transform": [whole],
-        "params": [{"name": "near", "select": {"type": "point", "nearest": True, "on": "pointerover", "clear": "pointerout"}}],
-        "mark": {"type": "point", "filled": True, "size": 60},
+        "transform": [whole, SIZED],
+        "params": [{"name": "near", "select": {"type": "point", "on": "pointerover", "clear": "pointerout"}}],
+        "mark": {"type": "point", "filled": True, "size": 140},
         "encoding": {
             "x": x,
             "y": y,
@@ -101,38 +133,32 @@ def _layers(x: VegaSpec, group: Group, tips: list[VegaSpec]) -> list[VegaSpec]:
 
 
 def _by_round(data: Data, group: Group, alt: str) -> Chart:
-    x = whole_rounds()
-    tips = [
-        tip("method", "method"),
-        tip("round", "round"),
-        tip(group.metric.name, group.metric.title, ".1%"),
-        tip("bytes", "bytes so far", ".3~s"),
-    ]
+    x = whole_rounds(data.columns["round"])
+    y = _y(data, group)
     alone: VegaSpec = {
         "transform": [{"filter": "false"}],
         "mark": {"type": "line", "strokeWidth": 1, "opacity": 0.45},
         "encoding": {
             "x": x,
-            "y": fraction(group.metric.name, f"test {group.metric.title}"),
+            "y": y,
             "color": by_method(group),
             "detail": {"field": "party"},
-            "tooltip": [tip("method", "method"), tip("party", "party"), tip(group.metric.name, group.metric.title, ".1%")],
+            "tooltip": [tip("method", "method"), tip("party", "party")],
         },
     }
-    layers = _layers(x, group, tips)
-    spec = {"height": 300, "params": [shown(group.names)], "transform": [ONLY_SHOWN], "layer": [alone, *layers]}
-    box = Checkbox("each party's line", (("layer", 0, "transform", 0, "filter"),), "datum.party != ''", "false")
+    layers = [alone, *_layers(x, y, group)]
+    spec: VegaSpec = {"height": 300, "params": [shown(group.names)], "transform": [ONLY_SHOWN], "layer": layers}
+    means = y["scale"]["domain"]
+    everybody = [value for value in data.columns[group.metric.name] if value is not None] + means
+    wide = [min(everybody), max(everybody)]
+    axes = ((("layer", k, "encoding", "y", "scale", "domain"), wide, means) for k in range(len(spec["layer"])))
+    box = Checkbox("each party's line", ((("layer", 0, "transform", 0, "filter"), "datum.party != ''", "false"), *axes))
     return Chart(f"{group.metric.name}-by-round", f"{capital(group.metric.title)} by round", alt, data, spec, (box,), half=True)
 
 
 def _by_bytes(data: Data, group: Group, alt: str, sent: list[float]) -> Chart:
     x = count_of_bytes("bytes", "bytes sent so far, all parties together", sent)
-    tips = [
-        tip("method", "method"),
-        tip("round", "round"),
-        tip(group.metric.name, group.metric.title, ".1%"),
-        tip("bytes", "bytes so far", ".3~s"),
-    ]
+    y = _y(data, group)
     still: VegaSpec = {  # training alone sends nothing: a line to beat
         "transform": [
             {"filter": "datum.alone && datum.party == ''"},
@@ -141,16 +167,15 @@ def _by_bytes(data: Data, group: Group, alt: str, sent: list[float]) -> Chart:
         ],
         "mark": {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.5},
         "encoding": {
-            "y": fraction(group.metric.name, f"test {group.metric.title}"),
+            "y": y,
             "color": by_method(group),
-            "tooltip": [tip("method", "method"), tip(group.metric.name, group.metric.title, ".1%")],
+            "tooltip": [tip("method", "method"), tip("round", "round"), tip(group.metric.name, group.metric.title, ".1%")],
         },
     }
-    layers = _layers(x, group, tips)
+    layers = _layers(x, y, group)
     for layer in layers:
         layer["transform"] = [*layer["transform"], {"filter": "datum.round > 0 && datum.bytes > 0 && !datum.alone"}]
     spec = {"height": 300, "params": [shown(group.names)], "transform": [ONLY_SHOWN], "layer": [*layers, still]}
-    places = tuple(("layer", k, "encoding", "x", "scale", "type") for k in range(len(layers)))
-    box = Checkbox("logarithmic", places, "log", "linear", ticked=True)
+    box = logarithmic(*(("layer", k, "encoding", "x") for k in range(len(layers))))
     words = alt + (" Training alone sends nothing: the dashed line." if group.solo else "")
     return Chart(f"{group.metric.name}-by-bytes", f"{capital(group.metric.title)} by bytes", words, data, spec, (box,), half=True)

@@ -21,16 +21,19 @@ from comity.report.gather import Group, Run
 from comity.spec import parse
 
 PICTURED = 12
-"""Parties whose samples are shown."""
+"""Parties whose samples are shown, or that stand side by side."""
 COLUMNS = 12
 """Samples of each that are shown."""
 COMPARED = 25
 """Parties whose inputs are compared in pairs."""
 EACH = 200
 """Samples of each that are compared."""
+MOST_FEATURES = 20
+"""Features of a table that are shown."""
 WIDTH = 64
 """Values to which wider inputs are projected before they are compared."""
 PARTS = ("train", "validation", "test")
+UNCHANGED = "as it is"
 
 
 def data(group: Group, reopen: bool = True, samples: bool = True) -> Section:
@@ -44,14 +47,36 @@ def data(group: Group, reopen: bool = True, samples: bool = True) -> Section:
     if federation is not None:
         for note in federation.notes:
             section.say(note)
-        section.blocks.append(_bubbles(federation))
-    section.blocks.append(_sizes(run))
+    changed = changes(run)
+    if changed:
+        each = ", ".join(f"{party} {how}" for party, how in list(changed.items())[:PARTIES])
+        section.say(f"Parties see things differently: {each}.{first_of(len(changed))}")
+    if federation is not None:
+        section.blocks.append(_bubbles(federation, changed) if federation.classes else _amounts(federation))
+    section.blocks.append(_sizes(run, changed))
+    if not group.same_parties:
+        section.say(f"Seed {run.seed}: under another, a party has other samples.")
     if federation is not None and not _words(run):
         key = Key.root(0).fold("report")
         if samples:
-            _look(section, federation, key)
-        _differences(section, federation, key)
+            _look(section, federation, changed, key)
+        _differences(section, federation, changed, key)
     return section
+
+
+def changes(run: Run) -> dict[str, str]:
+    """What was done to each party's samples by its split, in words; nothing if all have them as they are."""
+    found = {}
+    for party, share in run.split.items():
+        kinds = [kind for kind in (share.shift or "").split("|") if kind not in ("", "none")]
+        renamed = sum(own != common for common, own in enumerate(share.labels or ()))
+        found[party] = ", ".join([*kinds, *([f"{renamed} classes renamed"] if renamed else [])]) or UNCHANGED
+    return found if set(found.values()) != {UNCHANGED} else {}
+
+
+def _called(party: str, changed: dict[str, str]) -> str:
+    """A party with what was done to its samples."""
+    return f"{party} ({changed[party]})" if party in changed else party
 
 
 def _opened(section: Section, run: Run) -> Federation | None:
@@ -67,45 +92,104 @@ def _words(run: Run) -> bool:
     return run.experiment is not None and parse(run.experiment.model).name == "fasttext"
 
 
-def _bubbles(federation: Federation) -> Chart:
+def class_names(federation: Federation) -> list[str]:
+    """What classes are called: numbers, where they have no names."""
+    return list(federation.class_names or map(str, range(federation.classes)))
+
+
+def _bubbles(federation: Federation, changed: dict[str, str]) -> Chart:
     counts = federation.counts()
-    names = federation.class_names or tuple(map(str, range(federation.classes)))
+    names = class_names(federation)
     rows = [
-        {"party": party, "class": names[c], "samples": int(counts[i, c])}
+        {"party": party, "class": names[c], "samples": int(counts[i, c]), "shift": changed.get(party)}
         for i, party in enumerate(federation.names[:PARTIES])
         for c in range(federation.classes)
         if counts[i, c]
     ]
-    table = Data.of("classes", rows, ("party", "class", "samples"))
+    table = Data.of("classes", rows, ("party", "class", "samples", *(["shift"] if changed else [])))
     spec: VegaSpec = {
         "height": tall(min(len(federation.names), PARTIES), 22),
         "mark": {"type": "circle", "opacity": 0.85, "color": "@c0"},
         "encoding": {
             "x": {
-                **word("class", "class"),
-                "scale": {"domain": list(names)},
+                **word("class", "class", names),
+                "scale": {"domain": names},
                 "axis": {"labelAngle": 0 if max(map(len, names)) < 4 else -40},
             },
             "y": word("party", None),
-            "size": quantity("samples", "training samples", scale={"rangeMax": 380}),
-            "tooltip": [tip("party", "party"), tip("class", "class"), tip("samples", "samples", ",d")],
+            "size": quantity(
+                "samples",
+                None,
+                scale={"rangeMax": 380},
+                legend={"title": "training samples", "orient": "top", "direction": "horizontal", "tickCount": 4},
+            ),
+            "tooltip": [tip("party", "party"), tip("class", "class"), tip("samples", "samples", ",d"), *_shift_tip(changed)],
         },
     }
     held = [int((row > 0).sum()) for row in counts]
-    alt = (
-        f"Training samples by party and class: {len(federation.names)} parties hold between {min(held)} and {max(held)} of "
-        f"{federation.classes} classes.{first_of(len(held))}"
-    )
+    few, many = min(held), max(held)
+    how_many = f"between {few} and {many} of {len(names)} classes" if few < many else f"{few} of {len(names)} classes each"
+    alt = f"Training samples by party and class: {len(held)} parties hold {how_many}.{first_of(len(held))}"
     return Chart("classes", "Who holds which classes", alt, table, spec, half=True)
 
 
-def _sizes(run: Run) -> Chart:
+def _shift_tip(changed: dict[str, str]) -> list[VegaSpec]:
+    return [tip("shift", "seen")] if changed else []
+
+
+def _amounts(federation: Federation) -> Chart:
+    """Where a label is a number: what parties' values are."""
+    label = federation.schema.label if federation.schema else "label"
+    names = federation.names[:PARTIES]
+    rows = []
+    for party in names:
+        middle, unit = federation.preprocess.for_party(party).label
+        values = federation.parties[party].train.y.double() * unit + middle
+        tenth, median, most = torch.quantile(values, torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)).tolist()
+        rows.append({"party": party, "low": tenth, "median": median, "high": most})
+    tips = [
+        tip("party", "party"),
+        tip("median", "median", ".4~g"),
+        tip("low", "a tenth is below", ".4~g"),
+        tip("high", "a tenth is above", ".4~g"),
+    ]
+    plain = {"scale": {"zero": False}}
+    spec: VegaSpec = {
+        "height": tall(len(names), 22),
+        "encoding": {"y": word("party", None), "tooltip": tips},
+        "layer": [
+            {
+                "mark": {"type": "rule", "strokeWidth": 6, "opacity": 0.35, "color": "@c0"},
+                "encoding": {"x": quantity("low", label, **plain), "x2": {"field": "high"}},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1, "color": "@c0"},
+                "encoding": {"x": quantity("median", label, **plain)},
+            },
+        ],
+    }
+    low, high = (min(row["median"] for row in rows), max(row["median"] for row in rows))
+    alt = (
+        f"Each party's training labels: the median, and a bar from the lowest to the highest tenth. Medians lie between "
+        f"{low:.4g} and {high:.4g}.{first_of(len(federation.names))}"
+    )
+    table = Data.of("labels", rows, ("party", "low", "median", "high"))
+    return Chart("labels", f"What is to be predicted: {label}", alt, table, spec, half=True)
+
+
+def _sizes(run: Run, changed: dict[str, str]) -> Chart:
     rows = [
-        {"party": party, "part": part, "samples": len(getattr(share, part)), "place": PARTS.index(part)}
+        {
+            "party": party,
+            "part": part,
+            "samples": len(getattr(share, part)),
+            "place": PARTS.index(part),
+            "shift": changed.get(party),
+        }
         for party, share in list(run.split.items())[:PARTIES]
         for part in PARTS
     ]
-    table = Data.of("sizes", rows, ("party", "part", "samples", "place"))
+    table = Data.of("sizes", rows, ("party", "part", "samples", "place", *(["shift"] if changed else [])))
     colour: VegaSpec = {
         "field": "part",
         "type": "nominal",
@@ -122,7 +206,7 @@ def _sizes(run: Run) -> Chart:
             "x": quantity("samples", "samples"),
             "color": colour,
             "order": {"field": "place"},
-            "tooltip": [tip("party", "party"), tip("part", "part"), tip("samples", "samples", ",d")],
+            "tooltip": [tip("party", "party"), tip("part", "part"), tip("samples", "samples", ",d"), *_shift_tip(changed)],
         },
     }
     train = [len(share.train) for share in run.split.values()]
@@ -130,14 +214,19 @@ def _sizes(run: Run) -> Chart:
     return Chart("sizes", "How much each party has", alt, table, spec, half=True)
 
 
-def _look(section: Section, federation: Federation, key: Key) -> None:
+def _look(section: Section, federation: Federation, changed: dict[str, str], key: Key) -> None:
     """Some samples of each party, or what its features are like."""
     channels = federation.shape[0] if len(federation.shape) == 3 else 0
     if channels in (1, 3):
         names = federation.names[:PICTURED]
-        some = {name: _some(federation, name, COLUMNS, key) for name in names}
-        strips = {name: (film_strip(images), len(images) / COLUMNS) for name, images in some.items()}
-        alt = f"Some training samples of each party.{first_of(len(federation.names), PICTURED)}"
+        some = {name: _unscaled(federation, name, _some(federation, name, COLUMNS, key)) for name in names}
+        low, high = (min(float(x.amin()) for x in some.values()), max(float(x.amax()) for x in some.values()))
+        strips = {
+            f"{name}: {changed[name]}" if changed else name: (film_strip(images, low, high), len(images) / COLUMNS)
+            for name, images in some.items()
+        }
+        alt = f"Some training samples of each party, all in one scale of grey.{first_of(len(federation.names), PICTURED)}"
+        alt = alt if channels == 1 else alt.replace(", all in one scale of grey", ", all in one scale")
         section.blocks.append(Pictures("What samples look like", alt, strips))
     elif len(federation.shape) == 1 and next(iter(federation.parties.values())).train.x.is_floating_point():
         section.blocks.append(_features(federation))
@@ -148,12 +237,20 @@ def _some(federation: Federation, name: str, count: int, key: Key) -> Tensor:
     return x[key.fold("samples", name).permutation(len(x))[:count]]
 
 
-def film_strip(images: Tensor) -> str:
-    """Images (count, channels, height, width) side by side as a PNG's data address, from the darkest to the brightest value."""
+def _unscaled(federation: Federation, name: str, x: Tensor) -> Tensor:
+    """A party's values as they were before its constants scaled them: in these, parties can be compared."""
+    how = federation.preprocess.for_party(name)
+    scaled = x.shape[1] - len(how.marked)  # what was added to say where a value was missing was not scaled
+    made = x.clone()
+    mean, std = (torch.tensor(c, dtype=x.dtype).view(-1, *[1] * (x.dim() - 2)) for c in (how.mean, how.std))
+    made[:, :scaled] = x[:, :scaled] * std + mean
+    return made
+
+
+def film_strip(images: Tensor, low: float, high: float) -> str:
+    """Images (count, channels, height, width) side by side as a PNG's data address; `low` is dark and `high` bright."""
     count, channels, height, width = images.shape
-    low = images.amin()
-    high = images.amax()
-    pixels = ((images - low) / (high - low).clamp(min=1e-9) * 255).round().to(torch.uint8)
+    pixels = ((images - low) / max(high - low, 1e-9) * 255).round().clamp(0, 255).to(torch.uint8)
     framed = torch.full((count, channels, height, width + 1), 128, dtype=torch.uint8)
     framed[..., :-1] = pixels
     strip = framed.permute(2, 0, 3, 1).reshape(height, count * (width + 1), channels)
@@ -177,16 +274,32 @@ def png(image: Tensor) -> bytes:
     )
 
 
+def feature_names(federation: Federation) -> list[str]:
+    """What the values of a sample are called; x0, x1, ... where nothing is known of them."""
+    (width,) = federation.shape
+    if federation.schema and len(federation.schema.called) == width:
+        return list(federation.schema.called)
+    marked = federation.preprocess.marked
+    return [*(f"x{k}" for k in range(width - len(marked))), *(f"x{k} missing" for k in marked)]
+
+
 def _features(federation: Federation) -> Chart:
     """Features in which parties differ most: a party's mean, in standard deviations of all."""
     names = federation.names[:PARTIES]
-    everything = torch.cat([p.train.x for p in federation.parties.values()]).double()
+    values = {n: _unscaled(federation, n, p.train.x.double()) for n, p in federation.parties.items()}
+    everything = torch.cat(list(values.values()))
     centre = everything.mean(0)
     spread = everything.std(0).clamp(min=1e-9)
-    means = torch.stack([(federation.parties[n].train.x.double().mean(0) - centre) / spread for n in names])
-    chosen = means.var(0).argsort(descending=True)[:20].sort().values.tolist()
-    rows = [{"party": n, "feature": f"x{f}", "shift": float(means[i, f])} for i, n in enumerate(names) for f in chosen]
-    most = float(means[:, chosen].abs().max()) or 1.0
+    means = torch.stack([(values[n].mean(0) - centre) / spread for n in names])
+    chosen = means.var(0).argsort(descending=True)[:MOST_FEATURES].sort().values.tolist()
+    called = feature_names(federation)
+    rows = [
+        {"party": n, "feature": called[f], "shift": float(means[i, f]), "mean": float(values[n][:, f].mean())}
+        for i, n in enumerate(names)
+        for f in chosen
+    ]
+    far = max(rows, key=lambda row: abs(float(str(row["shift"]))))
+    most = abs(float(str(far["shift"]))) or 1.0
     value: VegaSpec = {
         "field": "shift",
         "type": "quantitative",
@@ -194,19 +307,26 @@ def _features(federation: Federation) -> Chart:
         "format": "+.1f",
         "scale": {"domain": [-most, 0, most], "range": ["@less", "@middle", "@more"], "interpolate": "rgb"},
     }
-    tips = [tip("party", "party"), tip("feature", "feature"), tip("shift", "mean, in std of all", "+.2f")]
-    across = word("feature", "feature", [f"x{f}" for f in chosen])
-    spec = heat(across, word("party", None, names), value, tips)
+    tips = [
+        tip("party", "party"),
+        tip("feature", "feature"),
+        tip("shift", "mean, in std of all", "+.2f"),
+        tip("mean", "mean", ".4~g"),
+    ]
+    axes = [word("party", None, names), word("feature", None, [called[f] for f in chosen])]
+    across, down = axes if len(names) <= PICTURED else reversed(axes)
+    spec = heat(across, down, value, tips)
     alt = (
-        f"The {len(chosen)} features in which parties differ most; the largest shift of a party's mean is {most:.2f} standard "
-        "deviations of all."
+        f"{len(chosen)} of {len(called)} features, those in which parties differ most: a party's mean less that of all, in "
+        f"standard deviations of all. The largest shift is {far['party']}'s in {far['feature']}, {far['shift']:+.2f}."
     )
-    return Chart(
-        "features", "Features in which parties differ most", alt, Data.of("features", rows, ("party", "feature", "shift")), spec
-    )
+    if federation.preprocess.own:
+        alt += " Models see numbers scaled by each party's own mean and spread."
+    table = Data.of("features", rows, ("party", "feature", "shift", "mean"))
+    return Chart("features", "Features in which parties differ most", alt, table, spec)
 
 
-def _differences(section: Section, federation: Federation, key: Key) -> None:
+def _differences(section: Section, federation: Federation, changed: dict[str, str], key: Key) -> None:
     """How far apart the parties' inputs are, before anything is learned."""
     first = next(iter(federation.parties.values())).train.x
     names = [n for n, p in federation.parties.items() if len(p.train) >= LEAST][:COMPARED]
@@ -232,7 +352,8 @@ def _differences(section: Section, federation: Federation, key: Key) -> None:
     tips = [tip("party", "party"), tip("other", "and"), tip("distance", "Fréchet distance", ".3f")]
     spec = heat(word("other", None, names), word("party", None, names), value, tips)
     far = max(rows, key=lambda row: float(str(row["distance"])))
-    alt = f"Fréchet distances between the parties' inputs. Farthest apart are {far['party']} and {far['other']}."
+    a, b = (_called(str(far[which]), changed) for which in ("party", "other"))
+    alt = f"Fréchet distances between the parties' inputs. Farthest apart are {a} and {b}, {far['distance']:.3g}."
     cut = first_of(len(federation.names), COMPARED)
     table = Data.of("distances", rows, ("party", "other", "distance"))
     section.blocks.append(Chart("distances", "How different the parties' inputs are", alt + cut, table, spec, half=True))

@@ -20,13 +20,15 @@ from comity.core.net import Note
 from comity.core.wrapper import chain
 from comity.errors import Refusal, describe
 from comity.report.blocks import Chart, Data, Section, VegaSpec
-from comity.report.charts import PARTIES, by_method, first_of, heat, quantity, tall, tip, whole_rounds, word
-from comity.report.gather import Group, Method
+from comity.report.charts import PARTIES, by_method, first_of, heat, line_of_points, quantity, tall, tip, whole_rounds, word
+from comity.report.gather import Group, Method, Run
 from comity.report.sections.wire import talks
 from comity.spec import parse, split
 
 UNDECLARED = 12
 """At most so many charts of figures that a method noted without declaring them: there may be any number."""
+SPREAD = "spread over seeds"
+"""A column that no declared value can be called."""
 
 
 def diagnostics(section: Section, group: Group, reopen: bool) -> None:
@@ -136,51 +138,71 @@ def _curve(group: Group, methods: list[Method], one: CurveByRound) -> Chart | No
     reference = {method.name: _reference(one, method) for method in methods}
     label = "chance" if one.reference == "chance" else "reference"
     rows = [
-        {"method": name, "round": t, one.value: value} | ({} if one.reference is None else {label: reference[name]})
+        {"method": name, "round": t, one.value: statistics.fmean(values), SPREAD: statistics.pstdev(values)}
+        | ({} if one.reference is None else {label: reference[name]})
         for name, line in lines.items()
-        for t, value in line.items()
+        for t, values in line.items()
     ]
-    columns = ("method", "round", one.value, *(() if one.reference is None else (label,)))
+    several = any(len(method.runs) > 1 for method in methods)
+    columns = ("method", "round", one.value, *([SPREAD] if several else []), *([] if one.reference is None else [label]))
     form = ".1%" if one.percent else ".3g"
     how: VegaSpec = {"axis": {"format": ".0%"}, "scale": {"domainMin": 0}} if one.percent else {}
     y = quantity(one.value, one.axis_title, **how)
     tips = [tip("method", "method"), tip("round", "round"), tip(one.value, one.value, form)]
-    layers: list[VegaSpec] = [
-        {
-            "mark": {"type": "line", "point": {"size": 14}},
-            "encoding": {"x": whole_rounds(), "y": y, "color": by_method(group, only=list(lines)), "tooltip": tips},
-        }
-    ]
+    tips += [tip(SPREAD, "± over seeds", form)] if several else []
+    layers = line_of_points(
+        {"x": whole_rounds(t for line in lines.values() for t in line), "y": y, "color": by_method(group, only=list(lines))},
+        tips,
+        40,
+    )
     alt = _sentence(one.meaning)
     if one.reference is not None:
         layers.append(
             {
                 "mark": {"type": "rule", "strokeDash": [5, 4], "color": "@soft"},
-                "encoding": {"y": {"aggregate": "mean", "field": label}},
+                "encoding": {"y": {"aggregate": "mean", "field": label, "type": "quantitative"}},
             }
         )
         first = next(iter(lines))
-        alt += f"; the dashed line is {'chance, ' if label == 'chance' else ''}{reference[first]:{form}}"
-    ends = "; ".join(f"{name} ends at {list(line.values())[-1]:{form}}" for name, line in lines.items())
+        chance = "what naming the largest party always would reach, " if label == "chance" else ""
+        alt += f"; the dashed line is {chance}{reference[first]:{form}}"
+    ends = "; ".join(f"{name} ends at {_end(list(line.values())[-1], form)}" for name, line in lines.items())
+    over = " ±: standard deviation over seeds." if several else ""
     spec: VegaSpec = {"height": 240, "layer": layers}
-    return Chart(one.name, _sentence(one.title), f"{alt}. {ends}.", Data.of(one.name, rows, columns), spec, half=True)
+    return Chart(one.name, _sentence(one.title), f"{alt}. {ends}.{over}", Data.of(one.name, rows, columns), spec, half=True)
 
 
-def _by_round(method: Method, metric: str) -> dict[int, float]:
-    """The mean of what a method's runs noted in each round."""
+def _end(values: list[float], form: str) -> str:
+    """A line's last figure, with its spread over seeds."""
+    spread = f" ± {statistics.pstdev(values):{form}}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):{form}}{spread}"
+
+
+def _by_round(method: Method, metric: str) -> dict[int, list[float]]:
+    """What a method's runs noted in each round: a figure a run, the mean over parties if each noted its own."""
     found: dict[int, list[float]] = {}
     for run in method.runs:
+        noted: dict[int, list[float]] = {}
         for note in run.metrics:
             if note.metric == metric and math.isfinite(note.value):
-                found.setdefault(note.round, []).append(note.value)
-    return {t: statistics.fmean(values) for t, values in sorted(found.items())}
+                noted.setdefault(note.round, []).append(note.value)
+        for t, values in noted.items():
+            found.setdefault(t, []).append(statistics.fmean(values))
+    return dict(sorted(found.items()))
 
 
 def _reference(one: CurveByRound, method: Method) -> float:
-    """The figure that a method's line is compared with."""
-    if one.reference == "chance":
-        return 1 / (len(method.runs[0].parties) or 1)
-    return float(one.reference or 0.0)
+    """The figure that a method's line is compared with; by chance, the largest party is named always."""
+    if one.reference != "chance":
+        return float(one.reference or 0.0)
+    run = method.runs[0]
+    sizes = [len(run.split[party].train) for party in run.parties if party in run.split]
+    return max(sizes) / sum(sizes) if sizes else 1 / (len(run.parties) or 1)
+
+
+def _which(method: Method, run: Run) -> str:
+    """Whose figures a chart of one run shows, where there are several."""
+    return f" Seed {run.seed}." if len(method.runs) > 1 else ""
 
 
 def _matrix(method: Method, one: PartyMatrix) -> Chart | None:
@@ -204,7 +226,7 @@ def _matrix(method: Method, one: PartyMatrix) -> Chart | None:
     tips = [tip("party", "party"), tip("peer", "peer"), tip(one.value, one.value, ".3f")]
     spec = heat(word("peer", "peer", names), word("party", "party", names), value, tips)
     (a, b), most = max(last.items(), key=lambda item: item[1])
-    alt = f"{method.name}: {one.meaning}. Most: {a} and {b}, {most:.2f}.{first_of(len(everyone))}"
+    alt = f"{method.name}: {one.meaning}. Most: {a} and {b}, {most:.2f}.{first_of(len(everyone))}{_which(method, method.runs[0])}"
     return _about(method, one, alt, rows, ("party", "peer", one.value), spec)
 
 
@@ -233,7 +255,7 @@ def _norms(method: Method, one: ParameterNorms) -> Chart | None:
         },
     }
     between = f"between {min(norms.values()):.2f} and {max(norms.values()):.2f}"
-    alt = f"{_sentence(one.meaning)}, {between}.{first_of(len(norms))}"
+    alt = f"{_sentence(one.meaning)}, {between}.{first_of(len(norms))}{_which(method, run)}"
     return _about(method, one, alt, rows, ("method", "party", one.value), spec)
 
 

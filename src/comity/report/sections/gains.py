@@ -111,9 +111,8 @@ def gains(group: Group, folder: Path) -> Section:
             section.say(f"Negative transfer with {name}: {len(hurt)} {what} clearly worse than alone: {worst}{more}.", "warning")
     if compared:
         rows = {name: [_row(name, p, group.metric) for p in _drawn(some)] for name, some in compared.items()}
-        ends = [row[end] for some in rows.values() for row in some for end in ("from", "to", "solo", group.metric.name)]
-        domain = [min(ends), max(ends)]  # one for all charts, so that they can be compared
-        section.blocks += [_dumbbells(name, some, rows[name], group.metric, domain) for name, some in compared.items()]
+        reach = [row[end] for some in rows.values() for row in some for end in ("from", "to", "solo", group.metric.name)]
+        section.blocks += [_dumbbells(name, some, rows[name], group.metric, reach) for name, some in compared.items()]
         many = picked(group)
         wide = f", wide enough for {many} methods to pick from" if many > 1 else ""
         section.say(
@@ -157,13 +156,13 @@ def _row(method: str, party: PartyResult, metric: Metric) -> dict[str, Any]:
     }
 
 
-def _dumbbells(method: str, judged: list[PartyResult], rows: list[dict[str, Any]], metric: Metric, domain: list[float]) -> Chart:
+def _dumbbells(method: str, judged: list[PartyResult], rows: list[dict[str, Any]], metric: Metric, reach: list[float]) -> Chart:
     """One line a party, from training alone to the method, sorted by gain."""
     columns = ("method", "party", "solo", metric.name, "gain", "low", "high", "from", "to", "verdict")
     data = Data.of(f"gains-{method}", rows, columns)
 
     def along(field: str) -> VegaSpec:
-        return fraction(field, f"test {metric.title}") | {"scale": {"domain": domain, "zero": False, "nice": True}}
+        return fraction(field, f"test {metric.title}", reach)
 
     how = {"domain": list(VERDICTS), "range": ["@good", "@grey", "@bad"]}
     colour: VegaSpec = {"field": "verdict", "type": "nominal", "scale": how, "legend": legend("top", 3)}

@@ -14,8 +14,9 @@ from comity.errors import describe
 from comity.measure.representations import CUT, OFFSET, Representation, extract
 from comity.measure.separability import LEAST, separability
 from comity.report.blocks import Chart, Data, Section, Table, VegaSpec
-from comity.report.charts import MANY, SHAPES, legend, quantity, tip
+from comity.report.charts import MANY, SHAPES, legend_of, quantity, tip
 from comity.report.gather import Group, Method
+from comity.report.sections.data import class_names
 from comity.report.sections.diagnostics import diagnostics
 
 SAMPLES = 400
@@ -29,7 +30,7 @@ def space(group: Group, chosen: Sequence[Method], seconds: float | None = None, 
     """The page's fifth section: maps of the chosen methods' representations (no further one is begun after so many `seconds`),
     what `comity measure` found, and methods' own diagnostics; `reopen` allows to open data and models.
     """
-    section = Section("space", "The representation space")
+    section = Section("space", "The representation space", folded="what models make of samples, for those who study methods")
     begin = time.process_time()
     told = []
     maps: list[list[Chart]] = []
@@ -43,17 +44,21 @@ def space(group: Group, chosen: Sequence[Method], seconds: float | None = None, 
         run = method.finished[0]
         try:
             found = extract(run.job, run.folder, [CUT], split="test", samples=SAMPLES, seed=0, width=WIDTH)
-            maps.append(_maps(method.name, found))
+            maps.append(_maps(method.name, found, class_names(run.job.federation)))
             told += _told_apart(method.name, found)
         except Exception as why:  # a model that diverged, data that are elsewhere: the other methods can still be shown
             section.say(f"{method.name}: its representations cannot be shown: {describe(why)}", "missing")
     section.blocks += [chart for some in sorted(maps, key=len, reverse=True) for chart in some]  # pairs stay side by side
     if told:
-        heads = ["method", "when", "a probe names the party", "by chance"]
-        section.blocks.append(Table("separability", "Whose representation is it?", heads, told, words=2))
+        heads = ["method", "when", "a new probe names the party", "largest party's share"]
+        section.blocks.append(Table("separability", "Can a new probe tell whose representation it is?", heads, told, words=2))
+        seeds = {run.seed for method in chosen for run in method.finished[:1]}
+        which = f" Models of seed {min(seeds)}." if any(len(method.runs) > 1 for method in chosen) else ""
         section.say(
             f"{SAMPLES} test samples of all parties together, t-SNE of the method's own representation; before and after are "
-            "mapped together, so that they can be compared. A party's own model has no before. The probe is linear and new."
+            "mapped together, so that they can be compared. A party's own model has no before. The probe is linear, learns from "
+            "some of these samples and is judged on others; to name the largest party always is right as often as its "
+            f"share.{which}"
         )
     _measured(section, group)
     diagnostics(section, group, reopen)
@@ -62,8 +67,8 @@ def space(group: Group, chosen: Sequence[Method], seconds: float | None = None, 
     return section
 
 
-def _maps(method: str, found: list[Representation]) -> list[Chart]:
-    """One map a time, both from one t-SNE."""
+def _maps(method: str, found: list[Representation], names: list[str]) -> list[Chart]:
+    """One map a time, both from one t-SNE; without names of classes, labels are numbers."""
     if any(r.layer.endswith(OFFSET) for r in found):  # what the head gets
         found = [r for r in found if r.layer.endswith(OFFSET)]
     if len({r.features.shape[1] for r in found}) > 1:
@@ -78,7 +83,7 @@ def _maps(method: str, found: list[Representation]) -> list[Chart]:
                     "method": method,
                     "when": r.when,
                     "party": r.party,
-                    "class": str(label),
+                    "class": names[label] if names else float(label),
                     "x": float(flat[at, 0]),
                     "y": float(flat[at, 1]),
                 }
@@ -86,7 +91,8 @@ def _maps(method: str, found: list[Representation]) -> list[Chart]:
             at += 1
     data = Data.of(f"space-{method}", rows, ("method", "when", "party", "class", "x", "y"))
     parties = list(dict.fromkeys(r.party for r in found))
-    classes = sorted({row["class"] for row in rows}, key=int)
+    seen = {row["class"] for row in rows}
+    classes = [name for name in names if name in seen]
     return [_scatter(method, when, data, parties, classes) for when in WHEN if any(r.when == when for r in found)]
 
 
@@ -114,35 +120,42 @@ def _scatter(method: str, when: str, data: Data, parties: list[str], classes: li
                 "type": "nominal",
                 "sort": None,
                 "scale": {"domain": parties, "range": SHAPES[: len(parties)]},
-                "legend": legend("bottom", 8, "party") | {"symbolFillColor": "@soft"},
+                "legend": legend_of(parties, "party", 8) | {"symbolFillColor": "@soft"},
             }
         }
         if few
         else {}
     )
-    colour: VegaSpec = {
+    by_class: VegaSpec = {
         "field": "class",
         "type": "nominal",
         "scale": {"domain": classes, "scheme": "tableau10" if len(classes) <= 10 else "tableau20"},
-        "legend": legend("bottom", 10, "class") if len(classes) <= 20 else None,
+        "legend": legend_of(classes, "class", 10) if 0 < len(classes) <= 20 else None,
     }
-    plain = {"axis": None, "scale": {"zero": False}}
+    by_amount = quantity("class", "label", legend={"orient": "bottom"}, scale={"range": ["@c4", "@c0"]})
     spec: VegaSpec = {
         "height": 320,
         "transform": [{"filter": f"datum.when == '{when}'"}],
         "mark": {"type": "point", "filled": True, "size": 32, "opacity": 0.8, "aria": False},
         "encoding": {
-            "x": quantity("x", None, **plain),
-            "y": quantity("y", None, **plain),
-            "color": colour,
+            "x": _side(data, "x"),
+            "y": _side(data, "y"),
+            "color": by_class if classes else by_amount,
             **shape,
-            "tooltip": [tip("class", "class"), tip("party", "party")],
+            "tooltip": [tip("class", "class") if classes else tip("class", "label, scaled", ".3~g"), tip("party", "party")],
         },
     }
-    alt = f"A map of {method}'s representations {WHEN[when]}: points of one colour are of one class" + (
-        ", of one shape of one party." if few else "."
+    alt = f"A map of {method}'s representations {WHEN[when]}: points of " + (
+        "one colour are of one class" if classes else "like colours have like labels"
     )
+    alt += ", of one shape of one party." if few else "."
     return Chart(f"space-{method}-{when}", f"{method}, {WHEN[when]}", alt, data, spec, half=True, method=method)
+
+
+def _side(data: Data, name: str) -> VegaSpec:
+    """An axis of a map, long enough for before and after."""
+    values = data.columns[name]
+    return quantity(name, None, axis=None, scale={"domain": [min(values), max(values)], "nice": False, "padding": 6})
 
 
 def _told_apart(method: str, found: list[Representation]) -> list[list[str]]:
@@ -168,7 +181,7 @@ def _measured(section: Section, group: Group) -> None:
                 section.say(f"measures.json of {method.name}, seed {run.seed}, is damaged: {describe(why)}", "missing")
     if rows:
         heads = ["method", "seed", "layer", "when", "MDL, nats", "MDL, bits", "Fréchet distance", "probe names the party"]
-        section.blocks.append(Table("measures", "Layer by layer (comity measure)", heads, rows, words=4))
+        section.blocks.append(Table("layers", "Layer by layer (comity measure)", heads, rows, words=4))
     else:
         section.say("Description length (MDL) and distances layer by layer appear here after: comity measure RUN_DIR")
 

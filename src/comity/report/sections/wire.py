@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from typing import Any
 
 from comity.core.ledger import SERVER
+from comity.core.wrapper import chain
 from comity.errors import describe
-from comity.report.blocks import Chart, Checkbox, Data, Section, Table, VegaSpec
+from comity.report.blocks import Chart, Data, Section, Table, VegaSpec
 from comity.report.charts import (
     ONLY_SHOWN,
     PARTIES,
@@ -15,6 +17,8 @@ from comity.report.charts import (
     count_of_bytes,
     first_of,
     legend,
+    line_of_points,
+    logarithmic,
     shown,
     tall,
     tip,
@@ -40,7 +44,7 @@ def wire(group: Group, reopen: bool = True) -> Section:
     section.blocks += [chart for chart in charts if chart]
     section.blocks.append(_kinds(talking))
     if reopen:
-        section.blocks.append(_closed_form(section, talking))
+        _closed_form(section, talking)
     return section
 
 
@@ -59,6 +63,12 @@ def _mean(method: Method, key: Any) -> dict[Any, float]:
                 for what in key(row):
                     found[what] += row.bytes / len(runs)
     return found
+
+
+def _spread(method: Method) -> str:
+    """How much runs under other seeds differ in all their bytes; nothing if they do not."""
+    totals = [sum(row.bytes for row in run.ledger if row.kind != "eval") for run in method.finished]
+    return f" ± {size(statistics.pstdev(totals))}" if len(set(totals)) > 1 else ""
 
 
 def _totals(methods: list[Method]) -> Chart:
@@ -84,11 +94,9 @@ def _totals(methods: list[Method]) -> Chart:
             "tooltip": [tip("method", "method"), tip("direction", "direction"), tip("bytes", "bytes", ",.0f")],
         },
     }
-    alt = (
-        "Bytes of a whole run, by direction: "
-        + "; ".join(f"{m.name} {size(sum(_mean(m, lambda row: [row.kind]).values()))}" for m in methods)
-        + "."
-    )
+    over = " ±: standard deviation over seeds." if any(_spread(m) for m in methods) else ""
+    each = "; ".join(f"{m.name} {size(sum(_mean(m, lambda row: [row.kind]).values()))}{_spread(m)}" for m in methods)
+    alt = f"Bytes of a whole run of all parties, by direction: {each}.{over}"
     return Chart("bytes", "Bytes of a run", alt, data, spec, half=True)
 
 
@@ -106,33 +114,44 @@ def _rounds(methods: list[Method], group: Group) -> Chart | None:
     data = Data.of("bytes-by-round", rows, ("method", "round", "direction", "bytes"))
     names = [m.name for m in methods]
     y = count_of_bytes("bytes", "bytes in a round", [row["bytes"] for row in rows])
+    encoding: VegaSpec = {
+        "x": whole_rounds(row["round"] for row in rows),
+        "y": y,
+        "color": by_method(group, only=names),
+        "strokeDash": {
+            "field": "direction",
+            "type": "nominal",
+            "title": None,
+            "legend": legend("top", 4),
+            "scale": {"domain": [d for d in NAMES.values() if any(row["direction"] == d for row in rows)]},
+        },
+    }
+    tips = [tip("method", "method"), tip("direction", "direction"), tip("round", "round"), tip("bytes", "bytes", ",.0f")]
     spec: VegaSpec = {
         "height": 220,
         "params": [shown(names)],
         "transform": [ONLY_SHOWN],
-        "mark": {"type": "line", "point": {"size": 12}},
-        "encoding": {
-            "x": whole_rounds(),
-            "y": y,
-            "color": by_method(group, only=names),
-            "strokeDash": {
-                "field": "direction",
-                "type": "nominal",
-                "title": None,
-                "legend": legend("top", 4),
-                "scale": {"domain": [d for d in NAMES.values() if any(row["direction"] == d for row in rows)]},
-            },
-            "tooltip": [
-                tip("method", "method"),
-                tip("direction", "direction"),
-                tip("round", "round"),
-                tip("bytes", "bytes", ",.0f"),
-            ],
-        },
+        "layer": line_of_points(encoding, tips, 30),
     }
-    box = Checkbox("logarithmic", (("encoding", "y", "scale", "type"),), "log", "linear", ticked=True)
-    alt = "Bytes in each round, by method and direction; most methods send as much in one round as in another."
+    box = logarithmic(*(("layer", k, "encoding", "y") for k in range(2)))
+    alt = f"Bytes in each round of all parties, by method and direction. {_evenly(rows, names)}"
     return Chart("bytes-by-round", "Bytes by round", alt, data, spec, (box,), half=True)
+
+
+def _evenly(rows: list[dict[str, Any]], names: list[str]) -> str:
+    """Who sends as much in one round as in another."""
+    changing = []
+    for name in names:
+        each: dict[str, set[float]] = defaultdict(set)
+        for row in rows:
+            if row["method"] == name:
+                each[row["direction"]].add(round(row["bytes"], 3))
+        changing += [name] if any(len(amounts) > 1 for amounts in each.values()) else []
+    if not changing:
+        return "Every method sends as much in one round as in another."
+    return f"From round to round it changes with {', '.join(changing)}" + (
+        "; the others send as much in one round as in another." if len(changing) < len(names) else "."
+    )
 
 
 def _parties(methods: list[Method], group: Group) -> Chart:
@@ -159,7 +178,7 @@ def _parties(methods: list[Method], group: Group) -> Chart:
             "tooltip": [tip("method", "method"), tip("party", "party"), tip("bytes", "bytes", ",.0f")],
         },
     }
-    box = Checkbox("logarithmic", (("encoding", "x", "scale", "type"),), "log", "linear", ticked=True)
+    box = logarithmic(("encoding", "x"))
     alt = f"What each party sent and received in a whole run.{first_of(len(parties))}"
     return Chart("bytes-by-party", "Bytes by party", alt, data, spec, (box,), half=True)
 
@@ -170,13 +189,18 @@ def _kinds(methods: list[Method]) -> Table:
     for method in methods:
         each = _mean(method, lambda row: [(row.work, row.kind)])
         rows += [[method.name, work, NAMES.get(kind, kind), size(n)] for (work, kind), n in each.items() if n]
-    return Table("messages", "By kind of message", ["method", "work", "direction", "bytes"], rows, words=3, folded=True)
+    mean = ", mean over seeds" if any(len(method.finished) > 1 for method in methods) else ""
+    heads = ["method", "work", "direction", f"bytes{mean}"]
+    return Table("messages", "Bytes by kind of message", heads, rows, words=3, folded=True)
 
 
-def _closed_form(section: Section, methods: list[Method]) -> Table:
+def _closed_form(section: Section, methods: list[Method]) -> None:
+    """What a method's closed form says its first finished run sends, beside what the ledger counted."""
     from comity.studies.plan import traffic
 
-    rows = []
+    formulas: list[list[str]] = []
+    rows: list[list[str]] = []
+    before: dict[str, int] = {}
     for method in methods:
         if not method.finished:
             continue
@@ -190,12 +214,27 @@ def _closed_form(section: Section, methods: list[Method]) -> Table:
         except Exception as why:  # a page is not lost for one table
             section.say(f"The closed form of {method.name} cannot be evaluated: {describe(why)}", "missing")
             continue
-        measured = {kind: sum(row.bytes for row in run.ledger if row.kind == kind) for kind in ("up", "down", "peer")}
-        for kind, counted in measured.items():
-            expected = getattr(total, kind)
-            if counted or expected:
-                same = "equal" if counted == expected else f"{counted - expected:+,d}"
-                rows.append([method.name, NAMES[kind], job.algorithm.bytes_formula, f"{expected:,d}", f"{counted:,d}", same])
-    heads = ["method", "direction", "closed form", "bytes expected", "bytes measured", "difference"]
-    seed = f" (seed {methods[0].runs[0].seed})" if len(methods[0].runs) > 1 else ""
-    return Table("closed-form", f"The closed form beside the ledger{seed}", heads, rows, words=3)
+        parts = reversed(chain(job.algorithm))
+        formulas.append([method.name, "; ".join(dict.fromkeys(part.bytes_formula for part in parts if part.bytes_formula))])
+        counted = {kind: sum(row.bytes for row in run.ledger if row.kind == kind) for kind in KINDS}
+        before[method.name] = counted.pop("setup")
+        both = {NAMES[kind]: (getattr(total, kind), n) for kind, n in counted.items() if n or getattr(total, kind)}
+        both["in all"] = (sum(expected for expected, _ in both.values()), sum(n for _, n in both.values()))
+        rows += [
+            [method.name, direction, f"{expected:,d}", f"{n:,d}", "equal" if n == expected else f"{n - expected:+,d}"]
+            for direction, (expected, n) in both.items()
+        ]
+    if not rows:
+        return
+    seed = f", seed {methods[0].finished[0].seed}" if any(len(method.runs) > 1 for method in methods) else ""
+    heads = ["method", "direction", "bytes expected", "bytes measured", "difference"]
+    section.blocks.append(
+        Table("closed-form", f"Bytes of a whole run: closed form beside ledger{seed}", heads, rows, words=2, folded=True)
+    )
+    section.blocks.append(Table("formulas", "The closed forms", ["method", "closed form"], formulas, words=2, folded=True))
+    settled = max(before.values())
+    section.say(
+        "A closed form gives all bytes of a run: every round and party, all directions together. S_t are the parties of round t, "
+        "S is the bytes of what is shared of a model; comity show METHOD explains a method's other letters."
+        + (f" What parties settle before round 1, up to {size(settled)} here, is no part of it." if settled else "")
+    )
