@@ -20,7 +20,7 @@ from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
 from comity.experiments.run import check_same, elsewhere, reopen, resume_in, start
 from comity.measure import Gain, gains
-from comity.plugins import called
+from comity.names import called
 from comity.studies.answers import Answer, Parties, answers, how_to_read, same_parties
 from comity.studies.standing import Standing, standing
 from comity.track import Trackers
