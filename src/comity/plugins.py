@@ -8,14 +8,12 @@ from __future__ import annotations
 import importlib.util
 import sys
 import warnings
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from comity.errors import Refusal
-from comity.spec import parse, split
 from comity.text import harmless
 
 DIGEST = "__digest__"
@@ -25,12 +23,6 @@ DIGEST = "__digest__"
 def is_code(name: str) -> bool:
     """Whether a name in the settings is that of a file to be run, not of something that Comity has."""
     return name.endswith(".py")
-
-
-def called(algorithm: str) -> str:
-    """What people call an algorithm: its name with its options, a user's file by its stem."""
-    specs = [parse(part) for part in split(algorithm, "+")]
-    return "+".join(str(replace(s, name=Path(s.name).stem if is_code(s.name) else s.name)) for s in specs)
 
 
 def digest(path: str) -> str | None:

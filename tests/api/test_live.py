@@ -49,7 +49,7 @@ def test_a_line_follows_a_run_and_goes(shown: list[Any], fed: comity.Federation)
 def test_one_line_for_all_runs_of_a_comparison(shown: list[Any], fed: comity.Federation) -> None:
     comity.compare(["fedavg"], fed, rounds=1, model="linear", seeds=(0, 1))
     told = " ".join(map(repr, shown))
-    for run in ("run 1: solo seed 0", "run 2: fedavg seed 0", "run 3: solo seed 1", "run 4: fedavg seed 1"):
+    for run in ("1/4 solo seed 0", "2/4 fedavg seed 0", "3/4 solo seed 1", "4/4 fedavg seed 1"):
         assert run in told
     assert repr(shown[-1]) == ""
 

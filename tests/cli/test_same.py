@@ -89,3 +89,9 @@ def test_a_gpu_is_refused_or_said_to_be_untested(here: Path) -> None:
     on_cuda = replace(job, experiment=job.experiment.but(device="cuda"))
     assert on_cuda.cautions() == ["Nothing was ever tested on cuda: compare a few rounds with --device cpu first."]
     assert "none was ever tested" in " ".join(works("run", "--help").out.split())
+
+
+def test_a_folder_of_runs_names_them(compared: tuple[Path, str, str]) -> None:
+    ended = comity("export", compared[0] / "runs", "--party", "p0")
+    assert ended.code == 2
+    assert str(compared[0] / "runs" / "fedavg" / "seed-0") in ended.err

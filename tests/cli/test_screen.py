@@ -14,7 +14,7 @@ import termios
 from pathlib import Path
 
 import pytest
-from harness import ENV, ESCAPE, Nursery, contents, frames, on_terminal, process, summary, works
+from harness import ENV, ESCAPE, Nursery, contents, frames, on_terminal, once, process, summary, works
 
 DEMO = ("solo", "fedavg", "fedavg+dbe", "fedper", "scaffold")
 SETTINGS = ("--parties", "10", "--rounds", "2", "--partition", "dirichlet(alpha=0.1)", "--engine", "loop")
@@ -129,7 +129,8 @@ def test_progress_of_compare_on_a_terminal(nursery: Nursery, tmp_path: Path) -> 
 def test_a_real_process_on_a_real_terminal(tmp_path: Path) -> None:
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
-    command = [sys.executable, "-m", "comity.cli", "run", "fedavg", *SETTINGS, "--rounds", "8", "--out", str(tmp_path / "out")]
+    words = once(("run", "fedavg", *SETTINGS, "--rounds", "8", "--out", tmp_path / "out"))
+    command = [sys.executable, "-m", "comity.cli", *words]
     env = {k: v for k, v in ENV.items() if k != "COLUMNS"} | {"TERM": "xterm-256color"}
     with subprocess.Popen(command, stdin=side, stdout=side, stderr=side, env=env, cwd=tmp_path) as running:
         os.close(side)

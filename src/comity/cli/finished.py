@@ -27,7 +27,7 @@ def measure(
     from comity.cli import screen
     from comity.experiments.folder import RunFolder
     from comity.measure import conventions, mdl, study
-    from comity.plugins import called
+    from comity.names import called
 
     run = RunFolder(run_dir)
     run.check_begun()

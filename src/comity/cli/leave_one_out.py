@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from comity.experiments.config import Experiment
-from comity.plugins import called
+from comity.names import called
 
 if TYPE_CHECKING:
     from comity.studies.leave_one_out import Effect

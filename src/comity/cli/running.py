@@ -30,7 +30,7 @@ from comity.cli.options import (
 from comity.core.metrics import ACCURACY, METRICS, Metric
 from comity.errors import Refusal
 from comity.experiments.config import Experiment, experiment
-from comity.plugins import called
+from comity.names import called
 
 if TYPE_CHECKING:
     from comity.studies.compare import Findings

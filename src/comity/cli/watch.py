@@ -18,7 +18,7 @@ from comity.cli.screen import in_full, out
 from comity.cli.tail import Followed, Runs
 from comity.errors import Refusal
 from comity.experiments.folder import RunFolder
-from comity.plugins import called
+from comity.names import called
 from comity.text import harmless
 from comity.units import duration, size
 

@@ -153,6 +153,14 @@ def _arrays(path: Path) -> Contribution:
 # Pictures.
 
 
+def _misplaced(file: Path, folder: Path) -> str:
+    """Why a file is not where a party's pictures are."""
+    if file.suffix in (".csv", ".xlsx", ".parquet", ".npz"):
+        beside = folder.with_suffix(file.suffix)
+        return f"is a table, but a party's folder holds pictures: give each party one file, here {beside}"
+    return "is not in a folder of its class"
+
+
 def _pictures(found: Mapping[str, Path], size: int | None) -> dict[str, Contribution]:
     """One folder a class in each party's folder, all brought to one size."""
     files: dict[str, list[Path]] = {}
@@ -160,7 +168,7 @@ def _pictures(found: Mapping[str, Path], size: int | None) -> dict[str, Contribu
         inner = inside(path)
         stray = next((p for p in inner if not p.is_dir()), None)
         if stray is not None or not inner:
-            raise bad(stray or path, "is not in a folder of its class" if stray else "is empty: it must have one folder a class")
+            raise bad(stray or path, _misplaced(stray, path) if stray else "is empty: it must have one folder a class")
         files[name] = [picture for kind in inner for picture in picture_files(kind)]
     wanted = (size, size) if size is not None else _common_size(files)
     kinds = {name: np.array([picture.parent.name for picture in mine]) for name, mine in files.items()}

@@ -35,7 +35,7 @@ from comity.experiments.config import Experiment
 from comity.experiments.environment import cores
 from comity.experiments.party_side import make_party
 from comity.experiments.server_side import agree
-from comity.plugins import called
+from comity.names import called
 from comity.spec import split
 
 

@@ -83,7 +83,11 @@ class RunFolder:
     def check_begun(self) -> None:
         """Refuse a folder that holds no run."""
         if missing := self._missing():
-            raise Refusal(f"{self.path} holds no run: it has no {missing}.")
+            inside: list[str] = []
+            with contextlib.suppress(OSError):  # a name that no file can have
+                inside = sorted(str(found.parent) for found in self.path.glob(f"*/seed-*/{CONFIG}"))
+            more = f" The runs in it are {', '.join(inside[:8])}{' and others' if len(inside) > 8 else ''}: name one of them."
+            raise Refusal(f"{self.path} holds no run: it has no {missing}.{more if inside else ''}")
 
     def check_free(self) -> None:
         """Refuse a folder that holds a run, or anything that a new run would overwrite."""

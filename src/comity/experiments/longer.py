@@ -19,7 +19,7 @@ from comity.experiments.environment import digest
 from comity.experiments.folder import RunFolder
 from comity.experiments.schedule import Schedule
 from comity.experiments.trust import check, code_of, mark_again
-from comity.plugins import called
+from comity.names import called
 
 
 def ask_for(folder: Path, rounds: int, *, trust: bool = False) -> None:

@@ -14,7 +14,7 @@ from comity.core.wrapper import chain
 from comity.errors import Refusal, unknown
 from comity.experiments.common import CommonGround
 from comity.experiments.config import Experiment
-from comity.plugins import called
+from comity.names import called
 
 
 def agree(common: CommonGround) -> tuple[AnyAlgorithm, Info]:

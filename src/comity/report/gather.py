@@ -31,7 +31,7 @@ from comity.measure.conventions import Line, curve, party_curves
 from comity.measure.figures import mean
 from comity.measure.gain import Gain
 from comity.measure.summary import blocks
-from comity.plugins import called
+from comity.names import called
 from comity.spec import parse
 from comity.studies.answers import same_parties
 

@@ -22,7 +22,7 @@ from comity.experiments.folder import RunFolder
 from comity.experiments.run import check_same, elsewhere, reopen, resume_in, start
 from comity.measure import Gain, gains
 from comity.models import OwnModel
-from comity.plugins import called
+from comity.names import called
 from comity.studies.answers import Answer, Parties, answers, held_by, how_to_read, same_parties
 from comity.studies.standing import Standing, standing
 from comity.studies.verdict import Overall, overall

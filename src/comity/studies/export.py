@@ -34,7 +34,7 @@ from comity.experiments.checkpoint import write_atomically
 from comity.experiments.result import Deployed, Result
 from comity.experiments.trust import check, code_in, mark
 from comity.measure.summary import blocks
-from comity.plugins import called
+from comity.names import called
 from comity.studies import predict
 
 WHAT_PREDICTS = (Path(predict.__file__), Path(preparation.__file__))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from comity.experiments.checkpoint import write_atomically
-from comity.plugins import called
+from comity.names import called
 from comity.track import needs
 
 KEPT = "mlflow.json"  # in a run's folder: which run of MLflow's it is

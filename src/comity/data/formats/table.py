@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from datetime import date, datetime
 from functools import cached_property
 from itertools import chain
 from math import isfinite
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +32,7 @@ from comity.data.formats.common import (
     reading,
     shown,
 )
-from comity.data.preparation import NUMBER, separator_of, without_decimal_comma
+from comity.data.preparation import DECIMAL_COMMA, NUMBER, separator_of, without_decimal_comma
 
 MISSING = ("", "?")
 MOST_BLANK = 1_000_000
@@ -109,6 +112,7 @@ def read_csv(
     rows: list[tuple[str, ...]] = []  # lists would be looked through by the garbage collector again and again
     names = None if header is None else list(header)
     blank = 0
+    points = Points(path)
     with opened(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
         first = next(text, "")
         between = separator_of(first) if delimiter is None else delimiter
@@ -133,8 +137,11 @@ def read_csv(
                 if names is None:
                     names = cells
                 elif len(cells) != len(names):
-                    raise bad(path, f"has {len(cells)} cells in line {lines.line_num}, but {len(names)} columns")
+                    quotes = f"; a cell with a {between!r} in it must stand in quotes" if len(cells) > len(names) else ""
+                    raise bad(path, f"has {len(cells)} cells in line {lines.line_num}, but {len(names)} columns{quotes}")
                 else:
+                    if plain is not str:
+                        points.look(cells, lines.line_num)
                     rows.append(tuple("" if cell in MISSING else plain(cell) for cell in cells))
         except csv.Error as why:
             raise bad(path, f"has a cell in line {lines.line_num} that is too long, or whose quotes do not match") from why
@@ -142,6 +149,34 @@ def read_csv(
         raise bad(path, "has no rows")
     _check_names(path, names)
     return Table(path, names, [np.array(column, np.str_) for column in zip(*rows, strict=True)])
+
+
+THOUSANDS = re.compile(r"[-+]?\d{1,3}(\.\d{3})+")
+
+
+@dataclass
+class Points:
+    """What a file means by a point: where 3,5 has a decimal comma, 1.234 may be a thousand and more, or little more than one."""
+
+    path: Source
+    comma: str = ""
+    point: str = ""
+
+    def look(self, cells: Iterable[str], line: int) -> None:
+        """Refuse a file in which both occur."""
+        for cell in cells:
+            if not self.comma and DECIMAL_COMMA.fullmatch(cell):
+                self.comma = f"{shown(cell)} in line {line}"
+            elif not self.point and THOUSANDS.fullmatch(cell):
+                self.point = f"{shown(cell)} in line {line}"
+            else:
+                continue
+            if self.comma and self.point:
+                raise bad(
+                    self.path,
+                    f"has {self.point}, and {self.comma} with a decimal comma: whether the point stands between thousands cannot "
+                    "be told, so write numbers without points between thousands, and all with a comma or all with a point",
+                )
 
 
 def read_parquet(path: Source) -> Table:
@@ -180,7 +215,14 @@ def read_xlsx(path: Source) -> Table:
         with file.open("rb") as stream:
             book = openpyxl.load_workbook(stream, read_only=True, data_only=True)
             rows = [row for row in book.worksheets[0].iter_rows(values_only=True) if any(cell is not None for cell in row)]
+            others = [sheet.title for sheet in book.worksheets[1:] if any(any(row) for row in sheet.iter_rows(values_only=True))]
             book.close()
+        lacking = any(cell is None for row in rows for cell in row) or not rows
+        formula = _formula_without_value(openpyxl, file) if lacking else ""
+    if others:
+        raise bad(path, f"has other sheets than its first ({few(others, 5)}): save the one to read in a file of its own")
+    if formula:
+        raise bad(path, f"has a formula without a value in cell {formula}: open it in Excel or LibreOffice and save it again")
     if len(rows) < 2:
         raise bad(path, "has no rows")
     names = [_text(cell) for cell in rows[0]]
@@ -190,6 +232,15 @@ def read_xlsx(path: Source) -> Table:
         raise bad(path, f"has cells beyond its {len(names)} named columns")
     _check_names(path, names)
     return Table(path, names, [np.array([_text(row[k]) for row in rows[1:]], np.str_) for k in range(len(names))])
+
+
+def _formula_without_value(openpyxl: Any, file: Path) -> str:
+    """The first cell of the first sheet whose formula was never worked out, as in files that programs write."""
+    with file.open("rb") as values, file.open("rb") as formulas:
+        books = [openpyxl.load_workbook(one, read_only=True, data_only=only) for one, only in ((values, True), (formulas, False))]
+        pairs = zip(*(book.worksheets[0].iter_rows() for book in books), strict=True)
+        found = ((a, b) for row in pairs for a, b in zip(*row, strict=True) if b.data_type == "f" and a.value is None)
+        return next((str(b.coordinate) for _, b in found), "")
 
 
 def _text(cell: object) -> str:
