@@ -205,20 +205,20 @@ class Info:
                 )
 
 
+@dataclass(frozen=True)
 class WatchedInfo(Info):
     """Info that writes down in `looked` whether a method looks at what depends on how long the run is to be.
 
-    A run whose method did cannot be made longer: its rounds so far would have been others.
+    A run whose method did cannot be made longer: its rounds so far would have been others. It is observed, not
+    declared, so that nobody's forgetting makes a run longer wrongly.
     """
 
-    looked: set[str]
+    looked: set[str] = field(default_factory=set, repr=False, compare=False)
 
     @staticmethod
     def of(info: Info, looked: set[str]) -> WatchedInfo:
         """The same info, watched."""
-        made = WatchedInfo(**{each.name: getattr(info, each.name) for each in fields(info)})
-        object.__setattr__(made, "looked", looked)
-        return made
+        return WatchedInfo(**{each.name: getattr(info, each.name) for each in fields(info)}, looked=looked)
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("rounds", "cohort"):
