@@ -156,7 +156,7 @@ def near(kind: str, name: str, known: Iterable[str], most: int = 1) -> list[str]
     spelled = plain(name)
     if (meant := NAMES.get(kind, {}).get(spelled)) in names:
         return [str(meant)]
-    if same := [each for each in names if plain(each) == spelled]:
+    if same := [each for each in names if plain(each) in (spelled, f"{spelled}s")]:
         return same
     begin = [each for each in names if len(spelled) > 2 and plain(each).startswith(spelled)]
     if 0 < len(begin) <= MOST_NAMED:
