@@ -18,7 +18,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 demo: $(VENV)/ready
 	@sh examples/demo.sh $(BIN)/comity
 
-# The five methods beside SOLO and FedAvg, three seeds: about five minutes.
+# The five methods beside SOLO and FedAvg, three seeds: about seven minutes.
 five: $(VENV)/ready
 	@sh examples/five.sh $(BIN)/comity
 

@@ -1,14 +1,15 @@
 #!/bin/sh
-# The five methods beside SOLO and FedAvg on the embedded digits, three seeds: label skew, then feature skew.
-# About five minutes on two cores. The same command again goes on where it was stopped.
+# The demo's two federations of digits with all methods and three seeds. About seven minutes on two cores.
+# The same command again goes on where it was stopped.
 set -eu
 COMITY=${1:-comity}
 OUT=${2:-runs/five}
-METHODS="fedavg adcol fedufo fedavg+dbe fed-sps relay relay-p2p"
 
-echo "Label skew: ten parties with a few classes each (Dirichlet 0.1), a small perceptron, 40 rounds."
-"$COMITY" compare $METHODS --partition "dirichlet(alpha=0.1)" --parties 10 --rounds 40 --seeds 0,1,2 --out "$OUT/label"
+echo "Few labels: twenty sites with 25 labelled digits each, some more of one class than of another, a small perceptron."
+"$COMITY" compare fedavg fedavg+dbe adcol fedufo "fed-sps(peers=4)" relay relay-p2p --seeds 0,1,2 \
+    --partition "dirichlet(alpha=1)|keep(samples=25)" --parties 20 --rounds 30 --out "$OUT/few-labels"
 
-echo "Feature skew: six parties that see all classes, each through another distortion, a small BatchNorm CNN, 30 rounds."
-"$COMITY" compare $METHODS --partition "iid|shift(kinds=none,rotate,invert,noise,blur,contrast)" --parties 6 \
-    --model "fedbn-cnn(scale=0.125)" --batch 32 --lr 0.02 --epochs 2 --rounds 30 --seeds 0,1,2 --out "$OUT/feature"
+echo "Sensors: twelve sites, in pairs with the same kind of sensor, with 50 labelled digits each, a small BatchNorm CNN."
+"$COMITY" compare fedavg fedbn fedavg+dbe adcol fedufo "fed-sps(peers=4)" relay relay-p2p --seeds 0,1,2 \
+    --partition "iid|keep(samples=50)|shift(kinds=none,invert,rotate,noise,contrast,blur)" --parties 12 --engine process \
+    --model "fedbn-cnn(scale=0.125)" --batch 16 --lr 0.02 --epochs 2 --rounds 30 --out "$OUT/sensors"

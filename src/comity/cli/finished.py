@@ -79,7 +79,16 @@ def report(
         print("\n".join(harmless(line) for line in ranking(folder, table, target).split("\n")))
         return
     path = write(
-        folder, methods=names, target=target, quick=quick, samples=samples, figures=figures, out=out, trust=trust, told=caution
+        folder,
+        methods=names,
+        target=target,
+        quick=quick,
+        samples=samples,
+        figures=figures,
+        out=out,
+        trust=trust,
+        told=caution,
+        answered=screen.say,
     )
     screen.out.print(f"The report is in {path}", soft_wrap=True)
     if figures is not None:

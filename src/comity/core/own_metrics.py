@@ -32,7 +32,7 @@ DRAWS = 500
 TAKEN = {
     "loss", "silence", "algorithm", "dataset", "partition", "parties", "without", "seed", "model", "metric", "newcomers",
     "diverged", "absent", "bytes", "seconds", "rounds", "steps", "server_steps", "remarks", "void", "privacy",
-    "cautions", "too_few",
+    "cautions", "classes", "too_few",
 }  # fmt: skip
 """What else has such a name in a run's tables and its summary."""
 

@@ -181,6 +181,7 @@ def summarise(
         **others,
         "newcomers": _newcomers(rows, (ACCURACY if classes else EXPLAINED).name),
         "diverged": _diverged(rows),
+        "classes": list(job.federation.class_names),
         "cautions": job.method_cautions(),
         "too_few": [p for p, data in parties.items() if too_few(by_class(data.test.y, classes), METRICS[job.experiment.metric])],
         "absent": absent(absences),

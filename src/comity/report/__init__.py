@@ -27,7 +27,8 @@ from comity.report.sections.wire import wire
 from comity.report.static import check_kind, draw
 
 PATIENCE = 8.0
-"""Seconds of computing after which no further method's representations are begun, unless methods are asked for by name."""
+"""Seconds of computing after which no further method's representations are begun, unless methods are asked for by name; several
+settings share them."""
 
 
 def report(
@@ -41,6 +42,7 @@ def report(
     out: str | Path | None = None,
     trust: bool = False,
     told: Callable[[str], None] = lambda text: None,
+    answered: Callable[[str], None] = lambda text: None,
 ) -> Path:
     """Write a folder's page and return its path.
 
@@ -48,7 +50,7 @@ def report(
     which rounds and bytes are counted (SOLO's unless told); `quick` shows only what the files say, without opening data or
     models; `samples=False` keeps parties' samples off the page; `figures` (pdf, svg or png) also writes every chart to
     DIR/figures. A stranger's run that names Python files is not opened unless `trust` says that these may run; the page shows
-    what it can without, and `told` hears what is left out.
+    what it can without, and `told` hears what is left out. Of several settings, `answered` hears each one's answer.
     """
     folder = Path(folder)
     if figures is not None:
@@ -60,19 +62,28 @@ def report(
         known = {m.name for group in groups for m in group.methods if m.finished}
         if name not in known:
             raise unknown("finished method called", name, known)
-    made = [(group, sections_of(group, folder, methods, target, quick, samples)) for group in groups]
+    seconds = None if methods else PATIENCE / len(groups)
+    made = [(group, sections_of(group, folder, methods, target, quick, samples, seconds)) for group in groups]
     if not quick and (left_out := [run.closed for group in groups for run in group.runs if run.closed]):
         more = f" So it is with {len(left_out) - 1} more." if len(left_out) > 1 else ""
         told(f"What takes the data, the models or the closed form of bytes is left out of the page. {left_out[0]}{more}")
     path = Path(out) if out else folder / "report.html"
     write_atomically(path, Page().html(folder.resolve().name, folder, made, front(folder)))
+    for name, said in headlines(made).items():
+        answered(f"{name}: {said}")
     if figures is not None:
         draw(made, folder / "figures", figures)
     return path
 
 
 def sections_of(
-    group: Group, folder: Path, methods: Sequence[str] | None, target: float | None, quick: bool, samples: bool
+    group: Group,
+    folder: Path,
+    methods: Sequence[str] | None,
+    target: float | None,
+    quick: bool,
+    samples: bool,
+    seconds: float | None = None,
 ) -> list[Section]:
     """A group's sections; one that fails says why, in its place."""
     parts: list[tuple[str, str, Callable[[], Section]]] = [
@@ -80,7 +91,7 @@ def sections_of(
         ("curves", f"How {group.metric.title} grows", lambda: curves(group)),
         ("gains", "Who gains", lambda: gains(group, folder)),
         ("data", "The data", lambda: data(group, not quick, samples)),
-        ("space", "The representation space", lambda: _space(group, methods, quick)),
+        ("space", "The representation space", lambda: space(group, [] if quick else chosen(group, methods), seconds, not quick)),
         ("wire", "What crossed the wire", lambda: wire(group, not quick)),
         ("again", "How to get this again", lambda: again(group, folder)),
     ]
@@ -94,10 +105,6 @@ def sections_of(
     return made
 
 
-def _space(group: Group, methods: Sequence[str] | None, quick: bool) -> Section:
-    return space(group, [] if quick else chosen(group, methods), None if methods else PATIENCE, not quick)
-
-
 def chosen(group: Group, names: Sequence[str] | None) -> list[Method]:
     """The methods whose representations are drawn."""
     finished = {m.name: m for m in group.methods if m.finished}
@@ -105,6 +112,11 @@ def chosen(group: Group, names: Sequence[str] | None) -> list[Method]:
         return [finished[name] for name in names if name in finished]
     ranked = [s.method for s in standings(group)[0] if s.method.finished]
     return [*[m for m in ranked if not m.alone][:3], *[m for m in ranked if m.alone]]
+
+
+def headlines(made: Sequence[tuple[Group, list[Section]]]) -> dict[str, str]:
+    """Each setting's answer, if there are several."""
+    return {group.name or group.title: some[0].headline for group, some in made if some[0].headline} if len(made) > 1 else {}
 
 
 def front(folder: Path) -> list[Block]:

@@ -86,6 +86,13 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Facts:
+    """Questions with their answers, in large letters: what is read first."""
+
+    rows: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Pictures:
     """Images made here, as data addresses, a named row each, with the share of the row's width that they fill."""
 
@@ -102,7 +109,7 @@ class Code:
     text: str
 
 
-Block = Chart | Table | Text | Pictures | Code
+Block = Chart | Table | Text | Facts | Pictures | Code
 
 
 @dataclass
@@ -114,6 +121,8 @@ class Section:
     blocks: list[Block] = field(default_factory=list)
     folded: str = ""
     """What is in it, in a line, if it opens only for who asks."""
+    headline: str = ""
+    """What it says, in a sentence, to whoever reads no further."""
 
     def say(self, text: str, kind: Literal["plain", "lead", "warning", "missing"] = "plain") -> None:
         """Add a paragraph."""

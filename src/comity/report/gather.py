@@ -110,7 +110,7 @@ class Run:
 
     def _checked_summary(self) -> dict[str, Any]:
         """A summary that has all that the page takes from it."""
-        absent: dict[str, Any] = {"newcomers": {}, "diverged": [], "cautions": [], "too_few": []}  # in runs of earlier versions
+        absent: dict[str, Any] = {"newcomers": {}, "diverged": [], "classes": [], "cautions": [], "too_few": []}
         found = absent | self._files.salvage_summary()
         got = found["accuracy"] if found["accuracy"]["mean"] is not None else found[found["metric"]]
         heard = [figure for figure in got["per_party"].values() if figure is not None]
@@ -120,7 +120,7 @@ class Run:
             figures += [figure for figure in (block["mean"], *block["per_party"].values()) if figure is not None]
         if not heard or "total" not in found["bytes"] or not all(math.isfinite(figure) for figure in figures):
             raise ValueError
-        ", ".join([*found["diverged"], *found["cautions"], *found["too_few"]])  # fails if these are no texts
+        ", ".join([*found["diverged"], *found["classes"], *found["cautions"], *found["too_few"]])  # fails if these are no texts
         return found
 
     @cached_property

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from comity.data.files import cache_folder
 from comity.experiments.checkpoint import write_atomically
-from comity.report.blocks import Block, Chart, Code, Data, Pictures, Section, Table, Text
+from comity.report.blocks import Block, Chart, Code, Data, Facts, Pictures, Section, Table, Text
 from comity.report.charts import colour_of, unused
 from comity.report.gather import Group
 from comity.report.themes import CONFIG, DARK, LIGHT
@@ -55,7 +55,9 @@ class Page:
                 }
                 for s in sections
             ]
-            made.append({"id": self._group, "place": place, "name": name, "sections": parts, "methods": colour_of(group)})
+            headline = sections[0].headline if len(groups) > 1 else ""
+            own = {"id": self._group, "place": place, "name": name, "headline": headline}
+            made.append({**own, "sections": parts, "methods": colour_of(group)})
         content = {"charts": self.charts, "data": self.data, "themes": {"light": LIGHT, "dark": DARK}, "config": CONFIG}
         text = _template().render(
             title=title,
@@ -78,6 +80,8 @@ class Page:
         if isinstance(block, Text):
             role = ' role="note"' if block.kind in ("warning", "missing") else ""
             return Markup(f'<p class="{block.kind}"{role}>{html.escape(block.text)}</p>')
+        if isinstance(block, Facts):
+            return _facts(block)
         if isinstance(block, Pictures):
             return _pictures(block)
         return _code(block)
@@ -134,6 +138,11 @@ def _table(table: Table) -> Markup:
     whole = f'<table data-name="{html.escape(table.name)}">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
     scroll = f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(table.title)}">{whole}</div>'
     return Markup(f"<details><summary>{html.escape(table.title)}</summary>{scroll}</details>" if table.folded else scroll)
+
+
+def _facts(facts: Facts) -> Markup:
+    rows = "".join(f"<dt>{html.escape(asked)}</dt><dd>{html.escape(said)}</dd>" for asked, said in facts.rows.items())
+    return Markup(f'<dl class="facts">{rows}</dl>')
 
 
 def _pictures(pictures: Pictures) -> Markup:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comity.core.metrics import ACCURACY, Metric
+from comity.core.metrics import ACCURACY, TWO, Metric
 from comity.errors import ComityError
 from comity.measure.doubts import doubts, few
 from comity.measure.summary import blocks
 from comity.measure.targets import Reached, common_target, reached
-from comity.report.blocks import Block, Section, Table, Text
+from comity.report.blocks import Block, Facts, Section, Table, Text
 from comity.report.charts import capital
 from comity.report.gather import Group, Method, Run
 from comity.report.sections.absences import absences
@@ -79,8 +79,8 @@ def _say_outcome(section: Section, group: Group, finished: list[Ranked], told: l
     joint = [s for s in finished if not (s.method.alone or s.method.pools)]
     found = overall(joint, told, max(len(s.figure) for s in finished))
     if found:
-        for question, said in found.questions.items():
-            section.say(f"{question} {said}", "lead")
+        section.headline = found.helps
+        section.blocks.append(Facts(found.questions))
     section.say(" ".join(sentences(group, finished)), "plain" if found else "lead")
 
 
@@ -112,6 +112,9 @@ def _about(group: Group, target: float | None, asked: bool) -> str:
     )
     if group.metric is not ACCURACY:
         about += f" {capital(group.metric.title)} is {group.metric.about}; rounds and methods are chosen by it."
+    classes: list[str] = next((run.summary["classes"] for run in group.runs if run.summary), [])
+    if len(classes) == TWO:
+        about += f" Class 1 is {classes[1]!r}, class 0 {classes[0]!r}."
     if group.solo and len(group.methods) > 1:
         each = "parties" if group.same_parties else "parties of every seed"
         wide = f", wide enough for {picked(group)} methods to pick from," if picked(group) > 1 else ""

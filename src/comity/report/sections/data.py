@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -283,20 +284,32 @@ def feature_names(federation: Federation) -> list[str]:
     return [*(f"x{k}" for k in range(width - len(marked))), *(f"x{k} missing" for k in marked)]
 
 
+def _measured(values: Tensor, called: Sequence[str]) -> Tensor:
+    """Samples with NaN where a number was missing and had to be filled in: what was filled in says nothing of the party."""
+    place = {name: k for k, name in enumerate(called)}
+    values = values.clone()
+    for name, k in place.items():
+        if (marker := place.get(f"{name} missing")) is not None:
+            values[values[:, marker] > 0.5, k] = torch.nan
+    return values
+
+
 def _features(federation: Federation) -> Chart:
     """Features in which parties differ most: a party's mean, in standard deviations of all."""
     names = federation.names[:PARTIES]
-    values = {n: _unscaled(federation, n, p.train.x.double()) for n, p in federation.parties.items()}
-    everything = torch.cat(list(values.values()))
-    centre = everything.mean(0)
-    spread = everything.std(0).clamp(min=1e-9)
-    means = torch.stack([(values[n].mean(0) - centre) / spread for n in names])
-    chosen = means.var(0).argsort(descending=True)[:MOST_FEATURES].sort().values.tolist()
     called = feature_names(federation)
+    values = {n: _measured(_unscaled(federation, n, p.train.x.double()), called) for n, p in federation.parties.items()}
+    everything = torch.cat(list(values.values()))
+    centre = everything.nanmean(0)
+    spread = (everything - centre).square().nanmean(0).sqrt().nan_to_num(1.0).clamp(min=1e-9)
+    own = torch.stack([values[n].nanmean(0) for n in names])
+    means = (own - centre) / spread
+    chosen = means.nan_to_num(0.0).var(0).argsort(descending=True)[:MOST_FEATURES].sort().values.tolist()
     rows = [
-        {"party": n, "feature": called[f], "shift": float(means[i, f]), "mean": float(values[n][:, f].mean())}
+        {"party": n, "feature": called[f], "shift": float(means[i, f]), "mean": float(own[i, f])}
         for i, n in enumerate(names)
         for f in chosen
+        if means[i, f].isfinite()
     ]
     far = max(rows, key=lambda row: abs(float(str(row["shift"]))))
     most = abs(float(str(far["shift"]))) or 1.0
@@ -320,6 +333,8 @@ def _features(federation: Federation) -> Chart:
         f"{len(chosen)} of {len(called)} features, those in which parties differ most: a party's mean less that of all, in "
         f"standard deviations of all. The largest shift is {far['party']}'s in {far['feature']}, {far['shift']:+.2f}."
     )
+    if len(rows) < len(names) * len(chosen):
+        alt += " What a party never has is left empty."
     if federation.preprocess.own:
         alt += " Models see numbers scaled by each party's own mean and spread."
     table = Data.of("features", rows, ("party", "feature", "shift", "mean"))

@@ -34,12 +34,10 @@ def space(group: Group, chosen: Sequence[Method], seconds: float | None = None, 
     begin = time.process_time()
     told = []
     maps: list[list[Chart]] = []
+    late: list[str] = []
     for method in chosen:
         if seconds is not None and time.process_time() - begin > seconds:
-            section.say(
-                f"{method.name} was left out, as the page had taken long enough: comity report DIR --methods {method.name}",
-                "missing",
-            )
+            late.append(method.name)
             continue
         run = method.finished[0]
         try:
@@ -48,6 +46,9 @@ def space(group: Group, chosen: Sequence[Method], seconds: float | None = None, 
             told += _told_apart(method.name, found)
         except Exception as why:  # a model that diverged, data that are elsewhere: the other methods can still be shown
             section.say(f"{method.name}: its representations cannot be shown: {describe(why)}", "missing")
+    if late:
+        who = f"{', '.join(late)} {'was' if len(late) == 1 else 'were'} left out, as the page had taken long enough"
+        section.say(f"{who}: comity report DIR --methods {','.join(late)}", "missing")
     section.blocks += [chart for some in sorted(maps, key=len, reverse=True) for chart in some]  # pairs stay side by side
     if told:
         heads = ["method", "when", "a new probe names the party", "largest party's share"]
