@@ -19,7 +19,7 @@ echo "1 of 3: four real hospitals predict heart disease; judged by AUC, over thr
 echo
 echo "2 of 3: twenty sites read digits, with 25 labelled samples each."
 "$comity" compare fedavg fedavg+dbe adcol fedufo "fed-sps(peers=4)" relay \
-    --partition "dirichlet(alpha=1)|keep(samples=25)" --parties 20 --rounds 30 --out demo/2-few-labels --no-report
+    --partition "dirichlet(alpha=1,min=35)|keep(samples=25)" --parties 20 --rounds 30 --out demo/2-few-labels --no-report
 
 echo
 echo "3 of 3: twelve sites read digits through six kinds of sensor, with 50 labelled samples each."

@@ -7,7 +7,7 @@ OUT=${2:-runs/five}
 
 echo "Few labels: twenty sites with 25 labelled digits each, some more of one class than of another, a small perceptron."
 "$COMITY" compare fedavg fedavg+dbe adcol fedufo "fed-sps(peers=4)" relay relay-p2p --seeds 0,1,2 \
-    --partition "dirichlet(alpha=1)|keep(samples=25)" --parties 20 --rounds 30 --out "$OUT/few-labels"
+    --partition "dirichlet(alpha=1,min=35)|keep(samples=25)" --parties 20 --rounds 30 --out "$OUT/few-labels"
 
 echo "Sensors: twelve sites, in pairs with the same kind of sensor, with 50 labelled digits each, a small BatchNorm CNN."
 "$COMITY" compare fedavg fedbn fedavg+dbe adcol fedufo "fed-sps(peers=4)" relay relay-p2p --seeds 0,1,2 \

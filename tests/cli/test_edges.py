@@ -220,3 +220,11 @@ def test_bytes_that_are_no_text_on_the_command_line(here: Path) -> None:
     for args in (("fed\udcff",), ("fedavg", "--data", "\udcff"), ("fedavg", "--set", "\udcff=1"), ("\udcff.toml",)):
         said = one_sentence(comity("run", *args), 2)
         assert "Error in " not in said
+
+
+def test_a_later_seed_that_cannot_be_dealt_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    """Seed 2 leaves a party with 23 samples to learn from, seeds 0 and 1 do not."""
+    settings = ("--partition", "dirichlet(alpha=1)|keep(samples=25)", "--parties", "20", "--rounds", "1", "--model", "linear")
+    ended = comity("compare", "fedavg", *settings, "--seeds", "0,1,2", "--out", tmp_path / "out")
+    assert "has 23 samples to learn from, not 25" in one_sentence(ended, 2)
+    assert not (tmp_path / "out").exists()

@@ -115,6 +115,8 @@ def compare(
                 caution(text)
             said.add(text)
 
+    for seed in () if given else seeds[1:]:
+        federation_of(base.but(seed=seed))  # if a later seed's split cannot be made, better know it now
     parties: dict[int, Parties] = {}
     for seed in seeds:
         federation = first if given or seed == seeds[0] else federation_of(base.but(seed=seed))
