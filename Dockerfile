@@ -1,14 +1,15 @@
-# Comity on the CPU, without data: docker build -t comity . && docker run --rm -v "$PWD:/work" comity run fedavg --rounds 5
-# For a GPU, another index of torch's: --build-arg TORCH_INDEX=... (nothing was ever tested on one).
+# Comity without data: docker build -t comity . && docker run --rm -v "$PWD:/work" comity run fedavg --rounds 5
+# PyPI's torch brings gigabytes for GPUs, on which nothing was ever tested. Without them: --build-arg TORCH_INDEX=..., the address
+# that PyTorch's page about installing names for CPU.
 FROM python:3.11-slim
 
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH_INDEX=
 ARG EXTRAS=data
 
 WORKDIR /comity
 COPY pyproject.toml constraints.txt README.md LICENSE ./
-# torch first, exactly as in the constraints and by itself: any other request for it pulls gigabytes of GPU packages.
-RUN pip install --no-cache-dir --no-deps --index-url "$TORCH_INDEX" "$(grep '^torch==' constraints.txt)"
+# torch first, exactly as in the constraints: a looser request would take another build.
+RUN pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$(grep '^torch==' constraints.txt)"
 COPY src ./src
 RUN pip install --no-cache-dir -c constraints.txt ".[$EXTRAS]"
 

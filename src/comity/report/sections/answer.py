@@ -180,7 +180,7 @@ def _measures(group: Group) -> list[Block]:
     rows = [[n, *(metric.text(statistics.fmean(some[n])) if n in some else "" for metric, some in found.items())] for n in names]
     without = [f"{title}: {few(sorted(parties))}" for title, parties in lacking.items() if parties]
     said = f" Without a figure, and in no mean: {'; '.join(without)}." if without else ""
-    table = Table(MEASURES, "By other measures", ["method", *(metric.title for metric in found)], rows)
+    table = Table(MEASURES, "By other measures", ["method", *(metric.title for metric in found)], rows, folded=True)
     return [table, Text(f"Means over parties on their own test samples after the last round.{said}")]
 
 
