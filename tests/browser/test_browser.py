@@ -54,7 +54,9 @@ def test_every_chart_is_drawn(kind: str, look: Open) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_charts_are_drawn_when_they_come_into_view(kind: str, chromium: Browser, pages: dict[str, Path]) -> None:
     with opened(chromium, pages[kind]) as it:
-        it.page.wait_for_selector(".chart svg")
+        first = it.page.locator(".group:not([hidden]) .chart").first
+        first.scroll_into_view_if_needed()
+        first.locator("svg").first.wait_for(timeout=10_000)
         it.page.locator(".group:not([hidden]) details.part > summary").first.click()
         last = it.page.locator(".group:not([hidden]) .chart").last
         last.scroll_into_view_if_needed()

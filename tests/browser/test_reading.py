@@ -144,7 +144,7 @@ def test_what_matters_is_in_view_on_a_phone(kind: str, look: Open) -> None:
         table = it.page.locator(".group:not([hidden]) table[data-name=ranking]")
         heads = table.locator("th:visible").all_inner_texts()
         assert heads[0] == "method"
-        assert heads[2:] == ["gained", "hurt"]
+        assert heads[2:] == ["over SOLO", "gained", "hurt"]
         for cell in table.locator("th:visible, tbody tr:first-child td:visible").all():
             box = cell.bounding_box()
             assert box is not None
@@ -153,14 +153,14 @@ def test_what_matters_is_in_view_on_a_phone(kind: str, look: Open) -> None:
         more = it.page.locator(".group:not([hidden]) button.more").first
         assert more.get_attribute("aria-expanded") == "false"
         more.click()
-        assert "bytes" in table.locator("th:visible").all_inner_texts(), "the others are there when asked for"
+        assert "sent" in table.locator("th:visible").all_inner_texts(), "the others are there when asked for"
         scroll = table.locator("xpath=..")
         scroll.evaluate("e => { e.scrollLeft = 200; }")
         first = table.locator("tbody td").first.bounding_box()
         assert first is not None
         assert 0 <= first["x"] < 30, "and the row's name stays"
         more.click()
-        assert "bytes" not in table.locator("th:visible").all_inner_texts()
+        assert "sent" not in table.locator("th:visible").all_inner_texts()
 
 
 @pytest.mark.parametrize(("width", "height"), [(1400, 900), (400, 800)])

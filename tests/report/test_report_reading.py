@@ -8,6 +8,7 @@ import re
 import statistics
 import struct
 import zlib
+from html import unescape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,32 @@ def test_features_have_their_names_and_their_figures(heart: Written) -> None:
     for column in ("age", "max_heart_rate"):
         drawn = {row["party"]: row["mean"] for row in rows if row["feature"] == column}
         assert drawn == pytest.approx(hospital_means(column), rel=1e-4), "in the column's own unit"
+
+
+def test_what_was_filled_in_is_no_ones_mean(heart: Written) -> None:
+    """Switzerland never measured cholesterol: what models get in its place must not look like a finding."""
+    drawn = {row["party"]: row["mean"] for row in heart.rows("features") if row["feature"] == "cholesterol"}
+    assert "switzerland" not in drawn
+    vessels = {row["party"]: row["mean"] for row in heart.rows("features") if row["feature"] == "vessels"}
+    measured = hospital_means("vessels")
+    assert all(vessels[party] == pytest.approx(measured[party], rel=1e-4) for party in vessels)
+    assert vessels
+
+
+def test_each_settings_answer_stands_first_and_leads_there(sensors: Written, heart: Written) -> None:
+    told = {name: loaded(path)["overall"]["helps"] for name, path in sensors_comparisons(sensors)}
+    found = dict(re.findall(r'<dt><a href="#([^"]+)">[^<]*</a></dt><dd>([^<]*)</dd>', sensors.source))
+    assert {place: unescape(text) for place, text in found.items()} == told
+    assert 'class="settings"' not in heart.source, "of one setting there is nothing to choose from"
+    (facts,) = re.findall(r'<dl class="facts">(.*?)</dl>', heart.source, flags=re.DOTALL)
+    asked = re.findall(r"<dt>([^<]*)</dt>", facts)
+    assert asked == ["Does collaborating help?", "Whom?", "At what cost?", "How sure is that?"]
+
+
+def sensors_comparisons(page: Written) -> list[tuple[str, Path]]:
+    """Where each setting of the page is, and its comparison."""
+    folder = page.path.parent
+    return [(f"setting={name.replace(' ', '-')}", folder / name / "comparison.json") for name in ("feature skew", "label-skew")]
 
 
 def test_classes_have_one_name_on_the_whole_page(heart: Written) -> None:
