@@ -171,6 +171,8 @@ def test_how_to_read_says_which_seeds_and_methods() -> None:
     assert "under each seed a party has other samples" in how_to_read(1, [5, 6], ACCURACY, same=False)
     assert "another start of training" in how_to_read(1, [5], ACCURACY)
     assert "another start of training" not in how_to_read(1, [5, 6], ACCURACY)
+    assert "Two seeds tell little" in how_to_read(1, [5, 6], ACCURACY)
+    assert how_to_read(1, [5, 6, 7], ACCURACY).endswith("with 95% confidence.")
 
 
 def test_intervals_over_three_seeds_hold_the_truth_as_often_as_they_say() -> None:

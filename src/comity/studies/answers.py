@@ -233,7 +233,9 @@ def how_to_read(methods: int, seeds: Sequence[int], metric: Metric, same: bool =
     which = f" (mean over {len(seeds)} seeds)" if len(seeds) > 1 else ""
     which = which if same else " (under each seed a party has other samples, so it is told of once for each)"
     once = " What another start of training would change is not in it: that takes several seeds of the same parties."
+    twice = " Two seeds tell little of how training varies, so they are wide: more seeds make them narrower."
+    more = once if len(seeds) == 1 or not same else twice if len(seeds) == 2 else ""
     return (
         f"Points of {metric.title} more than by training alone, on a party's own test samples{which}; between: where the true "
-        f"difference lies with 95% confidence{picked}.{'' if same and len(seeds) > 1 else once}"
+        f"difference lies with 95% confidence{picked}.{more}"
     )
