@@ -54,16 +54,6 @@ class Gain:
     error: float
     """The standard error behind it: what other test samples of the same kind would change."""
 
-    @property
-    def helped(self) -> bool:
-        """Whether the interval lies above zero."""
-        return self.low > 0
-
-    @property
-    def hurt(self) -> bool:
-        """Whether the interval lies below zero."""
-        return self.high < 0
-
 
 def gains(run: Path, solo: Path, metric: str = ACCURACY.name) -> list[Gain]:
     """The gain of every party that was heard at the end of one run and of a SOLO run on the same split, if it has a figure."""
