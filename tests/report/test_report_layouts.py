@@ -20,7 +20,7 @@ from comity.experiments.config import experiment
 from comity.experiments.result import Result
 from comity.report import report
 from comity.studies.tune import tune
-from comity.units import size
+from comity.units import size, spread
 
 SECTIONS = ["answer", "curves", "gains", "data", "space", "wire", "again"]
 
@@ -108,6 +108,20 @@ def test_tune(tmp_path: Path) -> None:
     assert methods(page) == ["mu=0.1", "mu=1.0"]
     assert "what the weakest method reaches" in page.words
     assert {row["method"] for row in page.rows("parties")} == {"mu=0.1", "mu=1.0"}
+    told = json.loads((tmp_path / "tune.json").read_text(encoding="utf-8"))
+    assert told["verdict"] in page.words
+    assert page.table("validation") == [
+        {
+            "mu": str(one["settings"]["mu"]),
+            "validation": spread(one["validations"]),
+            "test": spread(one["tests"]),
+            "round": ", ".join(map(str, one["rounds"])),
+        }
+        for one in told["trials"]
+    ]
+    changed = (tmp_path / "tune.json").read_text(encoding="utf-8").replace("0.1", "0.2")
+    (tmp_path / "tune.json").write_text(changed, encoding="utf-8")
+    assert any("tune.json is damaged" in note for note in quick(tmp_path).notes)
 
 
 def test_several_groups(tmp_path: Path) -> None:

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from comity.checksums import without_crc
 from comity.errors import Refusal, describe, unknown
 from comity.experiments.checkpoint import write_atomically
 from comity.report.blocks import Block, Section, Table, Text
@@ -25,6 +27,8 @@ from comity.report.sections.gains import gains
 from comity.report.sections.space import space
 from comity.report.sections.wire import wire
 from comity.report.static import check_kind, draw
+from comity.studies.tune import TUNED
+from comity.units import spread
 
 PATIENCE = 8.0
 """Seconds of computing after which no further method's representations are begun, unless methods are asked for by name; several
@@ -120,8 +124,38 @@ def headlines(made: Sequence[tuple[Group, list[Section]]]) -> dict[str, str]:
 
 
 def front(folder: Path) -> list[Block]:
-    """What stands before all groups: a reproduction's table, paper beside measured."""
-    path = folder / "table.csv"
+    """What stands before all groups: a reproduction's table, or what a tuning chose."""
+    return [*_reproduced(folder / "table.csv"), *_tuned(folder / TUNED)]
+
+
+def _tuned(path: Path) -> list[Block]:
+    """All trials by what they were chosen by."""
+    if not path.exists():
+        return []
+    try:
+        told = without_crc(json.loads(path.read_text(encoding="utf-8")))
+        heads = list(told["trials"][0]["settings"])
+        rows = [
+            [*(str(one["settings"][head]) for head in heads), *(spread(one[k]) for k in ("validations", "tests")), _rounds(one)]
+            for one in told["trials"]
+        ]
+        verdict = str(told["verdict"])
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        return [Text(f"{path.name} is damaged: what was chosen cannot be shown.", "missing")]
+    columns = [*heads, "validation", "test", "round"]
+    about = (
+        "Both are means over parties after the round that is best on all validation samples. The ranking below is by test "
+        "samples after the last round, by which nothing was chosen."
+    )
+    return [Text(verdict, "lead"), Table("trials", "What was tried", columns, rows, words=len(heads)), Text(about)]
+
+
+def _rounds(trial: dict[str, Any]) -> str:
+    return ", ".join(map(str, trial["rounds"]))
+
+
+def _reproduced(path: Path) -> list[Block]:
+    """Paper beside measured."""
     if not path.exists():
         return []
     try:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from comity.checksums import with_crc
 from comity.core.metrics import ACCURACY, METRICS, Metric
 from comity.core.own_metrics import use
 from comity.data import Federation
@@ -26,6 +27,9 @@ from comity.models import OwnModel
 from comity.spec import value
 from comity.studies.compare import run_once
 from comity.track import Trackers
+
+TUNED = "tune.json"
+"""Where a tuning writes down all trials and which is chosen."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,7 @@ def tune(
             found[k].append(Trial(point, (mean(validated),), (best["mean"],), (t,), told))
     trials = sorted(map(_over_seeds, found), key=lambda trial: -metric.sign * trial.validation)
     made = Trials(trials, metric.name, tuple(seeds))
-    write_atomically(out / "tune.json", json.dumps(made.plain(), indent=2) + "\n")
+    write_atomically(out / TUNED, json.dumps(with_crc(made.plain()), indent=2) + "\n")
     return made
 
 
