@@ -183,7 +183,7 @@ def test_a_page_shows_what_needs_no_code(gift: Path) -> None:
     assert "--trust" in said
     assert not has_run(gift)
     page = (gift / "report.html").read_text(encoding="utf-8")
-    for shown in ("Bytes by round", "How much each party has", "By kind of message"):
+    for shown in ("Bytes by round", "How much each party has", "Bytes by party"):
         assert shown in page
     assert "Who holds which classes" not in page
     assert works("report", gift, "--quick").out.count("Caution") == 0, "nothing is left out of it"

@@ -15,7 +15,19 @@ from comity.core.evaluation import Answers
 from comity.core.metrics import METRICS, Metric
 from comity.errors import ComityError
 from comity.measure.gain import Gain, drawn_again, paired, paired_interval
-from comity.studies.answers import MOST, Answer, Held, answers, estimates, how_to_read, judged, lines, on_average, over_seeds
+from comity.studies.answers import (
+    MOST,
+    Answer,
+    Estimate,
+    Held,
+    answers,
+    estimates,
+    how_to_read,
+    judged,
+    lines,
+    on_average,
+    over_seeds,
+)
 
 
 def said(truth: Tensor, score: Tensor) -> Answers:
@@ -154,6 +166,12 @@ def test_one_method_and_one_seed_have_the_interval_of_the_table() -> None:
     gain = paired("p", [1] * 18 + [0] * 2, [1] * 10 + [0] * 10)
     one = over_seeds([gain], methods=1)
     assert (one.low, one.high) == pytest.approx((gain.low, gain.high))
+
+
+def test_of_methods_that_give_the_same_the_foremost_is_named() -> None:
+    same = {method: {"p": Estimate(0.1, 0.05, 0.15)} for method in ("adcol", "fedavg", "relay")}
+    held = {"p": [Held((20, 20), (20, 20))]}
+    assert [answers(same, held, ACCURACY, foremost=one)[0].method for one in ("fedavg", "relay")] == ["fedavg", "relay"]
 
 
 def test_many_parties_are_counted() -> None:

@@ -19,7 +19,7 @@ def row(name: str, gain: Estimate | None, sent: float = 1e6, judged: Estimate | 
         gain_of_judged=judged or gain,
         gains=gains,
         parties=4,
-        bytes={"total": sent},
+        bytes={"total": sent, "peer": sent / 2},
         seconds=1.0,
         joined=None,
         joined_gain=None,
@@ -41,7 +41,7 @@ def test_does_it_help(gain: Estimate, begins: str) -> None:
     found = overall([row("fedavg", gain)], [], 1)
     assert found is not None
     points = f"{100 * gain.gain:+.1f} points of accuracy over training alone"
-    assert found.helps == f"{begins}fedavg gives {points} (between {100 * gain.low:.1f} and {100 * gain.high:.1f})."
+    assert found.helps == f"{begins}fedavg gives {points} (between {100 * gain.low:.1f} and {100 * gain.high:.1f}; one seed)."
     assert ("cannot be told from none here" in found.sure) == (gain is OPEN)
     assert list(found.questions) == list(QUESTIONS[:1] + QUESTIONS[2:]), "nobody was judged by himself"
 
@@ -50,22 +50,28 @@ def test_whom_at_what_cost_and_how_sure() -> None:
     rows = [
         row("relay", Estimate(0.03, 0.0, 0.06), sent=2e5),
         row("fedavg", CLEAR, 4e6, Estimate(0.04, 0.01, 0.07), north=CLEAR, south=OPEN, east=WORSE),
-        row("adcol", WORSE, sent=1e3),
+        row("adcol", WORSE, 1e3, None, north=WORSE, south=WORSE),
     ]
     told = [answer("north", "gains"), answer("south", "level"), answer("east", "level"), answer("west", "too few")]
     found = overall(rows, told, 3)
     assert found is not None
-    assert found.helps.startswith("Yes, on average: fedavg, the best of 3 methods, gives +5.0 points")
+    assert found.method == "fedavg"
+    assert found.helps == (
+        "Yes, on average: fedavg, the best of 3 methods, gives +5.0 points of accuracy over training alone (between 2.0 and "
+        "8.0). Without west, which has too few samples to judge by: +4.0 points (between 1.0 and 7.0)."
+    )
     assert found.whom == (
-        "Of the 3 parties that can be judged 1 (north) gains clearly by fedavg, 1 (east) is clearly hurt. By whichever method "
-        "suits each: 1 gains clearly by some method, 2 see no clear difference, 1 has too few samples to say."
+        "Of the 3 parties that can be judged 1 (north) gains clearly by fedavg, 1 (east) is clearly hurt. Other methods clearly "
+        "hurt some: adcol (2). If each could choose its own method: 1 "
+        "gains clearly by some method, 2 see no clear difference, 1 has too few samples to say."
     )
     assert found.cost == (
-        "4 MB cross in a run of fedavg, 1 MB a party. relay takes 20 times fewer bytes and gives 2.0 points less."
+        "4 MB are sent in a run of fedavg; a party sends and receives 1.5 MB. relay takes 20 times less and gives 2.0 points "
+        "less."
     ), "adcol is cheaper still, but gives ten points less"
     assert found.sure == (
-        "95% confidence, over the parties' test samples and 3 seeds. Without west, which has too few samples to judge by, the "
-        "average is +4.0 points (between 1.0 and 7.0)."
+        "The intervals are at 95% confidence, wide enough for the best of 3 methods to be picked, over the parties' test samples "
+        "and 3 seeds."
     )
 
 

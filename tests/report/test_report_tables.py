@@ -115,8 +115,22 @@ def ranking(made: Made, row: dict[str, str]) -> dict[str, str]:
 
 
 def answers(made: Made, row: dict[str, str]) -> dict[str, str]:
-    told = {one["party"]: one["says"] for one in loaded(made.folder / "comparison.json")["answers"]}
-    return {"answer": told[row["party"]]}
+    compared = loaded(made.folder / "comparison.json")
+    (told,) = (one for one in compared["answers"] if one["party"] == row["party"])
+    best = compared["overall"]["method"]
+    expected = {"answer": told["says"], f"{best} gives": ""}
+    if best in told["methods"]:
+        gain, low, high = (100 * told["methods"][best][name] for name in ("gain", "low", "high"))
+        expected[f"{best} gives"] = f"{gain:+.1f} points (between {low:.1f} and {high:.1f})"
+    return expected
+
+
+def ideas(made: Made, row: dict[str, str]) -> dict[str, str]:
+    cards = [" ".join(algorithms.card(name).text.split()) for name in row["method"].split("+")]
+    told = [card[card.index("Idea: ") + 6 :] for card in cards]
+    assert row["idea"].startswith(told[0][:40])
+    assert len(row["idea"]) > 40
+    return {"idea": row["idea"]}
 
 
 def measures(made: Made, row: dict[str, str]) -> dict[str, str]:
@@ -201,6 +215,7 @@ def methods(made: Made) -> list[str]:
 CHECKED: dict[str, Callable[[Made, dict[str, str]], dict[str, str]]] = {
     "ranking": ranking,
     "answers": answers,
+    "ideas": ideas,
     "measures": measures,
     "fairness": fairness,
     "messages": messages,

@@ -297,7 +297,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML forbids, and JSON does not
     if isinstance(value, tuple | list):
         return f"[{', '.join(_toml(v) for v in value)}]"
     return repr(value)

@@ -11,7 +11,7 @@ from comity.errors import Refusal
 from comity.report.blocks import Chart, Section, Table, VegaSpec
 from comity.report.charts import SHOWN, unused
 from comity.report.gather import Group, complaints, gather
-from comity.report.sections.answer import ANSWERS, MEASURES, answer
+from comity.report.sections.answer import ANSWERS, IDEAS, MEASURES, answer
 from comity.report.themes import CONFIG, LIGHT, coloured
 
 KINDS = ("pdf", "svg", "png")
@@ -88,7 +88,7 @@ def ranking(folder: str | Path, kind: str, target: float | None = None) -> str:
     for group in gather(Path(folder)):
         tables = [block for block in answer(group, Path(folder), target).blocks if isinstance(block, Table)]
         parts += [remark + sentence for sentence in complaints(group, Path(folder))]
-        parts += [write(table) for table in tables if table.name not in (ANSWERS, MEASURES)]
+        parts += [write(table) for table in tables if table.name not in (ANSWERS, IDEAS, MEASURES)]
     return "\n\n".join(parts)
 
 

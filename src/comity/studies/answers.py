@@ -174,10 +174,15 @@ def answers(
     held: Mapping[str, Sequence[Held]],
     metric: Metric,
     class_names: Sequence[str] = (),
+    foremost: str = "",
 ) -> list[Answer]:
-    """One answer a party, from what every method gives everybody, and from what parties have."""
+    """One answer a party, from what every method gives everybody, and from what parties have.
+
+    Where methods give a party the same, the `foremost` of all is named.
+    """
+    order = sorted(found, key=lambda method: method != foremost)
     return [
-        _answer(party, {method: each[party] for method, each in found.items() if party in each}, has, metric, class_names)
+        _answer(party, {method: found[method][party] for method in order if party in found[method]}, has, metric, class_names)
         for party, has in (held.items() if found else ())
     ]
 

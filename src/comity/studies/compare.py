@@ -25,7 +25,7 @@ from comity.models import OwnModel
 from comity.names import called
 from comity.studies.answers import Answer, Parties, answers, held_by, how_to_read, same_parties
 from comity.studies.standing import Standing, standing
-from comity.studies.verdict import Overall, overall
+from comity.studies.verdict import Overall, foremost, overall
 from comity.track import Trackers
 
 SOLO = "solo"
@@ -177,7 +177,8 @@ def _judged(
     rows = {m: standing(called(m), summaries[m], gained[m], few, same, picked, metric.name) for m in summaries}
     named = next(iter(parties.values())).class_names
     joint = [rows[m] for m in open_to_all]
-    told = answers({row.algorithm: row.gains for row in joint}, held_by(parties, same), metric, named)
+    first = best[0].algorithm if (best := foremost(joint)) else ""
+    told = answers({row.algorithm: row.gains for row in joint}, held_by(parties, same), metric, named, first)
     whole = overall(joint, told, len(parties))
     reading = how_to_read(len(open_to_all), list(parties), metric, same)
     return Findings(metric.name, tuple(parties), list(rows.values()), whole, told, reading, notes)

@@ -30,6 +30,8 @@ SUMMED: dict[Verdict, tuple[str, str]] = {
 class Overall:
     """Question by question, what a comparison says of everybody together."""
 
+    method: str
+    """The one that is spoken of: it gives most on average, as a federation has to agree on one."""
     helps: str
     whom: str
     cost: str
@@ -42,40 +44,59 @@ class Overall:
         return {question: said for question, said in zip(QUESTIONS, every, strict=True) if said}
 
 
-def overall(rows: Sequence[Standing], answers: Sequence[Answer], seeds: int) -> Overall | None:
-    """What the methods `rows` that parties could take part in say of all together; None if none of them was compared with SOLO.
+def foremost(rows: Sequence[Standing]) -> tuple[Standing, Estimate] | None:
+    """The method that gives most on average, and what it gives; None if none was compared with SOLO."""
+    judged = [(row, row.gain) for row in rows if row.gain is not None and row.mean is not None]
+    return max(judged, key=lambda pair: pair[1].gain, default=None)
 
-    The method that is spoken of gives most on average: a federation has to agree on one.
-    """
-    judged = {row.algorithm: (row, row.gain) for row in rows if row.gain is not None and row.mean is not None}
-    if not judged:
+
+def overall(rows: Sequence[Standing], answers: Sequence[Answer], seeds: int) -> Overall | None:
+    """What methods that parties could take part in say of all together; None if none of them was compared with SOLO."""
+    first = foremost(rows)
+    if first is None:
         return None
-    best, gain = max(judged.values(), key=lambda pair: pair[1].gain)
-    less = [(row, gain.gain - its.gain) for row, its in judged.values()]
+    best, gain = first
+    others = [row for row in rows if row.gain is not None and row is not best]
     return Overall(
-        _helps(best, gain, len(judged)), _whom(best, answers, seeds), _cost(best, less), _sure(best, gain, answers, seeds)
+        best.algorithm,
+        _helps(best, gain, len(others) + 1, answers, seeds),
+        _whom(best, others, answers, seeds),
+        _cost(best, gain, others),
+        _sure(best, gain, len(others) + 1, answers, seeds),
     )
 
 
-def _helps(best: Standing, gain: Estimate, methods: int) -> str:
-    between = f"between {100 * gain.low:.1f} and {100 * gain.high:.1f}"
-    gives = f"gives {100 * gain.gain:+.1f} points of {METRICS[best.metric].title} over training alone ({between})"
+def _helps(best: Standing, gain: Estimate, methods: int, answers: Sequence[Answer], seeds: int) -> str:
+    between = f"between {100 * gain.low:.1f} and {100 * gain.high:.1f}{'' if seeds > 1 else '; one seed'}"
     among = f", the best of {methods} methods," if methods > 1 else ""
-    if gain.helped:
-        return f"Yes, on average: {best.algorithm}{among} {gives}."
-    if gain.hurt:
-        return f"No, on average it costs: {best.algorithm}{among} {gives}."
-    return f"Not clearly, on average: {best.algorithm}{among} {gives}."
+    what = METRICS[best.metric].title
+    said = f"{best.algorithm}{among} gives {100 * gain.gain:+.1f} points of {what} over training alone ({between})"
+    begin = "Yes, on average" if gain.helped else "No, on average it costs" if gain.hurt else "Not clearly, on average"
+    return f"{begin}: {said}.{_without_few(best, answers)}"
 
 
-def _whom(best: Standing, answers: Sequence[Answer], seeds: int) -> str:
-    """Who gains and who is hurt by the best method; and what can be said of everybody by whatever method."""
+def _without_few(best: Standing, answers: Sequence[Answer]) -> str:
+    """What the average is without those who have too few samples to judge by, if there are such, and others."""
+    few = [one.party for one in answers if one.verdict == "too few"]
+    if not few or best.gain_of_judged is None:
+        return ""
+    who = ", ".join(few) if len(few) <= NAMED else f"{len(few)} parties"
+    return f" Without {who}, which {'has' if len(few) == 1 else 'have'} too few samples to judge by: {best.gain_of_judged}."
+
+
+def _whom(best: Standing, others: Sequence[Standing], answers: Sequence[Answer], seeds: int) -> str:
+    """Who gains and who is hurt, by the best method and by the others; and what can be said by whatever method suits each."""
     which = f"{best.judged} parties" + (f" of {seeds} seeds" if best.judged > best.parties else "")
     which = f"the {which} that can be judged" if best.judged < len(answers) else which
-    said = f"Of {which} {_those(best, 'helped')} clearly by {best.algorithm}, {_those(best, 'hurt')}." if best.judged else ""
+    said = []
+    if best.judged:
+        said.append(f"Of {which} {_those(best, 'helped')} clearly by {best.algorithm}, {_those(best, 'hurt')}.")
+    if hurting := [f"{row.algorithm} ({row.hurt})" for row in others if row.hurt]:
+        said.append(f"Other methods clearly hurt some: {', '.join(hurting)}.")
     counts = {verdict: sum(one.verdict == verdict for one in answers) for verdict in SUMMED}
-    told = [f"{count} {SUMMED[verdict][count > 1]}" for verdict, count in counts.items() if count]
-    return f"{said} By whichever method suits each: {', '.join(told)}.".strip() if told else said
+    if told := [f"{count} {SUMMED[verdict][count > 1]}" for verdict, count in counts.items() if count]:
+        said.append(f"If each could choose its own method: {', '.join(told)}.")
+    return " ".join(said)
 
 
 def _those(best: Standing, how: str) -> str:
@@ -88,30 +109,27 @@ def _those(best: Standing, how: str) -> str:
     return f"{len(names)}{listed} {verb[len(names) > 1]}"
 
 
-def _cost(best: Standing, others: Sequence[tuple[Standing, float]]) -> str:
-    """Bytes, and who takes far fewer and gives nearly as much: `others` come with how much less they give."""
+def _cost(best: Standing, gain: Estimate, others: Sequence[Standing]) -> str:
+    """Bytes, and who takes far fewer and gives nearly as much."""
     sent = best.bytes.get("total")
     if sent is None:
         return ""
-    said = f"{size(sent)} cross in a run of {best.algorithm}, {size(sent / best.parties)} a party."
-    near = [(less, row) for row, less in others if less < NEAR and sent > CHEAPER * row.bytes.get("total", sent)]
+    each = (sent + best.bytes.get("peer", 0.0)) / best.parties  # what goes between parties is sent by one and received by another
+    said = f"{size(sent)} are sent in a run of {best.algorithm}; a party sends and receives {size(each)}."
+    less = [(gain.gain - row.gain.gain, row) for row in others if row.gain and row.mean is not None and row.bytes.get("total")]
+    near = [(points, row) for points, row in less if points < NEAR and sent > CHEAPER * row.bytes["total"]]
     if near:
-        less, row = min(near, key=lambda pair: pair[0])
-        said += (
-            f" {row.algorithm} takes {sent / row.bytes['total']:.3g} times fewer bytes and gives {100 * less:.1f} points less."
-        )
+        points, row = min(near, key=lambda pair: pair[0])
+        said += f" {row.algorithm} takes {sent / row.bytes['total']:.3g} times less and gives {100 * points:.1f} points less."
     return said
 
 
-def _sure(best: Standing, gain: Estimate, answers: Sequence[Answer], seeds: int) -> str:
+def _sure(best: Standing, gain: Estimate, methods: int, answers: Sequence[Answer], seeds: int) -> str:
     """What the interval means, and what it cannot tell."""
     runs = f"{seeds} seeds" if seeds > 1 else "one seed, so that another start of training may change it"
-    said = f"95% confidence, over the parties' test samples and {runs}."
+    picked = f", wide enough for the best of {methods} methods to be picked" if methods > 1 else ""
+    said = f"The intervals are at 95% confidence{picked}, over the parties' test samples and {runs}."
+    narrow = best.gain_of_judged if _without_few(best, answers) and best.gain_of_judged else gain
     if not (gain.helped or gain.hurt):
-        said += f" An average difference below about {50 * (gain.high - gain.low):.0f} points cannot be told from none here."
-    few = [one.party for one in answers if one.verdict == "too few"]
-    if few and best.gain_of_judged:
-        who = ", ".join(few) if len(few) <= NAMED else f"the {len(few)} parties"
-        has = "has" if len(few) == 1 else "have"
-        said += f" Without {who}, which {has} too few samples to judge by, the average is {best.gain_of_judged}."
+        said += f" An average difference below about {50 * (narrow.high - narrow.low):.0f} points cannot be told from none here."
     return said

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comity.core.metrics import ACCURACY, TWO, Metric
-from comity.errors import ComityError
+from comity.algorithms import card, names
+from comity.core.metrics import ACCURACY, EXPLAINED, TWO, Metric
+from comity.errors import ComityError, Refusal
 from comity.measure.doubts import doubts, few
 from comity.measure.summary import blocks
 from comity.measure.targets import Reached, common_target, reached
@@ -20,6 +22,7 @@ from comity.report.charts import capital
 from comity.report.gather import Group, Method, Run
 from comity.report.sections.absences import absences
 from comity.report.sections.gains import between, by_seed, picked, too_few
+from comity.spec import parse, split
 from comity.studies.answers import MOST, Answer, Estimate, on_average
 from comity.studies.compare import folder_name
 from comity.studies.standing import Standing, columns, standing
@@ -51,8 +54,10 @@ class Ranked(Standing):
 
 MATTER = ("over SOLO", "gained", "hurt")
 """The columns of the ranking that compare with training alone: a narrow screen shows these first."""
+IDEA = re.compile(r"Idea: (.*?)(?:\n\n|$)", re.DOTALL)
 TARGET = ("rounds to target", "bytes to target")
 ANSWERS = "answers"
+IDEAS = "ideas"
 MEASURES = "measures"
 
 
@@ -61,27 +66,28 @@ def answer(group: Group, folder: Path, target: float | None = None) -> Section:
     section = Section("answer", "The answer")
     asked = target
     ranked, target = standings(group, asked)
-    told, to_each = _answers(group, folder / group.name / "comparison.json")
+    told = _answers(section, group, folder / group.name / "comparison.json")
     _say_outcome(section, group, [s for s in ranked if s.mean is not None], told)
-    section.blocks += to_each
     _say_cautions(section, group)
     section.blocks.append(_table(ranked, group, target))
     section.say(_about(group, target, asked is not None))
-    section.blocks += _measures(group)
-    section.blocks += absences(group)
+    section.blocks += [*_ideas(group), *_measures(group), *absences(group)]
     return section
 
 
-def _say_outcome(section: Section, group: Group, finished: list[Ranked], told: list[Answer]) -> None:
-    """What came out: question by question where there is training alone to compare with, else who is first."""
+def _say_outcome(section: Section, group: Group, finished: list[Ranked], told: Told) -> None:
+    """What came out: question by question where there is training alone to compare with, else who is first; then for each."""
     if not finished:
         return
     joint = [s for s in finished if not (s.method.alone or s.method.pools)]
-    found = overall(joint, told, max(len(s.figure) for s in finished))
+    found = overall(joint, told.answers, max(len(s.figure) for s in finished))
     if found:
         section.headline = found.helps
         section.blocks.append(Facts(found.questions))
     section.say(" ".join(sentences(group, finished)), "plain" if found else "lead")
+    if told.answers:
+        section.blocks.append(_party_by_party(told.answers, found.method if found else ""))
+        section.say(told.reading)
 
 
 def _say_cautions(section: Section, group: Group) -> None:
@@ -108,58 +114,89 @@ def _about(group: Group, target: float | None, asked: bool) -> str:
     """What the columns of the ranking mean."""
     about = (
         f"{capital(group.metric.title)}: mean over parties on their own test samples after the last round, ± standard deviation "
-        "over seeds. Worst: the worst party. Sent: all bytes that crossed in a run, evaluation left out."
+        "over seeds. Worst: the worst party, mean over seeds. Sent: all bytes of a run, evaluation left out. Time: of a run here."
     )
     if group.metric is not ACCURACY:
-        about += f" {capital(group.metric.title)} is {group.metric.about}; rounds and methods are chosen by it."
+        about += f" {capital(group.metric.title)} is {group.metric.about}; methods are ranked by it."
     classes: list[str] = next((run.summary["classes"] for run in group.runs if run.summary), [])
     if len(classes) == TWO:
         about += f" Class 1 is {classes[1]!r}, class 0 {classes[0]!r}."
     if group.solo and len(group.methods) > 1:
         each = "parties" if group.same_parties else "parties of every seed"
-        wide = f", wide enough for {picked(group)} methods to pick from," if picked(group) > 1 else ""
+        wide = f", wide enough for the best of {picked(group)} methods to be picked" if picked(group) > 1 else ""
         about += (
-            " Over SOLO: points more than by training alone, mean over parties, with its 95 % interval. "
-            f"Gained, hurt: {each} whose own 95 % interval{wide} excludes zero; all are paired over test samples."
+            " Over SOLO: points more than by training alone, mean over parties, with half of its 95% interval's "
+            f"width{wide}. Gained, hurt: {each} whose own interval excludes zero. All are paired over test samples."
         )
     if target is not None:
         whose = "what SOLO reaches" if group.solo and group.solo.finished else "what the weakest method reaches"
         whose = "as asked" if asked else whose
         seeds = "; of several seeds, those that get there are counted" if any(len(m.runs) > 1 for m in group.methods) else ""
-        about += f" Target: {target:.1%}, {whose}; rounds and bytes until a method is as good{seeds}."
+        about += f" Target: {target:.1%}, {whose}; rounds and bytes until a method is as good for the first time{seeds}."
     return about
 
 
-def _answers(group: Group, path: Path) -> tuple[list[Answer], list[Block]]:
-    """What the comparison said to each party, if it was one of these methods by this metric; as it is, and for the page."""
+@dataclass(frozen=True)
+class Told:
+    """What the comparison said to each party, and how it is to be read."""
+
+    answers: list[Answer]
+    reading: str = ""
+
+
+def _answers(section: Section, group: Group, path: Path) -> Told:
+    """What the comparison said to each party, if it was one of these methods by this metric; what is wrong with it is said."""
     if not path.exists():
-        return [], []
+        return Told([])
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(told, dict):
             raise TypeError
         if "answers" not in told:  # of an earlier version
-            return [], []
-        found = [_answer(one) for one in told["answers"]]
+            return Told([])
+        found = Told([_answer(one) for one in told["answers"]], told["reading"])
         methods = {folder_name(row["algorithm"]) for row in told["rows"]}
-        if not isinstance(told["reading"], str):
+        if not isinstance(found.reading, str):
             raise TypeError
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ComityError):
-        return [], [Text("comparison.json is damaged: what it says to each party cannot be shown.", "missing")]
+        section.say("comparison.json is damaged: what it says to each party cannot be shown.", "missing")
+        return Told([])
     if told["metric"] != group.metric.name or not methods <= {run.folder.parent.name for run in group.runs}:
-        return [], [Text("comparison.json is not of these runs: what it says to each party is left out.", "missing")]
-    if not found:
-        return [], []
-    rows = [[one.party, one.says] for one in found]
-    table = Table(ANSWERS, "Party by party", ["party", "answer"], rows, words=2, folded=len(rows) > MOST)
-    return found, [table, Text(told["reading"])]
+        section.say("comparison.json is not of these runs: what it says to each party is left out.", "missing")
+        return Told([])
+    return found
 
 
 def _answer(told: dict[str, Any]) -> Answer:
     """One party's answer as it was written down."""
     if not (isinstance(told["party"], str) and isinstance(told["says"], str) and told["verdict"] in SUMMED):
         raise TypeError
-    return Answer(told["party"], told["verdict"], told["says"], told["method"], {})
+    gives = {str(method): Estimate(*(float(one[k]) for k in ("gain", "low", "high"))) for method, one in told["methods"].items()}
+    return Answer(told["party"], told["verdict"], told["says"], told["method"], gives)
+
+
+def _party_by_party(answers: Sequence[Answer], foremost: str) -> Table:
+    """Each party's answer and, as a federation has to agree on one method, what the foremost gives it."""
+    beside = [f"{foremost} gives"] if foremost else []
+    rows = [[one.party, one.says, *([str(one.methods.get(foremost, ""))] if foremost else [])] for one in answers]
+    heads = ["party", "answer", *beside]
+    return Table(ANSWERS, "Party by party", heads, rows, words=len(heads), folded=len(rows) > MOST, minor=beside)
+
+
+def _ideas(group: Group) -> list[Block]:
+    """What each of Comity's own methods does, from its card; a user's file is not opened for that."""
+    rows = []
+    ours = set(names())
+    for method in group.methods:
+        told = next((run.experiment.algorithm for run in method.runs if run.experiment), "")
+        try:
+            parts = [parse(part).name for part in split(told, "+")]
+            cards = [card(part) for part in parts] if ours.issuperset(parts) else []
+        except Refusal:
+            cards = []
+        ideas = [" ".join(found[1].split()) for one in cards if (found := IDEA.search(one.text))]
+        rows += [[method.name, " ".join(ideas)]] if ideas else []
+    return [Table(IDEAS, "What the methods do", ["method", "idea"], rows, words=2, folded=True)] if rows else []
 
 
 def _measures(group: Group) -> list[Block]:
@@ -260,8 +297,13 @@ def sentences(group: Group, ranked: list[Ranked]) -> list[str]:
         else:
             said[0] = (
                 f"{best.method.name} is first with {best.sure_mean:.1%}{several}, but {second.method.name} is not clearly "
-                f"behind ({ahead:.1f} points; the 95 % interval of the difference includes zero)."
+                f"behind ({ahead:.1f} points; the 95% interval of the difference includes zero)."
             )
+    alone = next((s for s in ranked if s.method.alone and s.accuracy), None)
+    if group.metric not in (ACCURACY, EXPLAINED) and alone and best is not alone:
+        ours, theirs = statistics.fmean(best.accuracy), statistics.fmean(alone.accuracy)
+        if ours < theirs - WORTH_SAYING:
+            said.append(f"But its accuracy is {ours:.1%}, less than {theirs:.1%} by training alone.")
     if best.method.alone and rest:
         said.append("No method that collaborates does better on average than training alone.")
     said += _kinder([s for s in ranked if not s.method.alone], group.metric)

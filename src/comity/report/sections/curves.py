@@ -92,9 +92,15 @@ def _last(method: Method) -> str:
     return f"{statistics.fmean(found):.1%}{spread}"
 
 
+def _first(group: Group) -> int:
+    """The first round that is drawn: where there are many, not the one before training, which says nothing and takes the room."""
+    return int(max(len(run.curve) for run in group.runs) > FEW)
+
+
 def _y(data: Data, group: Group) -> VegaSpec:
-    """The axis that both charts have, whatever of the curves each shows: that of all means with their bands."""
-    reach = [value for name in ("low", "high") for value in data.columns[name] if value is not None]
+    """The axis that both charts have, whatever of the curves each shows: that of all means that are drawn, with their bands."""
+    first = _first(group)
+    reach = [row[name] for row in data.rows() for name in ("low", "high") if row[name] is not None and row["round"] >= first]
     return fraction(group.metric.name, f"test {group.metric.title}", reach)
 
 
@@ -103,7 +109,7 @@ def _layers(x: VegaSpec, y: VegaSpec, group: Group) -> list[VegaSpec]:
 
     Not by a selection that is `nearest`: Vega-Lite's tooltips know nothing of words there, and say "undefined".
     """
-    whole = {"filter": "datum.party == ''"}
+    whole = {"filter": f"datum.party == '' && datum.round >= {_first(group)}"}
     colour = by_method(group)
     tips = [tip("method", "method"), tip("round", "round"), tip(group.metric.name, group.metric.title, ".1%")]
     if several(group):
@@ -177,5 +183,5 @@ def _by_bytes(data: Data, group: Group, alt: str, sent: list[float]) -> Chart:
         layer["transform"] = [*layer["transform"], {"filter": "datum.round > 0 && datum.bytes > 0 && !datum.alone"}]
     spec = {"height": 300, "params": [shown(group.names)], "transform": [ONLY_SHOWN], "layer": [*layers, still]}
     box = logarithmic(*(("layer", k, "encoding", "x") for k in range(len(layers))))
-    words = alt + (" Training alone sends nothing: the dashed line." if group.solo else "")
+    words = alt + (" Training alone, which sends nothing in its rounds: the dashed line." if group.solo else "")
     return Chart(f"{group.metric.name}-by-bytes", f"{capital(group.metric.title)} by bytes", words, data, spec, (box,), half=True)

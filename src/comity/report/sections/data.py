@@ -211,7 +211,8 @@ def _sizes(run: Run, changed: dict[str, str]) -> Chart:
         },
     }
     train = [len(share.train) for share in run.split.values()]
-    alt = f"Samples by party: between {min(train):,} and {max(train):,} for training.{first_of(len(train))}"
+    many = f"between {min(train):,} and {max(train):,}" if min(train) < max(train) else f"{min(train):,} each"
+    alt = f"Samples by party: {many} for training.{first_of(len(train))}"
     return Chart("sizes", "How much each party has", alt, table, spec, half=True)
 
 

@@ -114,10 +114,11 @@ def gains(group: Group, folder: Path) -> Section:
         reach = [row[end] for some in rows.values() for row in some for end in ("from", "to", "solo", group.metric.name)]
         section.blocks += [_dumbbells(name, some, rows[name], group.metric, reach) for name, some in compared.items()]
         many = picked(group)
-        wide = f", wide enough for {many} methods to pick from" if many > 1 else ""
+        wide = f", wide enough for the best of {many} methods to be picked" if many > 1 else ""
         section.say(
-            f"Hollow: training alone. Filled: the method. Bar: the 95 % interval of the gain, paired over test samples{wide}, "
-            "laid off from training alone; it is clear of the hollow mark where a party clearly gains or loses." + _which(group)
+            f"Hollow: training alone. Filled: the method. Bar: the 95% interval of the gain, paired over test samples{wide}, "
+            "drawn around where training alone is, and no further than a figure can go; it is clear of the hollow mark where a "
+            "party clearly gains or loses. Level: it is not, which is not the same as no difference." + _which(group)
         )
     else:
         section.blocks.append(_dots(group, found))
@@ -150,6 +151,9 @@ def _row(method: str, party: PartyResult, metric: Metric) -> dict[str, Any]:
         "gain": party.gain.gain,
         "low": party.gain.low,
         "high": party.gain.high,
+        "points": 100 * party.gain.gain,
+        "from_points": 100 * party.gain.low,
+        "to_points": 100 * party.gain.high,
         "from": min(ends),
         "to": max(ends),
         "verdict": party.verdict,
@@ -158,7 +162,8 @@ def _row(method: str, party: PartyResult, metric: Metric) -> dict[str, Any]:
 
 def _dumbbells(method: str, judged: list[PartyResult], rows: list[dict[str, Any]], metric: Metric, reach: list[float]) -> Chart:
     """One line a party, from training alone to the method, sorted by gain."""
-    columns = ("method", "party", "solo", metric.name, "gain", "low", "high", "from", "to", "verdict")
+    points = ("points", "from_points", "to_points")
+    columns = ("method", "party", "solo", metric.name, "gain", "low", "high", *points, "from", "to", "verdict")
     data = Data.of(f"gains-{method}", rows, columns)
 
     def along(field: str) -> VegaSpec:
@@ -170,9 +175,9 @@ def _dumbbells(method: str, judged: list[PartyResult], rows: list[dict[str, Any]
         tip("party", "party"),
         tip("solo", "alone", ".1%"),
         tip(metric.name, method, ".1%"),
-        tip("gain", "gain", "+.1%"),
-        tip("low", "95 % from", "+.1%"),
-        tip("high", "to", "+.1%"),
+        tip("points", "gain, points", "+.1f"),
+        tip("from_points", "95% from", "+.1f"),
+        tip("to_points", "to", "+.1f"),
     ]
     y = word("party", None)
     spec: VegaSpec = {
@@ -200,8 +205,8 @@ def _dumbbells(method: str, judged: list[PartyResult], rows: list[dict[str, Any]
     verdicts = {v: sum(p.verdict == v for p in judged) for v in VERDICTS}
     some_only = f" The {SHOWN // 2} parties at either end of {len(judged)} are drawn." if len(judged) > SHOWN else ""
     alt = (
-        f"{method} beside training alone, party by party: {verdicts['gains']} clearly gain, {verdicts['hurt']} clearly lose, "
-        f"{verdicts['level']} are level.{some_only}"
+        f"{method} beside training alone, party by party: clearly gaining {verdicts['gains']}, clearly losing "
+        f"{verdicts['hurt']}, level {verdicts['level']}.{some_only}"
     )
     return Chart(f"gains-{method}", f"{method} beside training alone", alt, data, spec, half=True, method=method)
 
@@ -323,7 +328,7 @@ def _matrix(method: str, rows: list[dict[str, object]]) -> Chart:
         tip("left_out", "helper"),
         tip("party", "helped"),
         tip("effect", "effect", "+.1%"),
-        tip("low", "95 % from", "+.1%"),
+        tip("low", "95% from", "+.1%"),
         tip("high", "to", "+.1%"),
     ]
     spec = heat(word("party", "on whom", names), word("left_out", "effect of", names), value, tips)

@@ -47,8 +47,8 @@ def space(group: Group, chosen: Sequence[Method], seconds: float | None = None, 
         except Exception as why:  # a model that diverged, data that are elsewhere: the other methods can still be shown
             section.say(f"{method.name}: its representations cannot be shown: {describe(why)}", "missing")
     if late:
-        who = f"{', '.join(late)} {'was' if len(late) == 1 else 'were'} left out, as the page had taken long enough"
-        section.say(f"{who}: comity report DIR --methods {','.join(late)}", "missing")
+        who = f"No map was drawn of {', '.join(late)}, as the page had taken long enough"
+        section.say(f"{who}; ask for it with: comity report DIR --methods {','.join(late)}", "missing")
     section.blocks += [chart for some in sorted(maps, key=len, reverse=True) for chart in some]  # pairs stay side by side
     if told:
         heads = ["method", "when", "a new probe names the party", "largest party's share"]
@@ -56,9 +56,9 @@ def space(group: Group, chosen: Sequence[Method], seconds: float | None = None, 
         seeds = {run.seed for method in chosen for run in method.finished[:1]}
         which = f" Models of seed {min(seeds)}." if any(len(method.runs) > 1 for method in chosen) else ""
         section.say(
-            f"{SAMPLES} test samples of all parties together, t-SNE of the method's own representation; before and after are "
-            "mapped together, so that they can be compared. A party's own model has no before. The probe is linear, learns from "
-            "some of these samples and is judged on others; to name the largest party always is right as often as its "
+            f"Up to {SAMPLES} test samples of all parties together, t-SNE of the method's own representation; before and after "
+            "are mapped together, so that they can be compared. A party's own model has no before. The probe is linear, learns "
+            "from some of these samples and is judged on others; to name the largest party always is right as often as its "
             f"share.{which}"
         )
     _measured(section, group)
