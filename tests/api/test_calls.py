@@ -16,9 +16,14 @@ import jedi
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from torch import nn
 
 import comity
+from comity.experiments.build import Quiet
 from comity.experiments.config import Experiment
+from comity.experiments.longer import ask_for
+from comity.experiments.run import reopen, resume_in
 from comity.report import report as write_page
 
 CALLS = (comity.run, comity.compare, comity.tune, comity.leave_one_out)
@@ -316,3 +321,78 @@ def test_frames_columns_go_by_their_names() -> None:
     assert (model.predict(x).numpy() == y).mean() > 0.9
     with pytest.raises(comity.Refusal, match="see 'age'"):
         comity.Federation.from_arrays({"north": (x, y), "south": (x.rename(columns={"age": "weight"}), y)})
+
+
+# What lies in a folder is not taken for something else.
+
+
+def test_a_folder_does_not_answer_for_other_data(tmp_path: Path) -> None:
+    """A finished comparison, tuning and leave-one-out are taken as they are only for the same samples."""
+    one, other = (comity.load("digits").partition("iid|keep(samples=30)", parties=2, seed=seed) for seed in (0, 5))
+    how: dict[str, Any] = {"rounds": 1, "model": "linear", "progress": False}
+    comity.compare(["fedavg"], one, out=tmp_path / "compare", **how)
+    comity.compare(["fedavg"], one, out=tmp_path / "compare", **how)
+    with pytest.raises(comity.Refusal, match=r"The data of .* have changed since"):
+        comity.compare(["fedavg"], other, out=tmp_path / "compare", **how)
+    comity.tune("fedavg", one, grid={"lr": [0.1]}, out=tmp_path / "tune", **how)
+    with pytest.raises(comity.Refusal, match=r"The data of .* have changed since"):
+        comity.tune("fedavg", other, grid={"lr": [0.1]}, out=tmp_path / "tune", **how)
+
+
+def test_a_folder_does_not_answer_for_another_network(tmp_path: Path) -> None:
+    fed = comity.load("digits").partition("iid|keep(samples=30)", parties=2, seed=0)
+
+    def net(layer: type[nn.Module]) -> tuple[nn.Module, nn.Module]:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), layer()), nn.Linear(8, 10)
+
+    how: dict[str, Any] = {"rounds": 1, "progress": False}
+    comity.compare(["fedavg"], fed, model=net(nn.ReLU), out=tmp_path / "out", **how)
+    comity.compare(["fedavg"], fed, model=net(nn.ReLU), out=tmp_path / "out", **how)
+    with pytest.raises(comity.Refusal, match="holds a run of another network"):
+        comity.compare(["fedavg"], fed, model=net(nn.Tanh), out=tmp_path / "out", **how)
+    run = comity.open(tmp_path / "out" / "fedavg" / "seed-0", fed, model=net(nn.Tanh))
+    assert isinstance(run, comity.Result)
+    with pytest.raises(comity.Refusal, match="holds a run of another network"):
+        run.model("p0")
+
+
+def test_networks_that_would_be_trained_otherwise_than_meant_are_refused() -> None:
+    fed = comity.load("digits").partition("iid|keep(samples=30)", parties=2, seed=0)
+    frozen = nn.Sequential(nn.Flatten(), nn.Linear(64, 8).requires_grad_(False)), nn.Linear(8, 10)
+    with pytest.raises(comity.Refusal, match=r"not to be trained \(1.weight\)"):
+        comity.run("fedavg", fed, model=frozen, rounds=1)
+    one = nn.Linear(10, 10)
+    tied = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), one), one
+    with pytest.raises(comity.Refusal, match="one weight in two places"):
+        comity.run("fedavg", fed, model=tied, rounds=1)
+
+
+def test_what_a_network_draws_for_itself_is_the_same_for_all_methods() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.randn(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale
+
+    def build(shape: tuple[int, ...], classes: int) -> tuple[nn.Module, nn.Module]:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), Scaled()), nn.Linear(8, classes)
+
+    fed = comity.load("digits").partition("iid|keep(samples=30)", parties=2, seed=0)
+    runs = [comity.run(method, fed, model=build, rounds=1, engine="loop") for method in ("fedavg", "fedprox(mu=0)")]
+    assert runs[0].metrics == runs[1].metrics
+
+
+def test_a_comparison_one_of_whose_runs_went_on_is_not_shown_as_one(tmp_path: Path) -> None:
+    comity.compare(
+        ["fedavg"], parties=2, partition="iid|keep(samples=30)", model="linear", rounds=1, out=tmp_path / "it", progress=False
+    )
+    longer = tmp_path / "it" / "fedavg" / "seed-0"
+    ask_for(longer, 2)  # comity resume --rounds 2
+    resume_in(reopen(longer), longer, Quiet())
+    with pytest.raises(comity.ComityError, match="is not of these runs"):
+        comity.open(tmp_path / "it")
+    page = unescape(comity.report(tmp_path / "it", quick=True).read_text(encoding="utf-8"))
+    assert "These runs cannot be compared, as they differ in rounds (1: solo, seed 0; 2: fedavg, seed 0)." in page
+    assert "comparison.json is not of these runs" in page

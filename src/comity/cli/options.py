@@ -188,6 +188,8 @@ def chosen_seeds(text: str | None, default: int) -> list[int]:
         raise Refusal(f"--seeds takes whole numbers, as in 0,1,2, not {text!r}.") from None
     if min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise Refusal(f"--seeds takes different numbers from 0, not {text!r}.")
+    if len(seeds) == 1 and seeds[0] > 1:
+        caution(f"One seed, number {seeds[0]}: for {seeds[0]} seeds give --seeds 0,1,...")
     return seeds
 
 

@@ -26,6 +26,7 @@ from comity.experiments.folder import RunFolder
 from comity.experiments.loop import execute
 from comity.experiments.result import Result
 from comity.experiments.trust import changes, check, code_of, mark
+from comity.models.modules import Modules
 from comity.track import Trackers
 
 
@@ -43,7 +44,7 @@ def start(job: Job, folder: Path, progress: Progress, track: Trackers | None = N
         mark(folder, settings, code_of(job.experiment))
         told = environment(settings, split, job.federation.fingerprint(), plan)
         own = describe(job.experiment.metric)
-        new.begin(settings, split, told | ({"metric": own} if own else {}), plan)
+        new.begin(settings, split, told | ({"metric": own} if own else {}) | _given_network(job), plan)
         return Result(folder, job, execute(job, new, progress, track or Trackers(), resume=False))
 
 
@@ -139,6 +140,20 @@ def reopen(
     if federation is None and experiment.data == "arrays":
         raise Refusal(f"The data of {folder} were given as arrays: resume it from Python with the same federation.")
     job = prepare(experiment, federation or _data_of(experiment).split(split), model, begun.read_plan())
-    if before["fingerprint"] != job.federation.fingerprint():
-        raise Refusal(f"The data of {folder} have changed since it was started.")
+    check_given(folder, job)
     return job
+
+
+def check_given(folder: Path, job: Job) -> None:
+    """Refuse to take a folder's run for one on other data, or of another network that was given from Python."""
+    before = RunFolder(folder).read_environment()
+    if before["fingerprint"] != job.federation.fingerprint():
+        raise Refusal(f"The data of {folder} have changed since it was started: choose another --out for these.")
+    if before.get("network", now := _given_network(job).get("network")) != now:
+        raise Refusal(f"{folder} holds a run of another network: give the same again, or choose another --out.")
+
+
+def _given_network(job: Job) -> dict[str, str]:
+    """What env.json keeps of a network that is modules of the user's own."""
+    network = job.info.task.network
+    return {"network": network.digest} if isinstance(network, Modules) else {}

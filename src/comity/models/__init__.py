@@ -8,8 +8,10 @@ from copy import deepcopy
 
 from torch import nn
 
+from comity.core.key import Key
 from comity.core.task import Network
 from comity.errors import Refusal, unknown
+from comity.models.layer_stream import LayerStream
 from comity.models.modules import Modules
 from comity.models.stack import Stack
 from comity.models.zoo import ZOO
@@ -32,7 +34,8 @@ def build(model: str | OwnModel, shape: tuple[int, ...], classes: int) -> Networ
     if model == MODULES:
         raise Refusal("The model was given from Python as modules: give the same again, with model=...")
     if is_code(model):
-        made = call_from_file(model, "build", shape, classes)
+        with LayerStream(Key.root(0).fold("build")):  # what layers draw for themselves is the same for all methods
+            made = call_from_file(model, "build", shape, classes)
         return _checked(f"What build of {model} returns", made, shape, classes)
     spec = parse(model)
     if spec.name not in ZOO:
@@ -46,7 +49,8 @@ def build(model: str | OwnModel, shape: tuple[int, ...], classes: int) -> Networ
 def _made(what: str, make: Callable[..., object], shape: tuple[int, ...], classes: int) -> Network:
     """What a user's function makes."""
     try:
-        made = make(shape, classes)
+        with LayerStream(Key.root(0).fold("build")):  # what layers draw for themselves is the same for all methods
+            made = make(shape, classes)
     except Exception as why:
         raise Refusal(f"{what} failed: {type(why).__name__}: {why}") from why
     return _checked("What it returns as the model", made, shape, classes)
@@ -72,6 +76,7 @@ def _of_modules(what: str, pair: object, shape: tuple[int, ...], classes: int) -
         hint = ": (net[:-1], net[-1]) cuts a Sequential before its last layer" if isinstance(pair, nn.Sequential) else ""
         raise Refusal(f"{what} must be a pair (encoder, head) of nn.Modules{hint}.")
     encoder, head = deepcopy(pair)  # the user's own modules are left alone
+    _check_plain(what, encoder, head)
     network = Modules(encoder, head, shape)
     try:
         answer = network.shape_after("head")
@@ -80,6 +85,15 @@ def _of_modules(what: str, pair: object, shape: tuple[int, ...], classes: int) -
     if answer != (classes,):
         raise Refusal(_wrong_width(what, answer, classes))
     return network
+
+
+def _check_plain(what: str, encoder: nn.Module, head: nn.Module) -> None:
+    """Refuse what would be trained otherwise than its author means."""
+    weights = [(name, one) for part in (encoder, head) for name, one in part.named_parameters(remove_duplicate=False)]
+    if frozen := next((name for name, one in weights if not one.requires_grad), None):
+        raise Refusal(f"{what} has weights that are not to be trained ({frozen}): make them buffers, by register_buffer.")
+    if len({id(one) for _, one in weights}) < len(weights):
+        raise Refusal(f"{what} uses one weight in two places, which would be trained as two: give each place its own.")
 
 
 def catalogue() -> list[dict[str, str]]:

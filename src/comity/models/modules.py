@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,11 @@ class Modules:
     dense: bool = False
     stages: tuple[str, ...] = ("encoder", "head")
     cut: str = "encoder"
+
+    @property
+    def digest(self) -> str:
+        """A short name for these layers as they print themselves: whoever gives modules again must give the same."""
+        return blake2b(repr(self._parts).encode(), digest_size=8).hexdigest()
 
     @property
     def _parts(self) -> tuple[nn.Module, nn.Module]:

@@ -19,7 +19,7 @@ from comity.experiments.build import Progress, federation_of, judged_by, prepare
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
-from comity.experiments.run import check_same, elsewhere, reopen, resume_in, start
+from comity.experiments.run import check_given, check_same, elsewhere, reopen, resume_in, start
 from comity.measure import Gain, gains
 from comity.models import OwnModel
 from comity.names import called
@@ -54,6 +54,7 @@ def run_once(
     check_same(folder, job.experiment)
     if (summary := RunFolder(folder).read_summary()) is not None:
         RunFolder(folder).check()
+        check_given(folder, job)
     else:
         again = reopen(folder, federation, model, trust=True)  # its code has just run, in `prepare`
         summary = resume_in(again, folder, progress, track).summary

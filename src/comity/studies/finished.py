@@ -163,6 +163,9 @@ def comparison_of(
         row.algorithm: {seed: opened(run_folder(folder, row.algorithm, seed), federation, model, trust) for seed in found.seeds}
         for row in found.rows
     }
+    for row in found.rows:
+        if row.figure != [(run.summary.get(found.metric) or {}).get("mean") for run in results[row.algorithm].values()]:
+            raise ComityError(f"{path} is not of these runs, one of which went on since: compare again with another --out.")
     return Comparison(folder, found, results, keep)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from comity.algorithms import card, names
 from comity.core.metrics import ACCURACY, EXPLAINED, TWO, Metric
 from comity.errors import ComityError, Refusal
+from comity.experiments.config import WHERE
 from comity.measure.doubts import doubts, few
 from comity.measure.summary import blocks
 from comity.measure.targets import Reached, common_target, reached
@@ -110,6 +111,18 @@ def _say_cautions(section: Section, group: Group) -> None:
         section.say("These runs were judged by different metrics: they are shown by accuracy, which all of them have.", "missing")
 
 
+def _unlike(group: Group) -> list[str]:
+    """A sentence for each setting, but for method and seed, in which a comparison's runs differ: one of them may have gone on."""
+    settings: dict[str, dict[str, list[str]]] = {}
+    for run in group.runs:
+        if run.experiment:
+            for name, value in run.experiment.model_dump(exclude={"algorithm", "seed", "set", *WHERE}).items():
+                settings.setdefault(name, {}).setdefault(str(value), []).append(f"{run.method}, seed {run.seed}")
+    unlike = {name: values for name, values in settings.items() if len(values) > 1}
+    told = {name: "; ".join(f"{value}: {few(who)}" for value, who in values.items()) for name, values in unlike.items()}
+    return [f"These runs cannot be compared, as they differ in {name} ({each})." for name, each in told.items()]
+
+
 def _about(group: Group, target: float | None, asked: bool) -> str:
     """What the columns of the ranking mean."""
     about = (
@@ -161,10 +174,19 @@ def _answers(section: Section, group: Group, path: Path) -> Told:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ComityError):
         section.say("comparison.json is damaged: what it says to each party cannot be shown.", "missing")
         return Told([])
-    if told["metric"] != group.metric.name or not methods <= {run.folder.parent.name for run in group.runs}:
+    for text in _unlike(group):
+        section.say(text, "warning")
+    same = methods <= {run.folder.parent.name for run in group.runs} and _as_told(group, told["rows"])
+    if told["metric"] != group.metric.name or not same:
         section.say("comparison.json is not of these runs: what it says to each party is left out.", "missing")
         return Told([])
     return found
+
+
+def _as_told(group: Group, rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether the runs still have the figures that the comparison was made of."""
+    figures = {m.runs[0].folder.parent.name: [run.figures.get("mean") for run in m.finished] for m in group.methods}
+    return all(figures.get(folder_name(row["algorithm"])) == row["figure"] for row in rows)
 
 
 def _answer(told: dict[str, Any]) -> Answer:
