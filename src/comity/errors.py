@@ -39,7 +39,7 @@ def shown(value: object, most: int = 40) -> str:
 def unknown(what: str, name: str, names: Iterable[str]) -> Refusal:
     """A refusal for `name`, with the nearest of `names` as a suggestion (or all of them when they are few)."""
     known = sorted(names)
-    if meant := near(what, name, known):
+    if meant := near(what, str(name), known):
         hint = f" Did you mean {' or '.join(map(repr, meant))}?"
     elif 0 < len(known) <= 12:
         hint = f" Known: {', '.join(known)}."

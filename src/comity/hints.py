@@ -154,7 +154,8 @@ def near(kind: str, name: str, known: Iterable[str], most: int = 1) -> list[str]
     """Which of the known names may have been meant, the likeliest first; none if that cannot be guessed."""
     names = sorted(known)
     spelled = plain(name)
-    if (meant := NAMES.get(kind, {}).get(spelled)) in names:
+    others = NAMES.get("setting called" if kind.startswith("setting") else kind, {})
+    if (meant := others.get(spelled)) in names:
         return [str(meant)]
     if same := [each for each in names if plain(each) in (spelled, f"{spelled}s")]:
         return same

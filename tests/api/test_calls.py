@@ -396,3 +396,20 @@ def test_a_comparison_one_of_whose_runs_went_on_is_not_shown_as_one(tmp_path: Pa
     page = unescape(comity.report(tmp_path / "it", quick=True).read_text(encoding="utf-8"))
     assert "These runs cannot be compared, as they differ in rounds (1: solo, seed 0; 2: fedavg, seed 0)." in page
     assert "comparison.json is not of these runs" in page
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda fed, here: comity.run("fedavg", fed, num_clients=3), "Did you mean 'parties'"),
+        (lambda fed, here: comity.run("fedavg", fed, learning_rate=0.1), "Did you mean 'lr'"),
+        (lambda fed, here: comity.run("fedprox", fed, set="mu=1"), "set is a dictionary"),  # type: ignore[arg-type]
+        (lambda fed, here: comity.run("fedavg", fed, out=here / "file"), "is a file, not a folder"),
+        (lambda fed, here: comity.load([1, 2]), "loaded by its name"),  # type: ignore[arg-type]
+        (lambda fed, here: comity.run("fedavg", fed, **SMALL).model(1), "no party called 1"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_people_try_gets_a_sentence(call: Any, said: str, fed: comity.Federation, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(comity.Refusal, match=re.escape(said)):
+        call(fed, tmp_path)

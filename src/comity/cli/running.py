@@ -191,7 +191,7 @@ def _show_comparison(rows: Sequence[Standing], settled: Experiment, seeds: int) 
     title = f"{settled.data}, {settled.partition}, {settled.rounds} rounds" + (f", {seeds} seeds" if seeds > 1 else "")
     screen.table(*columns(row.cells(seeds > 1) for row in rows), title)
     joint = sum(row.gain is not None for row in rows)
-    wide = f" and wide enough for {joint} methods to pick from" if joint > 1 else ""
+    wide = f" and wide enough for the best of {joint} methods to be picked" if joint > 1 else ""
     screen.note(
         "over SOLO: points more than by training alone, mean over parties, with its 95% interval. gained, "
         f"hurt: parties whose own interval, paired over their test samples{wide}, excludes zero. worst: the worst party"

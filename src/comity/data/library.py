@@ -126,6 +126,9 @@ def load(name: str, trust_pickle: bool = False) -> Dataset:
         >>> fed.names
         ['p0', 'p1', 'p2']
     """
+    if not isinstance(name, str | Path):
+        raise Refusal(f"A dataset is loaded by its name, as in comity.load('digits'), not by a {type(name).__name__}.")
+    name = str(name)
     if is_code(name):
         return _from_file(name)
     if name.startswith("hub:"):

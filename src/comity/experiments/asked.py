@@ -32,6 +32,8 @@ def asked(
 ) -> Experiment:
     """The experiment that a call names; `more` are the keywords beside settings, which must be the methods' own options."""
     check_options(methods, more, call)
+    if not isinstance(settings.get("set", {}), Mapping):
+        raise Refusal(f"set is a dictionary of a method's own options, as in set={{'mu': 1}}, not {settings['set']!r}.")
     for name in more:
         if name in settings.get("set", {}):
             raise Refusal(f"{name} is given twice, by itself and in set.")

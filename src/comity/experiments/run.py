@@ -35,6 +35,8 @@ def start(job: Job, folder: Path, progress: Progress, track: Trackers | None = N
     new = RunFolder(folder)
     new.check_free()
     interval()  # a wrong COMITY_CHECKPOINT_SECONDS is refused before anything is written
+    if folder.exists() and not folder.is_dir():
+        raise Refusal(f"{folder} is a file, not a folder: choose another --out.")
     folder.mkdir(parents=True, exist_ok=True)
     with _at_work(new):
         new.check_free()  # once more, now that nobody else can begin here
