@@ -184,9 +184,10 @@ def _answers(section: Section, group: Group, path: Path) -> Told:
 
 
 def _as_told(group: Group, rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether the runs still have the figures that the comparison was made of."""
+    """Whether the runs that are finished still have the figures that the comparison was made of."""
     figures = {m.runs[0].folder.parent.name: [run.figures.get("mean") for run in m.finished] for m in group.methods}
-    return all(figures.get(folder_name(row["algorithm"])) == row["figure"] for row in rows)
+    told = ((figures[folder_name(row["algorithm"])], row["figure"]) for row in rows)
+    return all(now == then for now, then in told if len(now) == len(then))
 
 
 def _answer(told: dict[str, Any]) -> Answer:
