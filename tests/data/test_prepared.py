@@ -533,6 +533,21 @@ def test_damage_to_the_official_test_part_is_noticed(how: str, tmp_path: Path) -
         prepared.read(folder)
 
 
+@pytest.mark.parametrize("how", ["lose cut_by.npy", "flip cut_by.npy"])
+def test_what_may_be_cut_anew_is_kept_and_damage_to_it_noticed(how: str, tmp_path: Path) -> None:
+    cut = np.arange(20) // 2
+    prepared.save(
+        Dataset("d", torch.rand(20, 3), torch.arange(20) % 2, 2, official_test=torch.arange(20) < 4, cut_by=cut),
+        tmp_path / "kept",
+    )
+    kept = prepared.read(tmp_path / "kept").cut_by
+    assert kept is not None
+    assert kept.tolist() == cut.tolist()
+    damage(tmp_path / "kept", how)
+    with pytest.raises(Refusal):
+        prepared.read(tmp_path / "kept")
+
+
 def test_bytes_of_numpy_are_bytes_too() -> None:
     x = np.random.default_rng(0).integers(0, 256, (20, 1, 4, 4), dtype=np.uint8)
     one = Dataset("d", x, np.arange(20) % 2, 2)  # type: ignore[arg-type]

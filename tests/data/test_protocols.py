@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from comity.data import Dataset, Federation
 from comity.data.groups import Groups
-from comity.data.protocols import read, stratified
+from comity.data.protocols import read, redrawn, stratified
 from comity.errors import Refusal
 
 
@@ -432,8 +432,8 @@ def test_official_is_refused_where_it_means_nothing(digits: Dataset, official: D
 def test_rules_of_order_and_source_read_their_options() -> None:
     assert repr(read("tail")) == "Tail(fraction=0.25, gap=1)"
     assert repr(read("tail(0.3,gap=4)")) == "Tail(fraction=0.3, gap=4)"
-    assert repr(read("official")) == "Official(size=None)"
-    assert repr(read("official(40)")) == "Official(size=40)"
+    assert repr(read("official")) == "Official(size=None, redraw=False)"
+    assert repr(read("official(40)")) == "Official(size=40, redraw=False)"
     for text, message in (
         ("tail(0)", "fraction of tail must be more than 0 and less than 1, not 0.0."),
         ("tail(1)", "fraction of tail must be more than 0 and less than 1, not 1.0."),
@@ -474,3 +474,72 @@ def test_a_gap_beyond_all_samples_is_refused_at_once() -> None:
     with pytest.raises(Refusal, match="too few samples"):
         tail([0] * 40, "tail(0.25,gap=1000000)")
     assert time.perf_counter() - began < 0.5
+
+
+# --- official(redraw): where others than the makers cut the data in training and test
+
+
+def cut_by_others() -> Dataset:
+    """Two sources: the makers of the first say what is for testing, the second is 40 photos of 1 to 3 digits, cut by photo."""
+    photos = np.repeat(np.arange(40), np.arange(40) % 3 + 1)
+    n = len(photos)
+    held = torch.cat([torch.arange(30) % 3 == 0, torch.from_numpy(photos >= 25)])
+    return Dataset(
+        "mixed",
+        torch.arange(30.0 + n)[:, None],
+        torch.arange(30 + n) % 2,
+        2,
+        official_test=held,
+        groups={"source": Groups(("makers", "others"), np.repeat([0, 1], [30, n]))},
+        cut_by=np.concatenate([np.full(30, -1), photos]),
+    )
+
+
+def test_a_cut_of_others_is_drawn_by_seed_and_never_parts_a_whole() -> None:
+    data = cut_by_others()
+    assert data.official_test is not None
+    assert data.cut_by is not None
+    held = np.flatnonzero(data.official_test.numpy())
+    drawn = set()
+    for seed in range(20):
+        fed = data.partition("domain", seed=seed, test="official(redraw=true)", validation=0)
+        makers, others = (fed.split.parties[name] for name in ("makers", "others"))
+        assert list(makers.test) == held[held < 30].tolist()  # official ones stay so
+        assert not {data.cut_by[i] for i in others.train} & {data.cut_by[i] for i in others.test}
+        assert sorted(others.train + others.test) == list(range(30, len(data)))
+        assert len(others.train) == int((~data.official_test[30:]).sum())  # as many to learn from as before
+        drawn.add(others.test)
+    assert len(drawn) == 20
+    again = data.partition("domain", seed=3, test="official(redraw=true)")
+    assert again.split.parties["others"].test in drawn
+    for seed in range(3):  # unless it is asked for, the cut is what it was
+        fed = data.partition("domain", seed=seed, test="official")
+        assert list(fed.split.parties["others"].test) == held[held >= 30].tolist()
+
+
+def test_a_redraw_of_a_size_is_of_what_was_redrawn() -> None:
+    data = cut_by_others()
+    whole, some = (data.partition("domain", seed=5, test=f"official({more}redraw=true)") for more in ("", "size=7,"))
+    assert len(some.split.parties["others"].test) == 7
+    assert set(some.split.parties["others"].test) <= set(whole.split.parties["others"].test)
+
+
+@given(sizes=st.lists(st.integers(1, 4), min_size=2, max_size=30), seed=st.integers(0, 99), tests=st.integers(1, 29))
+def test_a_redraw_fills_the_training_part_as_far_as_wholes_fit(sizes: list[int], seed: int, tests: int) -> None:
+    cut = np.repeat(np.arange(len(sizes)), sizes)
+    official = cut >= max(1, len(sizes) - tests)
+    held = redrawn(official, cut, np.random.default_rng(seed))
+    left = int((~official).sum() - (~held).sum())
+    assert left >= 0
+    assert all(left < n for whole, n in enumerate(sizes) if held[cut == whole].all())  # no whole in test would still fit
+    assert all(len(set(held[cut == whole])) == 1 for whole in range(len(sizes)))
+    assert (~held).any()
+
+
+def test_nothing_to_redraw_is_refused(official: Dataset) -> None:
+    with pytest.raises(Refusal, match="marked as cut in training and test by others than their makers; leave out redraw"):
+        official.partition("iid", test="official(redraw=true)")
+    with pytest.raises(Refusal, match="a whole that is both in training and test"):
+        replace(cut_by_others(), cut_by=np.zeros(len(cut_by_others()), np.int64))
+    with pytest.raises(Refusal, match="must be a whole number a sample"):
+        replace(cut_by_others(), cut_by=np.zeros(3, np.int64))

@@ -404,3 +404,28 @@ def test_commands_on_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_page_names_every_dataset() -> None:
     text = PAGE.read_text()
     assert [card["name"] for card in catalogue() if f"`{card['name']}`" not in text] == []
+
+
+def test_the_first_images_of_svhn_are_cut_by_photo_and_can_be_cut_anew(here: Path) -> None:
+    """They are all of the official training part: alone, and beside a source that has a test part of its own."""
+    draw = np.random.default_rng(0)
+    arrays: dict[str, np.ndarray] = {}
+    for part, photos in (("train", [7, 7, 3, 3, 3, 5, 9]), ("test", [1, 1, 8])):
+        arrays |= {f"x_{part}": draw.integers(0, 256, (len(photos), 32, 32, 3), np.uint8), f"photo_{part}": np.array(photos)}
+        arrays |= {f"y_{part}": np.arange(len(photos)) % 10}
+    np.savez(here / "svhn_first1083.npz", **arrays)
+    mnist(here)
+    alone = load("svhn")
+    assert alone.cut_by is not None
+    assert np.bincount(alone.cut_by).tolist() == [2, 3, 1, 2, 1, 1]
+    for data in (load("digits-five"), load("digits-five")):  # made, and from the cache
+        assert data.cut_by is not None
+        assert data.cut_by.tolist() == [-1] * 4 + alone.cut_by.tolist()
+    tests = set()
+    for seed in range(8):
+        fed = data.partition("domain", seed=seed, test="official(redraw=true)", validation=0)
+        assert fed.split.parties["mnist"].test == (2, 3)
+        svhn = fed.split.parties["svhn"]
+        assert not set(data.cut_by[list(svhn.train)]) & set(data.cut_by[list(svhn.test)])
+        tests.add(svhn.test)
+    assert len(tests) > 2

@@ -9,6 +9,7 @@ import pytest
 from comity import algorithms, papers
 from comity.data.library import _library
 from comity.experiments.config import experiment
+from comity.measure.conventions import last_tenth
 from comity.papers import Claim, Table
 from comity.spec import parse, split
 from comity.studies.cells import CONVENTIONS, FIGURES
@@ -115,3 +116,39 @@ def test_some_figures_as_printed(where: tuple[str, str, str]) -> None:
     name, column, algorithm = where
     rows = [r for r in papers.table(name).rows if "+".join(parse(p).name for p in split(r.algorithm, "+")) == algorithm]
     assert PRINTED[where] in [row.printed(column)[0] for row in rows]
+
+
+def test_candidates_can_be_told_apart_on_validation_samples(table: Table) -> None:
+    """At every scale a row that is the best of others has candidates with validation samples, on the same data."""
+    rows = {row.name: row for row in table.rows}
+    for scale in papers.SCALES:
+        columns, chosen = table.chosen(scale)
+        for row in (row for row in chosen if row.best_of):
+            assert set(row.best_of) <= {one.name for one in chosen}
+            for column in columns:
+                made = [table.run_settings(column.runs, rows[name], scale) for name in row.best_of]
+                assert all(settings["validation"] > 0 for settings in made)
+                assert len({repr({**settings, "algorithm": ""}) for settings in made}) == 1
+
+
+@pytest.mark.parametrize("name", ["adcol/table1", "adcol/table20"])
+def test_a_mean_of_four_sources_is_compared_with_the_mean_of_the_same_four(name: str) -> None:
+    table = papers.table(name)
+    four = next(column for column in table.columns if column.name == "avg-4")
+    sources = four.measure.removeprefix("party:").split(",")
+    printed = [row for row in table.rows if row.paper]
+    assert len(printed) > 1
+    for row in printed:
+        each = [row.printed(source)[0] for source in sources]
+        assert row.printed("avg-4")[0] == pytest.approx(sum(value or 0 for value in each) / 4, abs=1e-3)
+    assert "avg" not in [column.name for column in table.chosen("reduced")[0]]
+
+
+@pytest.mark.parametrize("name", ["adcol/table1", "adcol/table20"])
+@pytest.mark.parametrize("scale", ["reduced", "full"])
+def test_the_last_tenth_of_a_run_is_looked_at_three_times(name: str, scale: papers.Scale) -> None:
+    table = papers.table(name)
+    for row in table.rows:
+        settings = table.run_settings("digits", row, scale)
+        looked = [t for t in range(1, settings["rounds"] + 1) if t % settings["eval_every"] == 0 or t == settings["rounds"]]
+        assert len(last_tenth(dict.fromkeys(looked, 0.0), settings["rounds"])) >= 3

@@ -79,7 +79,7 @@ def reproduce(
     wanted = _some(columns, [c.name for c in able_columns], "column called")
     methods = _some(rows, [r.name for r in table.rows], "row called")
     kept = [c for c in table.columns if c.name in wanted]
-    lines = [r for r in (table.rows if rows else able_rows) if r.name in methods]
+    lines = table.with_candidates([r for r in (table.rows if rows else able_rows) if r.name in methods])
     changes: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
     runs = reproduce.plan_runs(table, at, every, kept, lines, changes)
     screen.out.print(f"{table.source}: {table.title}", style="bold", soft_wrap=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from comity.core.key import Key
-from comity.core.samples import PartyData, Samples, combine, numbers
+from comity.core.samples import Ints, PartyData, Samples, combine, numbers
 from comity.data import partitions, protocols, shifts
 from comity.data.federation import Federation, Preprocess, Sums, share
 from comity.data.formats.common import few
@@ -68,6 +68,9 @@ class Dataset:
     scale: Literal["fixed", "own", "shared"] = "fixed"
     scaled: tuple[int, ...] = ()
     schema: Schema | None = field(default=None, repr=False)  # of a table: what its columns were, before they became numbers
+    cut_by: Ints | None = field(default=None, repr=False)
+    """Where others than its makers set a part aside for testing: the number of the whole (a photo) that each sample is of and
+    that must stay in one part; -1 for samples whose part is official."""
 
     def __post_init__(self) -> None:
         coerce("missing", self.missing, Literal["refuse", "impute"])
@@ -80,6 +83,7 @@ class Dataset:
         self._check_ranges()
         self._check_constants()
         self._check_official_test()
+        self._check_cut()
 
     @property
     def _called(self) -> str:
@@ -136,6 +140,19 @@ class Dataset:
             isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == self.y.shape and mask.any() and not mask.all()
         ):
             raise Refusal(f"official_test of {self._called} must be a mask with true for some samples and false for others.")
+
+    def _check_cut(self) -> None:
+        """What may be cut anew is cut already, and by wholes."""
+        cut = self.cut_by
+        if cut is None:
+            return
+        if self.official_test is None or cut.dtype.kind not in "iu" or cut.shape != self.y.shape:
+            raise Refusal(
+                f"cut_by of {self._called} must be a whole number a sample, and official_test say which are for testing."
+            )
+        held = self.official_test.numpy()
+        if np.intersect1d(cut[held & (cut >= 0)], cut[~held & (cut >= 0)]).size:
+            raise Refusal(f"cut_by of {self._called} has a whole that is both in training and test.")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -231,7 +248,7 @@ class Dataset:
         key = Key.root(seed).fold("data")
         y = np.zeros(len(self), np.int64) if self.amounts else self.y.numpy()  # parts are drawn class by class
         official = None if self.official_test is None else self.official_test.numpy()
-        kept = rule.reserve(y, official, key.fold("reserve").numpy())
+        kept = rule.reserve(y, official, self.cut_by, key.fold("reserve").numpy())
         pool, common = np.flatnonzero(~kept), np.flatnonzero(kept)
         groups = {by: g.take(pool) for by, g in self.groups.items()}
         seen = self.y.numpy() if own else y

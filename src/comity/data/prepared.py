@@ -26,7 +26,8 @@ from comity.data.groups import Groups
 from comity.data.preparation import Schema, Unusable
 from comity.errors import Refusal
 
-VERSION = 5
+VERSION = 6
+UNCUT = 5  # the last version that did not know which samples others than the makers had cut in training and test
 UNSCALED = 4  # the last version without a schema, and whose values were scaled before they were written
 UNCHECKED = 3  # the last version whose descriptions had no checksum
 TOLD = ("name", "classes", "description", "licence", "mean", "std", "home", "missing", "class_names", "notes", "scale", "scaled")
@@ -42,6 +43,8 @@ def save(dataset: Dataset, folder: Path) -> None:
         np.save(beside / "y.npy", dataset.y.numpy())
         if dataset.official_test is not None:
             np.save(beside / "test.npy", dataset.official_test.numpy())
+        if dataset.cut_by is not None:
+            np.save(beside / "cut_by.npy", dataset.cut_by)
         for k, group in enumerate(dataset.groups.values()):
             np.save(beside / f"group-{k}.npy", group.of)
         told = {name: getattr(dataset, name) for name in TOLD}
@@ -58,8 +61,11 @@ def save(dataset: Dataset, folder: Path) -> None:
 
 
 def _digest(dataset: Dataset) -> str:
-    """A short name for the official test part, which a dataset's fingerprint does not know of."""
-    return "" if dataset.official_test is None else combine(dataset.official_test.tolist())
+    """A short name for the official test part and what may be cut anew, which a dataset's fingerprint does not know of."""
+    if dataset.official_test is None:
+        return ""
+    cut = [] if dataset.cut_by is None else dataset.cut_by.tolist()
+    return combine([*dataset.official_test.tolist(), *cut])
 
 
 def read(folder: Path) -> Dataset:
@@ -70,11 +76,12 @@ def read(folder: Path) -> Dataset:
         named = enumerate(told["groups"].items())
         groups = {by: Groups(tuple(names), np.array(arrays[f"group-{k}"])) for k, (by, names) in named}
         held = torch.from_numpy(np.array(arrays["test"])) if "test" in arrays else None
+        cut_by = np.array(arrays["cut_by"]) if "cut_by" in arrays else None
         known: dict[str, Any] = {name: tuple(v) if isinstance(v := told[name], list) else v for name in TOLD}
         x = torch.from_numpy(arrays["x"])
         y = torch.from_numpy(np.array(arrays["y"]))
         schema = Schema.read(folder / SCHEMA) if told["schema"] else None  # the fingerprint knows what it says
-        made = Dataset(x=x, y=y, official_test=held, groups=groups, schema=schema, **known)
+        made = Dataset(x=x, y=y, official_test=held, groups=groups, schema=schema, cut_by=cut_by, **known)
         same = (told["fingerprint"], told["test"]) == (made.fingerprint(), _digest(made))
     except (OSError, ValueError, TypeError, KeyError, EOFError, AttributeError, RecursionError, Refusal, Unusable) as why:
         raise Refusal(f"{folder} holds no dataset that Comity wrote, or a damaged one; import it again.") from why
@@ -88,7 +95,7 @@ def _description(told: Mapping[str, Any]) -> dict[str, Any]:
     if told["version"] == UNCHECKED and CRC not in told:
         note = f"{told['name']}: imported by an earlier version; whether its description was changed since cannot be checked."
         return {**EARLIER, **told, "notes": [*told["notes"], note]}
-    if told["version"] not in (VERSION, UNSCALED) or CRC not in told:
+    if told["version"] not in (VERSION, UNCUT, UNSCALED) or CRC not in told:
         raise ValueError("another version, or no checksum")
     return EARLIER | without_crc(told)
 

@@ -28,8 +28,8 @@ class Rule(Protocol):
 
     shifted: ClassVar[bool]  # whether a party's feature shift applies to its test samples too
 
-    def reserve(self, y: Ints, official: Mask | None, rng: np.random.Generator) -> Mask:
-        """The samples to keep from all parties."""
+    def reserve(self, y: Ints, official: Mask | None, cut_by: Ints | None, rng: np.random.Generator) -> Mask:
+        """The samples to keep from all parties; `cut_by` names those whose official part is not their makers' (`Dataset`)."""
 
     def divide(
         self, party: str, y: Ints, mine: Ints, common: Ints, source: Ints | None, rng: np.random.Generator
@@ -50,7 +50,7 @@ class Own:
     def __post_init__(self) -> None:
         _check_fraction(type(self).__name__.lower(), self.fraction)
 
-    def reserve(self, y: Ints, official: Mask | None, rng: np.random.Generator) -> Mask:
+    def reserve(self, y: Ints, official: Mask | None, cut_by: Ints | None, rng: np.random.Generator) -> Mask:
         return np.zeros(len(y), dtype=np.bool_)
 
     def divide(
@@ -99,19 +99,29 @@ class Tail(Own):
 
 @dataclass(frozen=True)
 class Official:
-    """Each party is tested on the official test samples of its own source: all of them, or a stratified draw of `size`."""
+    """Each party is tested on the official test samples of its own source: all of them, or a stratified draw of `size`.
+
+    With `redraw`, what the data's makers did not cut in training and test themselves is cut anew for each seed.
+    """
 
     size: int | None = None
+    redraw: bool = False
     shifted: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.size is not None and self.size < 1:
             raise Refusal(f"size of official must be at least 1, not {self.size}.")
 
-    def reserve(self, y: Ints, official: Mask | None, rng: np.random.Generator) -> Mask:
+    def reserve(self, y: Ints, official: Mask | None, cut_by: Ints | None, rng: np.random.Generator) -> Mask:
         if official is None:
             raise Refusal("These data have no official test part; use own(0.25), matched or common.")
-        return official
+        if not self.redraw:
+            return official
+        if cut_by is None:
+            raise Refusal(
+                "None of these data are marked as cut in training and test by others than their makers; leave out redraw."
+            )
+        return redrawn(official, cut_by, rng)
 
     def divide(
         self, party: str, y: Ints, mine: Ints, common: Ints, source: Ints | None, rng: np.random.Generator
@@ -144,7 +154,7 @@ class Matched:
         if self.size is not None and self.size < 1:
             raise Refusal(f"size of matched must be at least 1, not {self.size}.")
 
-    def reserve(self, y: Ints, official: Mask | None, rng: np.random.Generator) -> Mask:
+    def reserve(self, y: Ints, official: Mask | None, cut_by: Ints | None, rng: np.random.Generator) -> Mask:
         return _common_test_set("matched", self.fraction, y, official, rng)
 
     def divide(
@@ -176,7 +186,7 @@ class Common:
     def __post_init__(self) -> None:
         _check_fraction("common", self.fraction)
 
-    def reserve(self, y: Ints, official: Mask | None, rng: np.random.Generator) -> Mask:
+    def reserve(self, y: Ints, official: Mask | None, cut_by: Ints | None, rng: np.random.Generator) -> Mask:
         return _common_test_set("common", self.fraction, y, official, rng)
 
     def divide(
@@ -220,6 +230,23 @@ def proportional(y: Ints, count: int, rng: np.random.Generator) -> Mask:
     """Exactly `count` random samples, with the classes in proportion."""
     sizes = np.bincount(y)
     return _draw(y, _apportion(count * sizes / len(y), count, sizes, rng), rng)
+
+
+def redrawn(official: Mask, cut_by: Ints, rng: np.random.Generator) -> Mask:
+    """The test part with the samples of `cut_by` cut anew: wholes in random order go to training, where they fit.
+
+    Training gets as many samples as it had, or a few less if no whole is small enough to fill it.
+    """
+    loose = np.flatnonzero(cut_by >= 0)
+    room = int((~official[loose]).sum())
+    held = official.copy()
+    held[loose] = True
+    for whole in rng.permutation(np.unique(cut_by[loose])):
+        members = loose[cut_by[loose] == whole]
+        if len(members) <= room:
+            held[members] = False
+            room -= len(members)
+    return held
 
 
 def _apportion(quotas: NDArray[np.floating], total: int, room: Ints, rng: np.random.Generator) -> Ints:

@@ -32,6 +32,13 @@ PAPERS = {
 
 Line = dict[int, float]
 """Accuracy by evaluated round, ascending."""
+TENTH = 0.1
+"""The share of a run, at its end, over which a figure is averaged: one round is no evidence."""
+
+
+def last_tenth(line: Mapping[int, float], rounds: int) -> list[float]:
+    """What a curve has in the last tenth of a run of so many rounds."""
+    return [value for t, value in line.items() if t > (1 - TENTH) * rounds]
 
 
 def party_curves(rows: Sequence[Note], metric: str = ACCURACY.name) -> dict[str, Line]:

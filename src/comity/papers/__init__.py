@@ -6,13 +6,13 @@ A run's settings are the table's, then its column's, then its row's; the scale's
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from comity.errors import ComityError, unknown
 
@@ -55,6 +55,8 @@ class MethodRow(_Entry):
     """A row of a paper's table: a method, and what the paper prints for it by column; a pair is a mean and its deviation."""
 
     algorithm: str
+    best_of: tuple[str, ...] = ()
+    """Rows of the same table, one of which this row stands for: for each seed the one that is best on validation samples."""
     paper: dict[str, float | tuple[float, float]] = Field(default_factory=dict)
 
     def printed(self, column: str) -> tuple[float | None, float | None]:
@@ -81,6 +83,15 @@ class Table(BaseModel):
     columns: tuple[Column, ...]
     rows: tuple[MethodRow, ...]
 
+    @model_validator(mode="after")
+    def _candidates_are_runs(self) -> Table:
+        """A row that is the best of others names at least two, which are runs themselves."""
+        runs = {row.name for row in self.rows if not row.best_of}
+        for row in self.rows:
+            if row.best_of and not (len(row.best_of) > 1 and runs.issuperset(row.best_of)):
+                raise ValueError(f"best_of of {row.name} must name two or more other rows that are runs themselves")
+        return self
+
     def at(self, scale: Scale) -> Settings:
         """What replaces the settings at a scale; `seeds`, `columns` and `rows` are about the table itself."""
         return {"full": {}, "reduced": self.reduced, "smoke": self.smoke}[scale]
@@ -95,6 +106,11 @@ class Table(BaseModel):
         asked = self.at(scale)
         columns = [c for c in self.columns if c.name in asked.get("columns", [c.name])]
         return columns, [r for r in self.rows if r.name in asked.get("rows", [r.name])]
+
+    def with_candidates(self, rows: Sequence[MethodRow]) -> list[MethodRow]:
+        """Some rows and those that the best is chosen of, in the table's order."""
+        wanted = {name for row in rows for name in (row.name, *row.best_of)}
+        return [row for row in self.rows if row.name in wanted]
 
     def run_settings(self, run: str, row: MethodRow, scale: Scale) -> Settings:
         """The settings of one run of a row."""

@@ -10,13 +10,12 @@ from typing import Any
 from comity.errors import ComityError, Refusal, unknown
 from comity.experiments.folder import RunFolder
 from comity.measure import conventions, targets
-from comity.measure.conventions import Line
+from comity.measure.conventions import Line, last_tenth
 from comity.papers import Column, MethodRow
+from comity.studies.chosen import choices, told
 from comity.studies.reproduce import Outcome, Run
 
 ROUNDING = 0.05
-TENTH = 0.1
-"""The share of a run, at its end, over which a figure is averaged: one round is no evidence."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Figure:
     @property
     def end(self) -> list[float]:
         """The evaluated rounds of the run's last tenth."""
-        return [value for t, value in self.curve.items() if t > (1 - TENTH) * self.rounds]
+        return last_tenth(self.curve, self.rounds)
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,8 @@ class Cell:
 def collect(
     runs: Sequence[Run], done: Mapping[tuple[str, str], Sequence[Outcome]], columns: Sequence[Column], rows: Sequence[MethodRow]
 ) -> list[Cell]:
-    """The table's cells, column by column."""
+    """The table's cells, column by column; rows with `best_of` have the runs that were chosen for them."""
+    done = {**done, **choices(rows, done)}
     why = {(run.name, run.row.name): run.why for run in runs}
     cells = []
     for column in columns:
@@ -119,7 +119,7 @@ def collect(
             except ComityError as problem:
                 cells.append(Cell(column, row, why=str(problem)))
                 continue
-            reason = why[column.runs, row.name]
+            reason = told(row, mine[row.name]) if row.best_of else why[column.runs, row.name]
             if None in found.values():
                 cells.append(Cell(column, row, why=reason or "never reached"))
             else:
@@ -169,9 +169,10 @@ def _value(measure: str, one: Outcome, column: Mapping[str, Sequence[Outcome]]) 
         return _percent(name, conventions.of_run(one.folder)[CONVENTIONS[name]])
     if name == "party":
         per: dict[str, float | None] = one.summary["accuracy"]["per_party"]
-        if argument not in per:
-            raise unknown("party called", argument, per)
-        return _percent(argument, per[argument])
+        for party in argument.split(","):
+            if party not in per:
+                raise unknown("party called", party, per)
+        return statistics.fmean(_percent(party, per[party]) for party in argument.split(","))
     if name == "rounds_to_lowest":
         return _rounds_to_lowest(one, column, argument)
     if name == "mdl":
@@ -188,7 +189,8 @@ def _curve(measure: str, one: Outcome) -> Line:
     name, _, argument = measure.partition(":")
     rows = RunFolder(one.folder).read_metrics()
     if name == "party":
-        return conventions.party_curves(rows)[argument]
+        each = conventions.party_curves(rows)
+        return conventions.mean_curve([each[party] for party in argument.split(",")])
     whom = name.rpartition("_")[2]
     if name not in CONVENTIONS or whom not in conventions.WHOM:
         return {}

@@ -66,12 +66,23 @@ def plan_runs(
     made = []
     for name in dict.fromkeys(column.runs for column in columns):
         for row in rows:
+            if row.best_of:  # its candidates are run
+                continue
             if not implemented(row.algorithm):
                 made.append(Run(name, row, why=ABSENT))
                 continue
             settings = table.run_settings(name, row, scale) | changes
             made.append(_checked(Run(name, row, tuple(experiment(settings | {"seed": seed}) for seed in seeds))))
+    _check_choices(rows, made)
     return made
+
+
+def _check_choices(rows: Sequence[MethodRow], runs: Sequence[Run]) -> None:
+    """Refuse beforehand what could not be chosen in the end."""
+    unseen = {run.row.name for run in runs if not run.why and not run.experiments[0].validation}
+    for row in rows:
+        if unseen.intersection(row.best_of):
+            raise Refusal(f"The row {row.name} is chosen on validation samples, so validation must be more than 0.")
 
 
 def _checked(run: Run) -> Run:

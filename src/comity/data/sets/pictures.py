@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 import torch
 
+from comity.core.samples import Ints
 from comity.data.dataset import Dataset
 from comity.data.files import Found, Way
 from comity.data.formats import read_cifar_binary, read_cifar_python, read_idx_pair, read_image_list, read_npz, read_svhn_mat
@@ -114,16 +115,21 @@ DIGITS_FIVE = Card(
 )
 
 
-def _npz(card: Card, file: str, *notes: str, named: bool = False) -> Way:
-    """Training and test images of one npz file, with the names of the classes if it has them."""
+def _npz(card: Card, file: str, *notes: str, named: bool = False, cut_by: str = "") -> Way:
+    """Training and test images of one npz file, with the names of the classes if it has them.
+
+    `cut_by` is what its parts were cut by (`photo_train`, `photo_test`), if that was not done by the dataset's makers.
+    """
 
     def read(found: Found) -> Dataset:
         path = found[file]
-        wanted = ("x_train", "y_train", "x_test", "y_test", *(["class_names"] if named else []))
+        wholes = (f"{cut_by}_train", f"{cut_by}_test") if cut_by else ()
+        wanted = ("x_train", "y_train", "x_test", "y_test", *(["class_names"] if named else []), *wholes)
         data = read_npz(path, missing=False, **dict.fromkeys(wanted))
         names = tuple(map(str, data["class_names"])) if named else ()
         train, test = ((data[f"x_{part}"], data[f"y_{part}"]) for part in ("train", "test"))
-        return halves(card, path, train, test, class_names=names, notes=notes)
+        cut = np.unique(np.concatenate([data[name] for name in wholes]), return_inverse=True)[1] if cut_by else None
+        return halves(card, path, train, test, class_names=names, notes=notes, cut_by=cut)
 
     return Way(read, (file,), sums=SUMS[card.name])
 
@@ -189,6 +195,7 @@ def _join_digits(parts: Mapping[str, Dataset], absent: tuple[str, ...]) -> Datas
     x = torch.cat([resized(part.x, 28, 3) for part in parts.values()])
     y = torch.cat([part.y for part in parts.values()])
     held = torch.cat([part.official_test for part in parts.values() if part.official_test is not None])
+    cut = [np.full(len(part), -1) if part.cut_by is None else part.cut_by for part in parts.values()]
     names = tuple("synth" if name == SYNTH.name else name for name in parts)
     of = np.repeat(np.arange(len(parts)), [len(part) for part in parts.values()])
     notes = [note for part in parts.values() for note in part.notes]
@@ -206,7 +213,14 @@ def _join_digits(parts: Mapping[str, Dataset], absent: tuple[str, ...]) -> Datas
         groups={"source": Groups(names, of)},
         home="domain",
         notes=tuple(notes),
+        cut_by=_apart(cut) if any(part.cut_by is not None for part in parts.values()) else None,
     )
+
+
+def _apart(cut: Sequence[Ints]) -> Ints:
+    """The wholes of several datasets, numbered on from one to the next."""
+    first = np.cumsum([0, *(part.max(initial=-1) + 1 for part in cut)])
+    return np.concatenate([np.where(part < 0, -1, part + start) for part, start in zip(cut, first[:-1], strict=True)])
 
 
 MNIST_M_TRAIN = ("mnist_m_train", "mnist_m_train_labels.txt")
@@ -225,6 +239,7 @@ register(
                 SVHN,
                 "svhn_first1083.npz",
                 "svhn: all of them are from the official training part, cut by photo in training and test.",
+                cut_by="photo",
             ),
         ),
     )
