@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import comity, one_sentence, works
@@ -12,14 +14,19 @@ from comity import papers
 from comity.errors import ComityError, Refusal
 from comity.papers import Column, MethodRow
 from comity.studies import reproduce
-from comity.studies.reproduce import Cell, Verdict, implemented, lines, markdown, verdicts
+from comity.studies.cells import Cell, Figure
+from comity.studies.claims import Verdict, untested, verdicts
+from comity.studies.pages import lines, page, rewrite
+from comity.studies.reproduce import implemented
+from comity.studies.reproduction import read
 
 COLUMN = Column(name="c", title="C", measure="mean")
 
 
 def cell(measured: tuple[float, ...], paper: float | tuple[float, float] | None = None, row: str = "a", why: str = "") -> Cell:
     printed = {} if paper is None else {"c": paper}
-    return Cell(COLUMN, MethodRow(name=row, title=row.upper(), algorithm="fedavg", paper=printed), measured, why)
+    figures = {seed: Figure(value, 20, 0, 0.0) for seed, value in enumerate(measured)}
+    return Cell(COLUMN, MethodRow(name=row, title=row.upper(), algorithm="fedavg", paper=printed), figures, why)
 
 
 OWN = """
@@ -89,28 +96,69 @@ def test_difference_and_two_standard_deviations() -> None:
     assert cell((50.0,), 50.0).within is None
     assert cell((50.0,), 50.0).std is None
     assert cell((), (50.0, 1.0), why="no data: mnist").difference is None
+    assert cell((82.49,), (82.5, 0.0)).within is True  # printed figures are rounded
+    assert cell((82.44,), (82.5, 0.0)).within is False
 
 
 def test_lines_say_why_nothing_was_measured() -> None:
-    assert lines([cell((), 50.0, why="not yet implemented")]) == [["C", "A", "50.00", "not yet implemented", "", ""]]
-    assert lines([cell((1.0, 3.0), (5.0, 0.25))]) == [["C", "A", "5.00 ± 0.25", "2.00 ± 1.00", "-3.00", "no"]]
-    assert markdown([cell((1.0,))]).splitlines()[2] == "| C | A |  | 1.00 |  |  |"
+    assert lines([cell((), 50.0, why="not yet implemented")]) == [["C", "A", "50.00", "not yet implemented", "", "", "", ""]]
+    assert lines([cell((1.0, 3.0), (5.0, 0.25))]) == [["C", "A", "5.00 ± 0.25", "2.00 ± 1.00", "-3.00", "no", "", ""]]
 
 
-def test_verdicts(own: Path) -> None:
-    table = papers.table(str(own)).model_copy(update={"claims": ("a > b", "b > a @ c", "a > b @ d", "a > nobody")})
-    found = verdicts(table, [cell((3.0, 5.0)), cell((2.0, 2.0), row="b")])
-    assert [str(v) for v in found] == [
-        "a > b: holds (c +2.00)",
-        "b > a @ c: does not hold (c -2.00)",
-        "a > b @ d: not put to the test",
-        "a > nobody: not put to the test",
-    ]
-    unsure = verdicts(table, [cell((3.0, 5.0)), cell((2.0, 4.1), row="b")])[0]
-    assert unsure.sure == {"c": False}
-    assert "spread" in str(unsure)
-    mixed = Verdict("a > b", {"x": 1.0, "y": -1.0})
-    assert str(mixed) == "a > b: holds in x only (x +1.00, y -1.00)"
+def test_a_figure_of_the_last_round_is_judged_over_the_last_tenth() -> None:
+    curve = {t: float(t) for t in range(2, 42, 2)}  # of 40 rounds: 38 and 40 are beyond nine tenths
+    one = Figure(40.0, 40, 0, 0.0, curve)
+    assert one.end == [38.0, 40.0]
+    row = MethodRow(name="a", title="A", algorithm="fedavg")
+    last, best = (Cell(Column(name="c", title="C", measure=m), row, {0: one}) for m in ("mean", "best_mean"))
+    assert last.judged == {0: 39.0}
+    assert best.judged == {0: 40.0}  # which is a figure of the whole run already
+    assert last.measured == best.measured == [40.0]
+    assert last.swing == pytest.approx(2**0.5)
+    assert lines([last])[0][-2:] == ["39.00", "1.41"]
+
+
+def judged(
+    better: tuple[float, ...], worse: tuple[float, ...], printed: tuple[Any, Any] = (None, None), own: bool = True
+) -> Verdict:
+    (found,) = verdicts(CLAIMS, [cell(better, printed[0]), cell(worse, printed[1], row="b")], own)
+    return found
+
+
+CLAIMS = papers.Table(title="", source="", claims=("a > b",), columns=(COLUMN,), rows=(cell(()).row, cell((), row="b").row))
+
+
+def test_verdicts_by_hand() -> None:
+    clear = judged((3.0, 4.0, 5.0), (1.0, 1.0, 1.0))
+    assert clear.differences == (2.0, 3.0, 4.0)
+    assert clear.interval == pytest.approx((3 - 4.3027 / 3**0.5, 3 + 4.3027 / 3**0.5), abs=1e-4)  # t of two degrees of freedom
+    assert clear.word == "direction reproduced"  # nothing printed that it could equal
+    assert judged((3.0, 4.0, 5.0), (1.0, 1.0, 1.0), (60.0, 57.5)).word == "reproduced"
+    assert judged((3.0, 4.0, 5.0), (1.0, 1.0, 1.0), (60.0, 57.5), own=False).word == "direction reproduced"  # in another setting
+    assert judged((3.0, 4.0, 5.0), (1.0, 1.0, 1.0), (60.0, 50.0)).word == "direction reproduced"  # by far less than printed
+    assert judged((3.0, 4.0, 5.0), (1.0, 1.0, 1.0), ((60.0, 2.0), (50.0, 1.0))).word == "reproduced"  # within printed deviations
+    assert judged((1.0, 1.0, 1.0), (3.0, 4.0, 5.0)).word == "contradicted"
+    assert judged((3.0, 1.0, 2.0), (1.0, 2.0, 2.0)).word == "undecided"
+    assert judged((9.0, 9.0), (1.0, 1.1)).word == "undecided"  # two seeds
+    assert str(judged((9.0,), (1.0,), (3, 2))) == "a > b in c: undecided, +8.00 (1 seed), printed +1.00"
+    assert str(clear) == "a > b in c: direction reproduced, +3.00 (+0.52 to +5.48)"
+
+
+def test_seeds_are_paired_and_less_may_be_better() -> None:
+    one, two = cell((3.0, 4.0, 5.0)), cell((1.0, 1.0, 1.0), row="b")
+    fewer = replace(two, figures={seed: figure for seed, figure in two.figures.items() if seed != 1})
+    (found,) = verdicts(CLAIMS, [one, fewer], True)
+    assert found.differences == (2.0, 4.0)
+    column = Column(name="c", title="C", measure="mbytes")
+    (found,) = verdicts(CLAIMS, [replace(one, column=column), replace(two, column=column)], True)
+    assert found.word == "contradicted"
+
+
+def test_what_was_not_tested_is_said(own: Path) -> None:
+    table = CLAIMS.model_copy(update={"claims": ("a > b", "b > a @ c", "a > b @ d", "a > nobody")})
+    found = verdicts(table, [cell((3.0, 5.0)), cell((2.0, 2.0), row="b")], True)
+    assert [(v.claim, v.column) for v in found] == [("a > b", "c"), ("b > a", "c")]
+    assert untested(table, found) == ["a > b @ d", "a > nobody"]
 
 
 def test_settings_of_table_column_row_and_scale(own: Path) -> None:
@@ -143,16 +191,42 @@ def test_a_table_from_end_to_end(own: Path, tmp_path: Path) -> None:
     assert rows["first", "solo"]["paper_std"] == "0.5"
     assert rows["mean", "q-ffl"]["note"] == "not yet implemented"
     assert rows["far", "fedavg"]["note"] == "no data: tiny-imagenet"
-    page = (out / "table.md").read_text(encoding="utf-8")
-    assert "comity reproduce" in page
-    assert "fedavg > q-ffl: not put to the test" in page
-    assert "seeds 0" in page
+    text = (out / "table.md").read_text(encoding="utf-8")
+    assert "comity reproduce" in text
+    assert "Not put to the test: FedAvg > q-FFL." in text
+    assert "fedavg > q-ffl: not put to the test" in shown
+    assert "seeds 0" in text
+    made = read(out / "result.json")
+    assert page(made) == text
+    assert not made.stale()
+    assert not made.as_printed
     assert (out / "digits" / "fedavg" / "seed-0" / "summary.json").exists()
     before = (out / "digits" / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns
     (out / "digits" / "solo" / "seed-0" / "summary.json").unlink()  # as if it had been stopped at the very end
     again = works("reproduce", own, "--scale", "reduced", "--out", out).out
     assert (out / "digits" / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns == before
     assert again.splitlines()[3:8] == shown.splitlines()[3:8]
+
+
+def test_pages_are_written_again_from_what_was_kept(own: Path, tmp_path: Path) -> None:
+    runs, pages = tmp_path / "runs", tmp_path / "pages"
+    works("reproduce", own, "--scale", "smoke", "--columns", "mean", "--seeds", "0,1,2", "--out", runs / "mine")
+    (pages / "data").mkdir(parents=True)
+    (pages / "data" / "intro.md").write_text("# What came out\n", encoding="utf-8")
+    works("reproduce", runs, "--table", "--out", pages)
+    (kept,) = (pages / "data").glob("*.json")
+    mine = pages / "own.md"
+    before = {path: path.read_text(encoding="utf-8") for path in (mine, pages / "README.md")}
+    assert before[mine] == (runs / "mine" / "table.md").read_text(encoding="utf-8")
+    assert before[pages / "README.md"].startswith("# What came out\n")
+    assert "FedAvg > SOLO" in before[pages / "README.md"]
+    mine.write_text("stale", encoding="utf-8")
+    rewrite(pages, None)
+    assert {path: path.read_text(encoding="utf-8") for path in before} == before
+    own.write_text(OWN.replace("rounds = 1", "rounds = 2"), encoding="utf-8")  # the table's file goes on without its runs
+    assert read(kept).stale() == ["digits, solo", "digits, fedavg"]
+    kept.write_text(kept.read_text(encoding="utf-8").replace('"rounds":1', '"rounds":3'), encoding="utf-8")
+    assert "is damaged" in one_sentence(comity("reproduce", "--table", "--out", pages), 1, 2)
 
 
 def test_only_some_rows_and_columns(own: Path, tmp_path: Path) -> None:
@@ -169,6 +243,9 @@ def test_the_cost_beforehand(own: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
+    ([], "reproduce needs the name of an experiment, as in dbe/table5: 'comity list experiments' has them all."),
+    (["nowhere", "--table", "--out", "docs/results"], "There is no folder nowhere"),
+    (["--table", "--out", "src"], "src has no data/ that pages could be made of: name another with --out."),
     (["dbe/table55"], "There is no experiment 'dbe/table55'. Did you mean 'dbe/table5'?"),
     (["OWN", "--scale", "tiny"], "--scale must be one of smoke, reduced, full, not 'tiny'."),
     (["OWN", "--rows", "fedavgg"], "There is no row called 'fedavgg'. Did you mean 'fedavg'?"),

@@ -11,7 +11,8 @@ from comity.data.library import _library
 from comity.experiments.config import experiment
 from comity.papers import Claim, Table
 from comity.spec import parse, split
-from comity.studies.reproduce import CONVENTIONS, FIGURES, implemented
+from comity.studies.cells import CONVENTIONS, FIGURES
+from comity.studies.reproduce import implemented
 
 NAMES = papers.names()
 LATER = {

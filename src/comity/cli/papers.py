@@ -11,13 +11,25 @@ import typer
 
 from comity.cli.options import Out, Report, Seeds, Track, app, chosen_seeds, resumable, trackers, write_report
 from comity.errors import Refusal, unknown
-from comity.experiments.checkpoint import write_atomically
 
 if TYPE_CHECKING:
-    from comity.studies.reproduce import Cell, Run
+    from comity.papers import Scale
+    from comity.studies.reproduce import Run
+    from comity.studies.reproduction import Reproduction
 
 ScaleOption = Annotated[str, typer.Option("--scale", help="smoke (a minute), reduced (half an hour) or full (the paper's)")]
+Name = Annotated[str | None, typer.Argument(metavar="EXPERIMENT", help="as in dbe/table5, or a FILE.toml of one's own")]
 Some = Annotated[str | None, typer.Option(help="only these, as in a,b")]
+
+
+def _scale(text: str) -> Scale:
+    """A scale that was typed."""
+    from comity import papers
+
+    for known in papers.SCALES:
+        if text == known:
+            return known
+    raise Refusal(f"--scale must be one of {', '.join(papers.SCALES)}, not {text!r}.")
 
 
 def _some(text: str | None, known: list[str], what: str) -> list[str]:
@@ -33,13 +45,16 @@ def _some(text: str | None, known: list[str], what: str) -> list[str]:
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="as in dbe/table5, or a FILE.toml of one's own")],
+    name: Annotated[
+        str | None, typer.Argument(metavar="EXPERIMENT", help="as in dbe/table5, or a FILE.toml of one's own")
+    ] = None,
     scale: ScaleOption = "reduced",
     columns: Some = None,
     rows: Some = None,
     seeds: Seeds = None,
     rounds: Annotated[int | None, typer.Option(help="other than the scale's")] = None,
     only_plan: Annotated[bool, typer.Option("--plan", help="only say what it will cost here")] = False,
+    rewrite: Annotated[bool, typer.Option("--table", help="only write the pages in docs/results again, from saved runs")] = False,
     out: Out = None,
     track: Track = None,
     report: Report = True,
@@ -47,13 +62,18 @@ def reproduce(
     """A paper's table again: printed beside measured. The same command goes on where it was stopped."""
     from comity import papers
     from comity.cli import screen
-    from comity.studies import reproduce
+    from comity.studies import pages, reproduce
+    from comity.studies.cells import collect
+    from comity.studies.reproduction import Reproduction
 
-    if scale not in papers.SCALES:
-        raise Refusal(f"--scale must be one of {', '.join(papers.SCALES)}, not {scale!r}.")
-    table = papers.table(name)
-    every = chosen_seeds(seeds, 0) if seeds else list(range(table.seeds(scale)))
-    able_columns, able_rows = table.chosen(scale)
+    if rewrite:
+        _rewrite(name, out)
+        return
+    if name is None:
+        raise Refusal("reproduce needs the name of an experiment, as in dbe/table5: 'comity list experiments' has them all.")
+    table, at = papers.table(name), _scale(scale)
+    every = chosen_seeds(seeds, 0) if seeds else list(range(table.seeds(at)))
+    able_columns, able_rows = table.chosen(at)
     if columns:
         able_columns = list(table.columns)
     wanted = _some(columns, [c.name for c in able_columns], "column called")
@@ -61,7 +81,7 @@ def reproduce(
     kept = [c for c in table.columns if c.name in wanted]
     lines = [r for r in (table.rows if rows else able_rows) if r.name in methods]
     changes: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
-    runs = reproduce.plan_runs(table, scale, every, kept, lines, changes)
+    runs = reproduce.plan_runs(table, at, every, kept, lines, changes)
     screen.out.print(f"{table.source}: {table.title}", style="bold", soft_wrap=True)
     for run_name, why in dict.fromkeys((run.name, run.why) for run in runs if run.why.startswith("no data")):
         screen.out.print(f"{run_name}: {why}", soft_wrap=True)
@@ -77,40 +97,52 @@ def reproduce(
     with resumable(f"the same command and --out {folder}"):
         watched = screen.several(sum(len(run.experiments) for run in runs if not run.why))
         done = reproduce.execute(runs, folder, lambda text: watched(text if len(several) > 1 else text.split(" ", 1)[1]), others)
-    cells = reproduce.collect(runs, done, kept, lines)
-    screen.table(reproduce.HEADS, reproduce.lines(cells), words=2)
-    told = [str(verdict) for verdict in reproduce.verdicts(table, cells)]
-    for text in told:
-        screen.out.print(text, soft_wrap=True)
     spent = reproduce.spent(done)
-    cost = f"{screen.duration(spent.seconds)} of computing, at most {screen.size(spent.memory)} of memory"
-    screen.out.print(f"{cost}. The table and the runs are in {folder}", soft_wrap=True)
     asked = {"--scale": scale, "--columns": columns, "--rows": rows, "--seeds": seeds, "--rounds": rounds}
     words = [str(word) for flag, given in asked.items() if given is not None for word in (flag, given)]
-    head = [
-        f"# {name}: {table.title}",
-        "",
-        f"{table.source}. Scale {scale}, seeds {', '.join(map(str, every))}; {cost}.",
-        "",
-        f"`{shlex.join(['comity', 'reproduce', name, *words])}`, run at {reproduce.code_of(done)}.",
-        "",
-        table.notes,
-        "",
-    ]
-    _write(folder, head, reproduce.settings_of(runs), cells, told)
+    made = Reproduction(
+        name,
+        at,
+        shlex.join(["comity", "reproduce", name, *words]),
+        reproduce.code_of(done),
+        round(spent.seconds, 1),
+        spent.memory,
+        changes,
+        reproduce.settings_by_row(table, at, runs, changes),
+        collect(runs, done, kept, lines),
+    )
+    _show(made, folder)
+    pages.leave(made, folder)
     if report:
         write_report(folder)
 
 
-def _write(folder: Path, head: list[str], settings: list[str], cells: Sequence[Cell], told: list[str]) -> None:
-    """The table beside the runs: a page for people, and the same for programs."""
-    from comity.studies import reproduce
+def _show(made: Reproduction, folder: Path) -> None:
+    """The table on the screen, and what became of the paper's claims."""
+    from comity.cli import screen
+    from comity.studies import pages
+    from comity.studies.claims import untested, verdicts
 
-    page = [*head, "Settings of each run:", "", *(f"- {text}" for text in settings), "", reproduce.markdown(cells)]
-    page += [*(f"- {text}" for text in told), ""]
-    write_atomically(folder / "table.md", "\n".join(page))
-    write_atomically(folder / "table.txt", "\n".join("\t".join(row) for row in [reproduce.HEADS, *reproduce.lines(cells)]) + "\n")
-    reproduce.write_csv(folder / "table.csv", cells)
+    screen.table(pages.HEADS, pages.lines(made.cells), words=2)
+    found = verdicts(made.table, made.cells, made.as_printed)
+    for text in [*map(str, found), *(f"{claim}: not put to the test" for claim in untested(made.table, found))]:
+        screen.out.print(text, soft_wrap=True)
+    screen.out.print(f"{pages.cost(made)}. The table and the runs are in {folder}", soft_wrap=True)
+
+
+def _rewrite(runs: str | None, out: Path | None) -> None:
+    """The pages again, from what is kept beside them and from reproductions below a folder."""
+    from comity.cli import screen
+    from comity.studies import pages
+
+    folder = out or Path("docs") / "results"
+    if not (folder / pages.KEPT).is_dir():
+        raise Refusal(f"{folder} has no {pages.KEPT}/ that pages could be made of: name another with --out.")
+    saved = Path(runs) if runs else Path("runs") / "reproduce"
+    if runs and not saved.is_dir():
+        raise Refusal(f"There is no folder {runs}: with --table, name the folder of reproductions, or nothing.")
+    for path in pages.rewrite(folder, saved if saved.is_dir() else None):
+        screen.out.print(f"{path}", soft_wrap=True)
 
 
 def _costs(runs: Sequence[Run], seeds: int) -> None:

@@ -114,6 +114,8 @@ class Table(BaseModel):
     trials: int = 1
     notes: str = ""
     claims: tuple[str, ...] = ()
+    findings: str = ""
+    """What we make of what came out; the last words on the table's page."""
     settings: Settings = Field(default_factory=dict)
     reduced: Settings = Field(default_factory=dict)
     smoke: Settings = Field(default_factory=dict)

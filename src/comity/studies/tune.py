@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
 from comity.measure.doubts import doubts
 from comity.measure.figures import by_round, mean
+from comity.measure.seeds import paired_over_seeds
 from comity.models import OwnModel
 from comity.spec import value
 from comity.studies.compare import run_once
@@ -88,7 +88,7 @@ class Trials:
         )
         if len(ahead) == 1:
             return f"{said}; whether that is more than chance, one seed cannot tell: give several, as in --seeds 0,1,2."
-        low, high = over_seeds(ahead)
+        low, high = paired_over_seeds(ahead)
         told = f"{said} (95% interval over {len(ahead)} seeds, paired: {100 * low:+.1f} to {100 * high:+.1f})"
         return f"{told}." if low > 0 else f"{told}: that is within chance, and either may be the better one."
 
@@ -96,16 +96,6 @@ class Trials:
         """As in tune.json."""
         trials = [trial.plain() for trial in self.trials]
         return {"seeds": list(self.seeds), "metric": self.metric, "trials": trials, "verdict": self.verdict}
-
-
-def over_seeds(differences: Sequence[float]) -> tuple[float, float]:
-    """95% interval of the mean of paired differences over seeds, by Student's t."""
-    from scipy.stats import t as student  # here: it takes half a second to import
-
-    error = statistics.stdev(differences) / math.sqrt(len(differences))
-    half = float(student.ppf(0.975, len(differences) - 1)) * error
-    middle = statistics.mean(differences)
-    return middle - half, middle + half
 
 
 def parse_grid(texts: Iterable[str]) -> dict[str, list[Any]]:

@@ -1,0 +1,17 @@
+"""What several seeds say together."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from scipy.special import stdtrit
+
+
+def paired_over_seeds(differences: Sequence[float]) -> tuple[float, float]:
+    """95% interval of the mean of paired differences, one a seed, by Student's t."""
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    half = float(stdtrit(len(differences) - 1, 0.975)) * error
+    middle = statistics.mean(differences)
+    return middle - half, middle + half

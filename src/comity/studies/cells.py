@@ -1,0 +1,236 @@
+"""What a paper prints and what was measured for it, cell by cell of a table: every seed, its course, and the end of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from comity.errors import ComityError, Refusal, unknown
+from comity.experiments.folder import RunFolder
+from comity.measure import conventions, targets
+from comity.measure.conventions import Line
+from comity.papers import Column, MethodRow
+from comity.studies.reproduce import Outcome, Run
+
+ROUNDING = 0.05
+TENTH = 0.1
+"""The share of a run, at its end, over which a figure is averaged: one round is no evidence."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What one run came to, by the measure of a column."""
+
+    value: float
+    """As the paper takes it."""
+    rounds: int
+    """How many rounds the run had."""
+    bytes: int
+    """All that crossed, but for evaluation."""
+    seconds: float
+    curve: Line = field(default_factory=dict)
+    """What the measure looks at by evaluated round, in percent; empty where it is no matter of rounds."""
+    loss: Line = field(default_factory=dict)
+    """The parties' mean test loss by evaluated round."""
+
+    @property
+    def end(self) -> list[float]:
+        """The evaluated rounds of the run's last tenth."""
+        return [value for t, value in self.curve.items() if t > (1 - TENTH) * self.rounds]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What the paper prints in a cell, and what was measured, by seed, or why nothing was."""
+
+    column: Column
+    row: MethodRow
+    figures: Mapping[int, Figure] = field(default_factory=dict)
+    why: str = ""
+
+    @property
+    def paper(self) -> tuple[float | None, float | None]:
+        """The printed figure and its standard deviation."""
+        return self.row.printed(self.column.name)
+
+    @property
+    def measured(self) -> list[float]:
+        """By the paper's measure, a figure a seed."""
+        return [figure.value for figure in self.figures.values()]
+
+    @property
+    def mean(self) -> float | None:
+        """The mean over seeds."""
+        return statistics.fmean(self.measured) if self.figures else None
+
+    @property
+    def std(self) -> float | None:
+        """The standard deviation over seeds (population), where there are several."""
+        return statistics.pstdev(self.measured) if len(self.figures) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Measured less printed."""
+        printed = self.paper[0]
+        return None if self.mean is None or printed is None else self.mean - printed
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the difference is at most two of the paper's standard deviations, where it gives one.
+
+        Printed figures are rounded, and so may be off by half of their last digit; a printed deviation of 0.0, too.
+        """
+        std = self.paper[1]
+        return None if std is None or self.difference is None else abs(self.difference) <= 2 * std + ROUNDING
+
+    @property
+    def ends(self) -> dict[int, float]:
+        """The mean over each run's last tenth, by seed, where the measure is a matter of rounds."""
+        return {seed: statistics.fmean(figure.end) for seed, figure in self.figures.items() if figure.end}
+
+    @property
+    def swing(self) -> float | None:
+        """How far a run moves from evaluation to evaluation in its last tenth: standard deviation, mean over seeds."""
+        each = [statistics.stdev(figure.end) for figure in self.figures.values() if len(figure.end) > 1]
+        return statistics.fmean(each) if each else None
+
+    @property
+    def judged(self) -> dict[int, float]:
+        """What claims are judged by, by seed: where the paper takes the last round, the mean over the last tenth instead."""
+        if self.column.measure.partition(":")[0] in LAST_ROUND and len(self.ends) == len(self.figures):
+            return self.ends
+        return {seed: figure.value for seed, figure in self.figures.items()}
+
+
+def collect(
+    runs: Sequence[Run], done: Mapping[tuple[str, str], Sequence[Outcome]], columns: Sequence[Column], rows: Sequence[MethodRow]
+) -> list[Cell]:
+    """The table's cells, column by column."""
+    why = {(run.name, run.row.name): run.why for run in runs}
+    cells = []
+    for column in columns:
+        mine = {row.name: done.get((column.runs, row.name), []) for row in rows}
+        printed = {row.name: mine[row.name] for row in rows if row.printed(column.name)[0] is not None}
+        for row in rows:
+            try:
+                found = {one.summary["seed"]: _figure(column.measure, one, printed) for one in mine[row.name]}
+            except ComityError as problem:
+                cells.append(Cell(column, row, why=str(problem)))
+                continue
+            reason = why[column.runs, row.name]
+            if None in found.values():
+                cells.append(Cell(column, row, why=reason or "never reached"))
+            else:
+                cells.append(Cell(column, row, {seed: one for seed, one in found.items() if one is not None}, reason))
+    return cells
+
+
+# Figures of a run, by the names that tables use. All accuracies are in percent.
+
+CONVENTIONS = {
+    "mean": "mean_last",
+    "weighted": "weighted_last",
+    "global": "global_last",
+    "best_mean": "mean_best",
+    "best_weighted": "weighted_best",
+    "best_global": "global_best",
+    "last10_mean": "mean_last10",
+    "best_party": "P_b",
+    "worst_party": "P_w",
+    "std": "P_std",
+}
+LAST_ROUND = ("mean", "weighted", "global", "party")
+"""Measures that papers take in the last round alone."""
+LESS_IS_BETTER = ("std", "rounds_to_lowest", "seconds_per_round", "minutes_per_round", "mbytes", "mdl", "best_round")
+
+
+def _figure(measure: str, one: Outcome, column: Mapping[str, Sequence[Outcome]]) -> Figure | None:
+    """What a run came to, or None if it never came to it; `column` holds all runs that have a printed figure in the column."""
+    value = _value(measure, one, column)
+    if value is None:
+        return None
+    rows = RunFolder(one.folder).read_metrics()
+    return Figure(
+        value,
+        one.summary["rounds"],
+        one.summary["bytes"]["total"],
+        one.summary["seconds"]["total"],
+        {t: 100 * share for t, share in _curve(measure, one).items() if t},
+        {t: loss for t, loss in conventions.curve(rows, metric="loss").items() if t},
+    )
+
+
+def _value(measure: str, one: Outcome, column: Mapping[str, Sequence[Outcome]]) -> float | None:
+    """The figure as the paper takes it."""
+    name, _, argument = measure.partition(":")
+    if name in CONVENTIONS:
+        return _percent(name, conventions.of_run(one.folder)[CONVENTIONS[name]])
+    if name == "party":
+        per: dict[str, float | None] = one.summary["accuracy"]["per_party"]
+        if argument not in per:
+            raise unknown("party called", argument, per)
+        return _percent(argument, per[argument])
+    if name == "rounds_to_lowest":
+        return _rounds_to_lowest(one, column, argument)
+    if name == "mdl":
+        from comity.measure.study import description_length
+
+        return description_length(one.folder, argument, trust=True)  # its code has just run: the run is this reproduction's
+    if name not in FIGURES:
+        raise Refusal(f"{measure} cannot be measured yet.")
+    return FIGURES[name](one.summary)
+
+
+def _curve(measure: str, one: Outcome) -> Line:
+    """Of which curve a measure takes a point, or several; empty if it is of none."""
+    name, _, argument = measure.partition(":")
+    rows = RunFolder(one.folder).read_metrics()
+    if name == "party":
+        return conventions.party_curves(rows)[argument]
+    whom = name.rpartition("_")[2]
+    if name not in CONVENTIONS or whom not in conventions.WHOM:
+        return {}
+    sizes = {party: len(right) for party, right in RunFolder(one.folder).read_outcomes().items()}
+    return conventions.curve(rows, whom, sizes)
+
+
+def _percent(name: str, value: float | None) -> float:
+    if value is None:
+        raise Refusal(f"this method has no {name} accuracy.")
+    return 100.0 * value
+
+
+def _seconds(summary: dict[str, Any]) -> float:
+    return float(summary["seconds"]["train"]) / max(1, int(summary["rounds"]))
+
+
+def _newcomers(summary: dict[str, Any]) -> float:
+    late = [new["joined"] for new in summary["newcomers"].values()]
+    return _percent("newcomers'", statistics.fmean(late) if late else None)
+
+
+FIGURES: dict[str, Callable[[dict[str, Any]], float]] = {
+    "unfinished_mean": lambda summary: _percent("unfinished", summary["accuracy"]["unfinished"]),
+    "auc_mean": lambda summary: _percent("AUC instead of", (summary["auc"] or {}).get("mean")),
+    "newcomers_mean": _newcomers,
+    "best_round": lambda summary: float(summary["accuracy"]["best_on_test"]["round"]),
+    "mbytes": lambda summary: float(summary["bytes"]["total"]) / 1e6,
+    "seconds_per_round": _seconds,
+    "minutes_per_round": lambda summary: _seconds(summary) / 60,
+}
+
+
+def _rounds_to_lowest(one: Outcome, column: Mapping[str, Sequence[Outcome]], party: str) -> float | None:
+    """The first round that reaches the lowest accuracy that any of the column's methods ends with (ADCOL, Table 2)."""
+
+    def line(outcome: Outcome) -> Line:
+        rows = RunFolder(outcome.folder).read_metrics()
+        return conventions.party_curves(rows)[party] if party else conventions.curve(rows)
+
+    seed = one.summary["seed"]
+    lines = {name: line(o) for name, outcomes in column.items() for o in outcomes if o.summary["seed"] == seed}
+    lines = lines or {"": line(one)}
+    t = targets.rounds_to_target(line(one), targets.common_target(lines))
+    return None if t is None else float(t)

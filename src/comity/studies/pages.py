@@ -1,0 +1,220 @@
+"""The pages of `docs/results`: a table's reproduction for people, and all claims of all papers on one page."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from comity.experiments.checkpoint import write_atomically
+from comity.measure.conventions import mean_curve
+from comity.studies.cells import Cell
+from comity.studies.claims import Verdict, untested, verdicts
+from comity.studies.reproduction import RESULT, Reproduction, read
+from comity.units import duration, size
+
+KEPT = "data"
+"""The folder beside the pages that holds what they are made of."""
+COURSE = 8
+"""So many rounds of a run are shown, evenly spread."""
+HEADS = ("column", "method", "paper", "measured", "difference", "within 2 std", "last tenth", "swing")
+
+
+def lines(cells: Sequence[Cell]) -> list[list[str]]:
+    """The cells as text: one line each, columns one below the other."""
+
+    def number(value: float | None, std: float | None = None, sign: str = "") -> str:
+        return "" if value is None else f"{value:{sign}.2f}" + ("" if std is None else f" ± {std:.2f}")
+
+    made = []
+    for cell in cells:
+        measured = number(cell.mean, cell.std) or cell.why
+        within = {True: "yes", False: "no", None: ""}[cell.within]
+        ends = number(fmean(cell.ends.values()) if cell.ends else None)
+        figures = [number(*cell.paper), measured, number(cell.difference, sign="+"), within, ends, number(cell.swing)]
+        made.append([cell.column.title, cell.row.title, *figures])
+    return made
+
+
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    every = [heads, ("---",) * len(heads), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in every) + "\n"
+
+
+def write_csv(path: Path, cells: Sequence[Cell]) -> None:
+    """The table for programs: numbers in full, every seed."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("column", "row", "algorithm", "paper", "paper_std", "measured", "measured_std", "seeds", "note"))
+        for cell in cells:
+            each = " ".join(f"{v:.6g}" for v in cell.measured)
+            which = cell.column.name, cell.row.name, cell.row.algorithm
+            writer.writerow((*which, *cell.paper, cell.mean, cell.std, each, cell.why))
+
+
+def page(made: Reproduction) -> str:
+    """A table's reproduction: what was run, what it cost, every cell, the course of the runs, what became of the claims."""
+    table = made.table
+    found = verdicts(table, made.cells, made.as_printed)
+    seeds = ", ".join(map(str, made.seeds))
+    parts = [
+        f"# {made.name}: {table.title}",
+        f"{table.source}. Scale {made.scale}, seeds {seeds}; {cost(made)}.",
+        f"`{made.command}`, run at {made.code}.",
+        table.notes,
+        "Settings of each run:",
+        "\n".join(f"- {text}" for text in settings_of(made.settings)),
+        markdown(HEADS, lines(made.cells)).rstrip(),
+        "*last tenth*: mean over the evaluated rounds in the last tenth of a run and over seeds; *swing*: the standard deviation "
+        "from evaluation to evaluation.",
+        *_course(made.cells),
+        *_claims(found, untested(table, found), made),
+        *(["## What we make of it", table.findings] if table.findings else []),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def cost(made: Reproduction) -> str:
+    """What a reproduction took."""
+    return f"{duration(made.seconds)} of one core, at most {size(made.memory)} of memory"
+
+
+def settings_of(settings: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+    """What each run's settings are: once what all its rows share, and a row's own where it differs."""
+    told = []
+    for name, rows in settings.items():
+        every = {row: {k: v for k, v in mine.items() if k not in ("algorithm", "seed")} for row, mine in rows.items()}
+        first, *others = every.values()
+        shared = {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
+        told.append(f"{name}: {_list(shared)}")
+        told += [
+            f"{name}, {row}: {_list(own)}"
+            for row, mine in every.items()
+            if (own := {k: v for k, v in mine.items() if k not in shared and v})
+        ]
+    return told
+
+
+def _list(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items())
+
+
+def _course(cells: Sequence[Cell]) -> list[str]:
+    """Accuracy and loss by round, where several rounds were looked at."""
+    told = []
+    for name in dict.fromkeys(cell.column.name for cell in cells):
+        mine = [cell for cell in cells if cell.column.name == name and cell.figures]
+        rounds = _some(list(mean_curve([f.curve for f in mine[0].figures.values()])) if mine else [])
+        if len(rounds) < 3:  # a beginning and an end are no course
+            continue
+        rows = []
+        for cell in mine:
+            accuracy = mean_curve([figure.curve for figure in cell.figures.values()])
+            loss = mean_curve([figure.loss for figure in cell.figures.values()])
+            rows.append([cell.row.title, *(_both(accuracy.get(t), loss.get(t)) for t in rounds)])
+        told += [
+            f"{mine[0].column.title} by round, with the parties' mean test loss in brackets, mean over seeds:",
+            markdown(["method", *map(str, rounds)], rows).rstrip(),
+        ]
+    return told
+
+
+def _both(accuracy: float | None, loss: float | None) -> str:
+    return "" if accuracy is None else f"{accuracy:.1f}" + ("" if loss is None else f" ({loss:.2f})")
+
+
+def _some(rounds: Sequence[int]) -> list[int]:
+    """Some of the rounds, evenly spread, with the last among them."""
+    if len(rounds) <= COURSE:
+        return list(rounds)
+    return [rounds[round((k + 1) * len(rounds) / COURSE) - 1] for k in range(COURSE)]
+
+
+def _claims(found: Sequence[Verdict], rest: Sequence[str], made: Reproduction) -> list[str]:
+    """What became of the claims, and of which nothing is known."""
+    if not found and not rest:
+        return []
+    titles = {row.name: row.title for row in made.table.rows} | {column.name: column.title for column in made.table.columns}
+    rows = [
+        [
+            _titled(verdict.claim, titles),
+            titles[verdict.column],
+            "" if verdict.printed is None else f"{verdict.printed:+.2f}",
+            verdict.shown,
+            str(len(verdict.differences)),
+            f"**{verdict.word}**",
+        ]
+        for verdict in found
+    ]
+    heads = ("claim", "column", "printed", "measured (95% interval)", "seeds", "verdict")
+    told = ["## The claims", markdown(heads, rows).rstrip()] if rows else ["## The claims"]
+    if rest:
+        told.append("Not put to the test: " + "; ".join(_titled(text, titles) for text in rest) + ".")
+    return told
+
+
+def _titled(claim: str, titles: Mapping[str, str]) -> str:
+    """A claim with the rows' titles."""
+    order, at, column = claim.partition(" @ ")
+    named = " > ".join(titles.get(name.strip(), name) for name in order.split(">"))
+    return f"{named} ({titles.get(column, column)})" if at else named
+
+
+def overview(every: Sequence[Reproduction], intro: str) -> str:
+    """All claims of all tables on one page, behind an introduction."""
+    rows = []
+    for made in every:
+        found = verdicts(made.table, made.cells, made.as_printed)
+        titles = {row.name: row.title for row in made.table.rows} | {column.name: column.title for column in made.table.columns}
+        for k, verdict in enumerate(found):
+            link = f"[{made.name}]({file_of(made.name)})" if k == 0 else ""
+            rows.append(
+                [
+                    link,
+                    _titled(verdict.claim, titles),
+                    titles[verdict.column],
+                    "" if verdict.printed is None else f"{verdict.printed:+.2f}",
+                    verdict.shown,
+                    str(len(verdict.differences)),
+                    verdict.word,
+                    cost(made).partition(" of one core")[0] if k == 0 else "",
+                ]
+            )
+    heads = ("table", "claim", "column", "printed", "measured (95% interval)", "seeds", "verdict", "one core")
+    return f"{intro.rstrip()}\n\n{markdown(heads, rows)}"
+
+
+def leave(made: Reproduction, folder: Path) -> None:
+    """A reproduction beside its runs: a page for people, the same for programs, and what other pages are made of."""
+    made.write(folder / RESULT)
+    write_atomically(folder / "table.md", page(made))
+    texts = [HEADS, *lines(made.cells)]
+    write_atomically(folder / "table.txt", "\n".join("\t".join(row) for row in texts) + "\n")
+    write_csv(folder / "table.csv", made.cells)
+
+
+def file_of(name: str) -> str:
+    """The page of a table: dbe-table9.md; that of a user's own by its file's name alone."""
+    return f"{Path(name).stem if name.endswith('.toml') else name.replace('/', '-')}.md"
+
+
+OWN_PAGES: dict[str, Callable[[Reproduction], str]] = {}
+"""Tables whose page is made in another way, by name."""
+
+
+def rewrite(pages: Path, runs: Path | None) -> list[Path]:
+    """Write all pages again, from what is kept beside them and what lies below `runs`, which is kept from now on."""
+    kept = pages / KEPT
+    kept.mkdir(parents=True, exist_ok=True)
+    for result in sorted(runs.rglob(RESULT)) if runs else ():
+        made = read(result)
+        made.write(kept / Path(file_of(made.name)).with_suffix(".json"))
+    every = [read(path) for path in sorted(kept.glob("*.json"))]
+    written = {pages / file_of(made.name): OWN_PAGES.get(made.name, page)(made) for made in every}
+    written[pages / "README.md"] = overview(every, (kept / "intro.md").read_text(encoding="utf-8"))
+    for path, text in written.items():
+        write_atomically(path, text)
+    return list(written)

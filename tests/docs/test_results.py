@@ -1,0 +1,35 @@
+"""The pages in docs/results are made of what is kept beside them, and of nothing else: a page that says anything else is stale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from comity.studies import pages
+from comity.studies.reproduction import read
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+KEPT = sorted((RESULTS / pages.KEPT).glob("*.json"))
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.stem)
+def test_a_page_is_that_of_its_data(kept: Path) -> None:
+    made = read(kept)
+    assert kept.stem == Path(pages.file_of(made.name)).stem
+    text = pages.OWN_PAGES.get(made.name, pages.page)(made)
+    assert (RESULTS / pages.file_of(made.name)).read_text(encoding="utf-8") == text, "comity reproduce --table writes it again"
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.stem)
+def test_the_tables_settings_are_those_of_the_runs(kept: Path) -> None:
+    assert read(kept).stale() == [], "the table's file was changed after its runs: run it again"
+
+
+def test_the_overview_is_that_of_all_data() -> None:
+    text = pages.overview([read(path) for path in KEPT], (RESULTS / pages.KEPT / "intro.md").read_text(encoding="utf-8"))
+    assert (RESULTS / "README.md").read_text(encoding="utf-8") == text, "comity reproduce --table writes it again"
+
+
+def test_there_is_no_page_without_data() -> None:
+    assert {path.stem for path in RESULTS.glob("*.md")} - {"README"} == {path.stem for path in KEPT}
