@@ -105,6 +105,34 @@ def dirichlet(
 
 
 @partition
+def mixture(y: Ints, parties: int, rng: np.random.Generator, *, alpha: float, samples: int | None = None) -> list[Ints]:
+    """Equally many samples each, of classes in shares that each party draws from Dir(alpha) (Hsu et al. 2019).
+
+    `dirichlet` cuts classes and leaves sizes to chance, so few parties with a small alpha come out with enough; here any alpha
+    goes with any size. `alpha` is that of a single class. Whoever finds a class used up gets more of its other classes, and
+    where all of those are used up, of what is left.
+    """
+    _check_range("alpha of mixture", alpha, 0, 1e6)
+    each = len(y) // parties if samples is None else samples
+    if not 1 <= each <= len(y) // parties:
+        raise Refusal(
+            f"samples of mixture must be from 1 to {len(y) // parties} for {parties} parties and {len(y)} samples, not {each}."
+        )
+    _, label, left = np.unique(y, return_inverse=True, return_counts=True)
+    table = np.zeros((len(left), parties), dtype=np.int64)
+    for i in range(parties):
+        drawn = rng.dirichlet(np.full(len(left), alpha))
+        while wanted := each - int(table[:, i].sum()):
+            shares = drawn * (left > 0) if (drawn * (left > 0)).sum() > 0 else left
+            given = np.minimum(_cut(wanted, shares / shares.sum()), left)
+            table[:, i] += given
+            left = left - given
+    order = _by_class(label, rng)
+    rank = np.arange(len(y)) - np.searchsorted(label[order], label[order])
+    return _deal(order[rank < table.sum(axis=1)[label[order]]], table)
+
+
+@partition
 def pathological(y: Ints, parties: int, rng: np.random.Generator, *, classes: int = 2, equal: bool = False) -> list[Ints]:
     """Each party gets samples of exactly so many classes, in unequal amounts.
 

@@ -5,6 +5,8 @@ A run's settings are the table's, then its column's, then its row's; the scale's
 
 from __future__ import annotations
 
+import itertools
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +53,45 @@ class Column(_Entry):
         return self.run or self.name
 
 
+class Grid(BaseModel):
+    """Columns that differ in a few values only, written once: one column for each combination of the axes' values.
+
+    `{axis}` in a name, a title or a setting stands for the axis' value.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    title: str
+    measure: str
+    axes: dict[str, tuple[str | int | float, ...]] = Field(min_length=1)
+    settings: Settings = Field(default_factory=dict)
+
+    def columns(self) -> list[Column]:
+        """All of them, the last axis' values changing fastest; a setting that is an axis alone keeps its kind."""
+        made = []
+        for values in itertools.product(*self.axes.values()):
+            at = dict(zip(self.axes, values, strict=True))
+            settings = {name: _filled(value, at) for name, value in self.settings.items()}
+            made.append(Column(name=_put(self.name, at), title=_put(self.title, at), measure=self.measure, settings=settings))
+        return made
+
+
+def _filled(value: Any, at: Mapping[str, Any]) -> Any:
+    if not isinstance(value, str):
+        return value
+    alone = value.removeprefix("{").removesuffix("}")
+    return at[alone] if value == f"{{{alone}}}" and alone in at else _put(value, at)
+
+
+def _put(text: str, at: Mapping[str, Any]) -> str:
+    for axis, value in at.items():
+        text = text.replace(f"{{{axis}}}", str(value))
+    if left := re.search(r"\{\w+\}", text):
+        raise ValueError(f"{left[0]} is no axis of the grid: {', '.join(at)}")
+    return text
+
+
 class MethodRow(_Entry):
     """A row of a paper's table: a method, and what the paper prints for it by column; a pair is a mean and its deviation."""
 
@@ -80,7 +121,9 @@ class Table(BaseModel):
     settings: Settings = Field(default_factory=dict)
     reduced: Settings = Field(default_factory=dict)
     smoke: Settings = Field(default_factory=dict)
+    grids: tuple[Grid, ...] = ()
     columns: tuple[Column, ...]
+    """Those that are written out, then the grids'."""
     rows: tuple[MethodRow, ...]
 
     @model_validator(mode="after")
@@ -91,6 +134,20 @@ class Table(BaseModel):
             if row.best_of and not (len(row.best_of) > 1 and runs.issuperset(row.best_of)):
                 raise ValueError(f"best_of of {row.name} must name two or more other rows that are runs themselves")
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_grids(cls, given: Any) -> Any:
+        """The grids' columns beside the others; no name twice, as runs' folders are called so."""
+        if not isinstance(given, dict) or "grids" not in given:
+            return given
+        grids = [Grid.model_validate(grid) for grid in given["grids"]]
+        columns = [Column.model_validate(column) for column in given.get("columns", ())]
+        columns += [column for grid in grids for column in grid.columns()]
+        names = [column.name for column in columns]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"two columns are called {twice}")
+        return given | {"grids": grids, "columns": columns}
 
     def at(self, scale: Scale) -> Settings:
         """What replaces the settings at a scale; `seeds`, `columns` and `rows` are about the table itself."""
