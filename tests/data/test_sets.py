@@ -132,7 +132,7 @@ def test_har_as_in_pfllibs_files(here: Path) -> None:
     [
         ("digits(layout=pfllib)", "digits has no options"),
         ("eicu-standin(3)", "eicu-standin has no options"),
-        ("har(layout=theirs)", "layout of har must be one of channels, pfllib, not theirs"),
+        ("har(layout=theirs)", "layout of har must be one of channels, pfllib, not 'theirs'"),
         ("har(colour=red)", "colour"),
         ("hra(layout=pfllib)", "hra"),
         ("har(layout", "not of the form"),
