@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from originals import (
     MARKET,
     OFFICE,
@@ -106,6 +107,42 @@ def test_the_original_files(name: str, here: Path) -> None:
         assert data.official_test is not None
         assert data.official_test.tolist() == wanted["held"]
     assert load(name).fingerprint() == data.fingerprint()  # from the cache
+
+
+def test_har_as_in_pfllibs_files(here: Path) -> None:
+    """Channel c at time t has the value 9 t + c: its place in a window of 128 times by 9 channels. Reshaped, place k is k."""
+    window = np.array([[9 * t + c for t in range(128)] for c in range(9)], np.float32)
+    held = np.array([False, True])
+    np.savez(here / "uci_har.npz", x=np.stack([window, -window]), y=np.array([0, 5]), subject=np.array([1, 2]), is_test=held)
+    ours, theirs = load("har"), load("har(layout=pfllib)")
+    assert ours.x[0, 2, :3].tolist() == [2, 11, 20], "the default: a row a channel"
+    assert torch.equal(load("har(layout=channels)").x, ours.x)
+    assert theirs.x.shape == (2, 9, 128)
+    assert theirs.x[0].flatten().tolist() == list(range(9 * 128))
+    assert theirs.x[1, 0, :4].tolist() == [0, -1, -2, -3], "channels 0 to 3 at time 0"
+    assert theirs.x[0, 1, 0] == 128, "channel 128 mod 9 = 2 at time 128 // 9 = 14"
+    assert torch.equal(theirs.y, ours.y)
+    assert theirs.fingerprint() != ours.fingerprint()
+    assert any("without being transposed" in note for note in theirs.notes)
+    assert not any("without being transposed" in note for note in ours.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("digits(layout=pfllib)", "digits has no options"),
+        ("eicu-standin(3)", "eicu-standin has no options"),
+        ("har(layout=theirs)", "layout of har must be one of channels, pfllib, not 'theirs'"),
+        ("har(colour=red)", "colour"),
+        ("hra(layout=pfllib)", "hra"),
+        ("har(layout", "not of the form"),
+    ],
+)
+def test_options_that_a_dataset_does_not_have_are_refused(name: str, says: str, here: Path) -> None:
+    har(here)
+    with pytest.raises(Refusal) as why:
+        load(name)
+    assert says in str(why.value)
 
 
 def refusal(name: str) -> str:

@@ -219,6 +219,42 @@ def test_alg1_l2_mean_as_it_ran_along(model: str, shape: tuple[int, ...], epochs
     assert (ours - exact).abs().max() > 0.005, "the two are not the same"
 
 
+@pytest.mark.parametrize("mu", [1.0, 0.3])
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize(("model", "shape"), [(f"mlp2(width={K})", SHAPE), (BATCHNORM, IMAGE)])
+def test_alg1_l2_mean_of_all_batches_alike(model: str, shape: tuple[int, ...], epochs: int, mu: float) -> None:
+    """init_mean=batch: the plain mean of the batches' means, in training mode at the weights of the moment, whatever mu is.
+
+    18 samples in batches of 5: the last batch of 3 counts as much as the others.
+    """
+    task, data = task_of(model, shape, CLASSES), samples(18, shape, CLASSES)
+    how = Training(lr=0.02, batch=5, epochs=9, min_batch=2)
+    means, _ = watched(task, data, replace(how, epochs=epochs))
+    assert len(means) == 4 * epochs
+    ours = reported(model, data, how, shape, init_mean="batch", init_epochs=epochs, mu=mu)
+    torch.testing.assert_close(ours, torch.stack(means).mean(0), rtol=0, atol=5e-4)
+    for other in ("exact", "ema"):
+        apart = ours - reported(model, data, how, shape, init_mean=other, init_epochs=epochs, mu=mu)
+        assert apart.abs().max() > 0.002, other
+
+
+def test_alg1_l2_without_training_and_batchnorm_all_batches_alike_is_exact() -> None:
+    """At a learning rate of 0, with batches of one size and no BatchNorm, the mean of the batches' means is the mean."""
+    model, data, how = f"mlp2(width={K})", samples(20, SHAPE, CLASSES), Training(lr=0.0, batch=5)
+    exact = reported(model, data, how, init_mean="exact")
+    torch.testing.assert_close(reported(model, data, how, init_mean="batch"), exact, rtol=0, atol=1e-6)
+
+
+def test_eq8_with_batchnorm_the_first_term_is_small_only_by_the_mean_in_training_mode() -> None:
+    """After one epoch the running statistics are far from the batches': an exact mean is one that no batch is near to."""
+    data, how = samples(60, IMAGE, CLASSES), Training(lr=0.02, batch=20, min_batch=2)
+    task, first = task_of(BATCHNORM, IMAGE, CLASSES), {}
+    now = task.features(task.init(ROOT.fold("init")), data.x[:20], train=True).mean(0)
+    for init_mean in ("exact", "batch"):
+        first[init_mean] = (now - reported(BATCHNORM, data, how, IMAGE, init_mean=init_mean)).square().mean().item()
+    assert first["exact"] > 5 * first["batch"]
+
+
 @pytest.mark.parametrize("how", [Training(lr=0.1, batch=4, epochs=5), Training(lr=0.1, batch=4, steps=1)])
 @pytest.mark.parametrize("epochs", [0, 1, 3])
 def test_alg1_l2_epochs_before_the_first_mean(epochs: int, how: Training) -> None:
@@ -236,12 +272,21 @@ def test_alg1_l2_epochs_before_the_first_mean(epochs: int, how: Training) -> Non
 
 def test_alg1_l2_one_epoch_is_the_default() -> None:
     assert same(ran("fedavg+dbe"), ran("fedavg+dbe(init_epochs=1,init_mean=exact,half=true,ema_debias=false)"))
-    for other in ("init_epochs=0", "init_epochs=2", "init_mean=ema"):
+    for other in ("init_epochs=0", "init_epochs=2", "init_mean=ema", "init_mean=batch"):
         assert not same(ran("fedavg+dbe"), ran(f"fedavg+dbe({other})")), other
 
 
 @pytest.mark.parametrize(
-    "options", ["init_mean=ema", "init_epochs=0", "init_epochs=3", "half=false", "ema_debias=true", "noise_s=1,noise_q=0.5"]
+    "options",
+    [
+        "init_mean=ema",
+        "init_mean=batch",
+        "init_epochs=0",
+        "init_epochs=3",
+        "half=false",
+        "ema_debias=true",
+        "noise_s=1,noise_q=0.5",
+    ],
 )
 def test_alg1_no_option_changes_a_byte(options: str) -> None:
     """And each of them changes the weights, but for the running mean's bias, which mu = 1 does not have."""
@@ -251,7 +296,9 @@ def test_alg1_no_option_changes_a_byte(options: str) -> None:
 
 
 @pytest.mark.parametrize("model", [f"mlp2(width={K})", BATCHNORM])
-@pytest.mark.parametrize("options", ["", "init_mean=ema", "init_mean=ema,mu=0.3,init_epochs=2", "init_epochs=0", "half=false"])
+@pytest.mark.parametrize(
+    "options", ["", "init_mean=batch", "init_mean=ema", "init_mean=ema,mu=0.3,init_epochs=2", "init_epochs=0", "half=false"]
+)
 def test_dbe_switched_off_is_fedavg_bit_for_bit(options: str, model: str) -> None:
     """kappa = 0 and the offset frozen at 0: the exchange before round 1 disturbs neither weights nor running statistics."""
     ours = ran(f"fedavg+dbe(kappa=0,train_offset=false{',' if options else ''}{options})", model)
@@ -265,7 +312,7 @@ def test_dbe_switched_off_is_fedavg_bit_for_bit(options: str, model: str) -> Non
 # --- Table 3
 
 
-@pytest.mark.parametrize("init_mean", ["exact", "ema"])
+@pytest.mark.parametrize("init_mean", ["exact", "ema", "batch"])
 def test_table3_noise_is_on_what_is_reported(init_mean: str) -> None:
     """q = 1 and s = 0 withhold all; q = 0.75 leaves a quarter; s alone adds N(0, s^2), the same draw for the same key."""
     model, data, how = f"mlp2(width={K})", samples(18, SHAPE, CLASSES), Training(lr=0.1, batch=4)
@@ -326,7 +373,9 @@ def test_table7_offset_element_counts_of_resnet18(cut: str) -> None:
 # --- refusals
 
 
-@pytest.mark.parametrize("option", ["half", "ema_debias", "init_mean", "init_epochs", "noise_s", "noise_q", "kappa", "mu"])
+@pytest.mark.parametrize(
+    "option", ["half", "ema_debias", "init_mean", "init_epochs", "noise_s", "noise_q", "kappa", "mu", "pilot_rounds"]
+)
 def test_prbm_alone_has_no_options_of_the_regulariser(option: str) -> None:
     with pytest.raises(comity.Refusal, match=option):
         compose(f"fedavg+prbm({option}=1)")
@@ -336,3 +385,9 @@ def test_prbm_alone_has_no_options_of_the_regulariser(option: str) -> None:
 def test_options_out_of_range_are_refused(option: str) -> None:
     with pytest.raises(comity.Refusal, match=option.partition("=")[0]):
         compose(f"fedavg+dbe({option})")
+
+
+@pytest.mark.parametrize("options", ["init_mean=batch,init_epochs=0", "init_mean=ema,init_epochs=0", "init_mean=ema,mu=0"])
+def test_a_mean_that_runs_along_needs_something_to_run_along(options: str) -> None:
+    with pytest.raises(comity.Refusal, match="an epoch to run along"):
+        ran(f"fedavg+dbe({options})")

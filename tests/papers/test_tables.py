@@ -91,7 +91,7 @@ def test_every_run_is_an_experiment(table: Table, scale: papers.Scale) -> None:
                 continue
             tried.add(told)
             experiment(settings)
-            assert settings["data"] in _library()
+            assert parse(settings["data"]).name in _library()
             check_method(row.algorithm)
 
 

@@ -9,7 +9,8 @@ Algorithm 1, l.1-3: before round 1 each party trains one epoch without PRBM and 
 
 Symbols: K = values in a representation; offset = z̄^p_i; consensus = z̄^g; m = running mean of z^g.
 Deviations: the ½ in MR is the authors' code's, with which κ = 50 was tuned (printed: half=false). z̄_i is the exact mean, as
-printed (the code: init_mean=ema). The offset is trained by the experiment's optimizer. κ and μ are the 4-layer CNN's.
+printed (the code: init_mean=ema). The offset is trained by the experiment's optimizer. κ and μ are the 4-layer CNN's; with
+BatchNorm use kappa=auto, which tries κ = 0, 1, 5 and 50 for some rounds each and takes what is best on validation samples.
 """
 
 from __future__ import annotations
@@ -24,16 +25,10 @@ from torch import Tensor
 from comity.core import *
 from comity.core.diagnostics import Diagnostic, ParameterNorms
 from comity.parts.averaged import AveragesWeights
+from comity.parts.pilot import TRIED_BYTES, Mean, Piloted
 
 OFFSET = "dbe.offset"
 MEAN = "dbe.mean"
-
-
-@record
-class Mean:
-    """A mean representation: on its way, and (the consensus) in a party's state."""
-
-    z: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,18 +84,19 @@ class Biased(Task):
 
 
 @algorithm
-class Dbe(Wrapper[Mean]):
+class Dbe(Piloted):
     host: AveragesWeights[Any, Any, Any]
-    kappa: float = option(50.0, "κ, weight of the mean regulariser (eq. 8)", minimum=0)
+    kappa: float | Literal["auto"] = option(50.0, "κ, weight of the mean regulariser (eq. 8); auto: by a pilot", minimum=0)
     mu: float = option(1.0, "μ, momentum of the running mean (eq. 9); 1 takes the current batch alone", minimum=0, maximum=1)
     cut: str = option("", "the stage after which the offset sits; the model's own cut unless told")
     train_offset: bool = option(True, "false freezes the offset at 0")
     half: bool = option(True, "the ½ in MR: as in the authors' code, or plain MSE as printed")
     ema_debias: bool = option(False, "divide the running mean by 1 − (1 − μ)^b, as it starts from 0 in every local training")
-    init_mean: Literal["exact", "ema"] = option("exact", "the reported mean: over all data after training, or as it ran along")
+    init_mean: Literal["exact", "ema", "batch"] = option("exact", "the mean after training, or in it: by μ, or all batches alike")
     init_epochs: int = option(1, "epochs before a party reports its mean (l.1)", minimum=0)
     noise_s: float = option(0.0, "s, standard deviation of the noise on an uploaded mean (Table 3)", minimum=0)
     noise_q: float = option(0.0, "q, share of an uploaded mean that is withheld (Table 3)", minimum=0, maximum=1)
+    pilot_rounds: int = option(5, "rounds with each κ of the pilot before round 1, with kappa=auto", minimum=1)
 
     has_offset: ClassVar[bool] = True
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = (
@@ -113,7 +109,9 @@ class Dbe(Wrapper[Mean]):
             parameter=OFFSET,
         ),
     )
-    bytes_formula = "the host's, and N · (S + 8·K) once before round 1"
+    bytes_formula = (
+        "the host's, and N · (S + 8·K) once before round 1; kappa=auto: 4 · pilot_rounds rounds and N · (4·S + 73) more"
+    )
 
     @classmethod
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
@@ -127,8 +125,9 @@ class Dbe(Wrapper[Mean]):
     def check(self, info: Info) -> None:
         for task in info.tasks:
             self.at_cut(task)  # refuses a stage that is not there
-        if (self.init_mean == "ema" and not self.mu * self.init_epochs) or (self.ema_debias and not self.mu):
-            raise Refusal("A running mean needs mu > 0, and init_mean=ema an epoch to run along.")
+        runs_along = self.init_mean == "batch" or (self.init_mean == "ema" and self.mu)
+        if (self.init_mean != "exact" and not (runs_along and self.init_epochs)) or (self.ema_debias and not self.mu):
+            raise Refusal("A running mean needs mu > 0, and init_mean=ema and batch an epoch to run along.")
         super().check(info)
 
     def at_cut(self, task: Task) -> Task:
@@ -148,19 +147,20 @@ class Dbe(Wrapper[Mean]):
             offset=self.has_offset,
             frozen=not self.train_offset,
             consensus=extra.z,
-            kappa=self.kappa,
+            kappa=self.weight(extra),
             mu=self.mu,
             half=self.half,
             debias=self.ema_debias,
         )
-        return with_task(party, biased)
+        return with_task(self.quiet(party, extra), biased)
 
     def start(self, s: Wrapped[Mean | None], net: Net) -> Wrapped[Mean | None]:
         s = super().start(s, net)
         means = net.call(self.mean, {i: Model(self.view(s, i).theta) for i in net.info.parties})  # l.1-2
         z_bar = average({i: {MEAN: reply.z} for i, reply in means.items()}, dict(enumerate(net.info.sizes)))[MEAN]  # l.3
         net.call(self.agree, dict.fromkeys(net.info.parties, Mean(z_bar)))
-        return replace(s, extra=Mean(z_bar))
+        s = replace(s, extra=Mean(z_bar))
+        return self.choose(s, net) if self.auto else s
 
     def onboard(self, s: Wrapped[Mean | None], net: Net, ids: Sequence[int]) -> Wrapped[Mean | None]:
         assert s.extra
@@ -177,12 +177,12 @@ class Dbe(Wrapper[Mean]):
         task = self.at_cut(party.task)
         theta = drop(self.host.model(mine.host, m, party), frozenset({OFFSET}))
         how = replace(party.training, epochs=self.init_epochs, steps=None)
-        loss = self.running if self.init_mean == "ema" else plain
+        loss = plain if self.init_mean == "exact" else self.running
         done = await party.fit(loss, theta, key, task=task, training=how)
-        if self.init_mean == "ema":
-            z = done.scratch.get(MEAN, torch.zeros_like(mine.extra.z))
-        else:
+        if self.init_mean == "exact":
             z = in_chunks(lambda x: task.features(done.theta, x), party.data.train.x).mean(0)
+        else:
+            z = done.scratch.get(MEAN, torch.zeros_like(mine.extra.z))
         return mine, Mean(self.noised(z, key.fold("noise")))
 
     def running(self, task: Task, theta: Params, batch: Batch, own: None) -> Tensor:
@@ -190,7 +190,8 @@ class Dbe(Wrapper[Mean]):
         z = task.features(theta, batch.x, train=True)
         now = z.detach().mean(0)
         before = batch.scratch.get(MEAN, torch.zeros_like(now))
-        batch.scratch[MEAN] = (1 - self.mu) * before + self.mu * now
+        mu = self.mu if self.init_mean == "ema" else 1 / (batch.number + 1)
+        batch.scratch[MEAN] = (1 - mu) * before + mu * now
         return task.objective(theta, z, batch)
 
     def noised(self, z: Tensor, key: Key) -> Tensor:
@@ -198,13 +199,14 @@ class Dbe(Wrapper[Mean]):
         return (1 - self.noise_q) * z + self.noise_s * torch.normal(0.0, 1.0, z.shape, generator=key.generator()).to(z.device)
 
     async def agree(self, mine: Wrapped[Mean], m: Mean, party: Party, key: Key) -> tuple[Wrapped[Mean], None]:
-        return replace(mine, extra=m), None
+        return Wrapped(self.host_state(mine), m), None
 
     def join_traffic(self, info: Info) -> Traffic:
-        return super().join_traffic(info) + Traffic(down=len(info.late) * 4 * self.at_cut(info.task).width)
+        told = TRIED_BYTES if self.auto else 0
+        return super().join_traffic(info) + Traffic(down=len(info.late) * (4 * self.at_cut(info.task).width + told))
 
     def start_traffic(self, info: Info) -> Traffic:
         n = len(info.names)
         k = self.at_cut(info.task).width
         model = info.task.bytes(without=self.host.kept(info.task))
-        return super().start_traffic(info) + Traffic(up=4 * k * n, down=(model + 4 * k) * n)
+        return super().start_traffic(info) + Traffic(up=4 * k * n, down=(model + 4 * k) * n) + self.pilot_traffic(info)

@@ -23,10 +23,11 @@ class Prbm(Dbe):
     mu: float = field(default=1.0, init=False)
     half: bool = field(default=True, init=False)
     ema_debias: bool = field(default=False, init=False)
-    init_mean: Literal["exact", "ema"] = field(default="exact", init=False)
+    init_mean: Literal["exact", "ema", "batch"] = field(default="exact", init=False)
     init_epochs: int = field(default=1, init=False)
     noise_s: float = field(default=0.0, init=False)
     noise_q: float = field(default=0.0, init=False)
+    pilot_rounds: int = field(default=5, init=False)
     bytes_formula = "the host's"
 
     def start(self, s: Wrapped[Mean | None], net: Net) -> Wrapped[Mean | None]:

@@ -89,6 +89,16 @@ class Algorithm(ABC, Generic[S, C, M]):
         """Whether `finish` does anything: then models are evaluated before it, too."""
         return False
 
+    @property
+    def tried_rounds(self) -> tuple[int, ...]:
+        """Rounds that `start` tries before the first, by number: with their cohorts a plan counts what they cost."""
+        return ()
+
+    @property
+    def needs_validation(self) -> str:
+        """Why nothing can be done without validation samples, and what to do about it; empty if they are not needed."""
+        return ""
+
     def cautions(self, info: Info) -> list[str]:
         """What a user should know before running the method as it is set."""
         return []
@@ -102,7 +112,8 @@ class Algorithm(ABC, Generic[S, C, M]):
         holds = {"at least": operator.ge, "at most": operator.le, "greater than": operator.gt}
         for f in fields(self):  # type: ignore[arg-type]
             for words, bound in f.metadata.get("bounds", {}).items():
-                if not (math.isfinite(value := getattr(self, f.name)) and holds[words](value, bound)):
+                value = getattr(self, f.name)
+                if not isinstance(value, str) and not (math.isfinite(value) and holds[words](value, bound)):
                     raise Refusal(f"{f.name} must be {words} {bound:g}, not {value}.")
 
     def check(self, info: Info) -> None:

@@ -29,6 +29,10 @@ class Score:
     """What was asked for beside accuracy and loss, by metric, where there is such a figure."""
 
 
+NOTHING = Score(0, 0, 0.0, {})
+"""Of no samples."""
+
+
 @record
 class Answers:
     """What a model says of the test samples, in their order: enough to judge it by any metric that can be chosen."""
@@ -83,13 +87,19 @@ def evaluate(task: Task, theta: Params, data: PartyData, final: bool, metric: st
     return Evaluation(validation, _score(task, logits, data.test.y, every, data.unit), answers)
 
 
+def validated(task: Task, theta: Params, data: PartyData) -> Score:
+    """How a model does on a party's validation samples, by accuracy and loss."""
+    held = data.validation
+    return _score(task, in_chunks(lambda x: task.logits(theta, x), held.x), held.y, [], data.unit) if len(held) else NOTHING
+
+
 def _beside_accuracy(names: Iterable[str]) -> list[str]:
     return [name for name in names if name != ACCURACY.name]
 
 
 def _score(task: Task, logits: Tensor, y: Tensor, metrics: Sequence[str], unit: float) -> Score:
     if not len(y):
-        return Score(0, 0, 0.0, {})
+        return NOTHING
     if not task.classes:
         return Score(0, len(y), float(squared_error(logits, y)), _figures(logits * unit, y * unit, metrics))
     correct = int((logits.argmax(1) == y).sum())

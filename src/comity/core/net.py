@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -137,6 +138,14 @@ class Net:
         del self.notes[notes:]
         self._unheard = ""
         return {i: self.versions.get(i) for i in self._asked}
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Exchanges that are tried before round 1: charged, but nothing of them is noted; who missed one so far is left out."""
+        self.attendance.waiting |= self.attendance.missed
+        notes = len(self.notes)
+        yield
+        del self.notes[notes:]
 
     def sample(self, t: int) -> list[int]:
         """The parties that take part in round t."""

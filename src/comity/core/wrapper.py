@@ -57,6 +57,10 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Any]):
 
         return wrapped
 
+    @property
+    def tried_rounds(self) -> tuple[int, ...]:
+        return self.host.tried_rounds
+
     def check(self, info: Info) -> None:
         self.host.check(info)
 

@@ -15,6 +15,7 @@ from comity.data.dataset import Dataset
 from comity.data.files import Missing, Way, cache_folder, locate, obtain
 from comity.errors import Refusal, unknown
 from comity.plugins import call_from_file, is_code
+from comity.spec import Spec, call, parse
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Entry:
     make: Callable[[], Dataset] | None = None
     parts: tuple[str, ...] = ()
     join: Callable[[Mapping[str, Dataset], tuple[str, ...]], Dataset] | None = None
+    options: Callable[..., Dataset] | None = None
+    """Makes of the dataset what options in parentheses ask for: its further parameters are the options."""
 
     def load(self, trust: bool = False) -> Dataset:
         """The dataset, or one sentence that says which files would be needed."""
@@ -54,6 +57,14 @@ class Entry:
             return obtain(self.card.name, self.ways, trust)
         except Missing as why:
             raise Missing(why.name, why.ways, self.card.hub) from None
+
+    def varied(self, spec: Spec, trust: bool = False) -> Dataset:
+        """The dataset as its options say."""
+        if not (spec.args or spec.options):
+            return self.load(trust)
+        if self.options is None:
+            raise Refusal(f"{spec.name} has no options, but {spec} gives it some.")
+        return call(spec, self.options, self.load(trust))
 
     def _joined(self) -> Dataset:
         """What is here of the parts, together; which ones are not is said in its notes."""
@@ -118,6 +129,8 @@ def card(name: str) -> Card | None:
 def load(name: str, trust_pickle: bool = False) -> Dataset:
     """A dataset by name, from the hub (`hub:owner/name`), an imported folder, or what `load()` in a user's .py file returns.
 
+    A dataset with options has them in parentheses: `har(layout=pfllib)`.
+
     Examples:
         >>> digits = load("digits")
         >>> len(digits), digits.shape, digits.classes
@@ -146,9 +159,10 @@ def load(name: str, trust_pickle: bool = False) -> Dataset:
         raise Refusal(
             f"{name} is a file, but no dataset: bring it in first, with 'comity data import {name} --label ... --out ...'."
         )
-    if name not in library:
-        raise unknown("dataset", name, library)
-    return library[name].load(trust_pickle)
+    spec = parse(name) if "(" in name else Spec(name)
+    if spec.name not in library:
+        raise unknown("dataset", spec.name, library)
+    return library[spec.name].varied(spec, trust_pickle)
 
 
 def _from_file(path: str) -> Dataset:

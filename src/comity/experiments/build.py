@@ -147,7 +147,8 @@ class Job:
         """Gradient steps of all parties in all rounds, if each work trains once."""
         each = [p.training.steps_for(len(p.data.train)) for p in self.parties]
         late = sum(each[i] for i in self.info.late)
-        return late + self.in_all_rounds(sum(each[i] for cohort in self.counted.values() for i in cohort))
+        tried = sum(each[i] for t in self.algorithm.tried_rounds for i in self.cohort(t))
+        return late + tried + self.in_all_rounds(sum(each[i] for cohort in self.counted.values() for i in cohort))
 
     def engine(self) -> Engine:
         """The engine that the experiment names, with all parties on it."""
@@ -223,6 +224,9 @@ def _check_judged(job: Job) -> None:
     metric = job.metric
     validated = any(len(party.data.validation) for party in job.parties)
     needed = ["test", *(["validation"] if job.experiment.patience and validated else [])]
+    judged = any(len(job.parties[i].data.validation) for i in job.info.parties)
+    if not judged and (why := next(filter(None, (a.needs_validation for a in chain(job.algorithm))), "")):
+        raise Refusal(f"{called(job.experiment.algorithm)}: {why}.")
     if metric is not ACCURACY and (lacking := next((split for split in needed if not job.judged(split)), None)):
         raise Refusal(
             f"No party's {lacking} samples have a figure by metric {metric.name} ({metric.about}): choose another metric."

@@ -38,7 +38,13 @@ class Plan:
 
 def traffic(job: Job) -> tuple[Traffic, list[Traffic]]:
     """Bytes in closed form: before round 1, and of each round; the last has what follows it, newcomers excepted."""
-    return job.algorithm.start_traffic(job.info), _of_rounds(job, {t: job.cohort(t) for t in range(1, job.experiment.rounds + 1)})
+    return _before(job), _of_rounds(job, {t: job.cohort(t) for t in range(1, job.experiment.rounds + 1)})
+
+
+def _before(job: Job) -> Traffic:
+    """Bytes before round 1, with the rounds that are tried there."""
+    tried = (job.algorithm.traffic(replace(job.info, round=t), job.cohort(t)) for t in job.algorithm.tried_rounds)
+    return sum(tried, job.algorithm.start_traffic(job.info))
 
 
 def _of_rounds(job: Job, cohorts: Mapping[int, list[int]]) -> list[Traffic]:
@@ -59,7 +65,7 @@ def _total(job: Job, start: Traffic, rounds: list[Traffic]) -> Traffic:
 
 def plan(job: Job) -> Plan:
     """Count what can be counted and try the rest."""
-    start = job.algorithm.start_traffic(job.info)
+    start = _before(job)
     rounds = _of_rounds(job, job.counted)
     task = job.info.task
     state = payload(Site(job.algorithm, job.parties[0], job.root).mine) * len(job.parties)
@@ -99,6 +105,7 @@ def _try(job: Job) -> tuple[float, float]:
     workers = job.experiment.workers or 1
     tried = sum(sizes[i] for i in largest)
     seen = job.in_all_rounds(sum(sizes[i] for cohort in job.counted.values() for i in cohort))
+    seen += sum(sizes[i] for t in job.algorithm.tried_rounds for i in job.cohort(t))
     scale = seen / tried / workers if one.steps else job.experiment.rounds
     evaluations = (job.experiment.rounds // job.experiment.eval_every + 1) * len(sizes) / len(largest) / workers
     return one.train * scale, one.evaluate * evaluations

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ HAR = Card(
     classes=6,
     shape=(9, 128),
     description="What a phone at the waist feels of six activities: 9 channels, 128 times (Anguita et al. 2013); windows overlap "
-    "by half",
+    "by half; har(layout=pfllib) has them reshaped without being transposed, as in public files",
     licence="CC BY 4.0; the original notice prohibits commercial use",
     groups=("subject",),
 )
@@ -33,6 +34,19 @@ OVERLAP = (
     "har: neighbouring windows overlap by half, so a random test part, own(0.25), shares readings with the training part; "
     "tail(0.25) does not."
 )
+
+
+SCRAMBLED = (
+    "har(layout=pfllib): windows of 128 times by 9 channels are reshaped to 9 by 128 without being transposed, as in PFLlib's "
+    "public files, so that each row mixes all channels: for comparisons with results from those files only."
+)
+
+
+def _laid_out(har: Dataset, layout: Literal["channels", "pfllib"] = "channels") -> Dataset:
+    """A row a channel; or as PFLlib's files, whose rows are cut from (128, 9) as it lies in memory."""
+    if layout == "channels":
+        return har
+    return replace(har, x=har.x.transpose(1, 2).reshape(har.x.shape), notes=(*har.notes, SCRAMBLED))
 
 
 def _har(data: Arrays) -> Dataset:
@@ -64,7 +78,8 @@ def _text(found: Found) -> Dataset:
     return _har(read_uci_har(found["UCI HAR Dataset"])._asdict())
 
 
-register(Entry(HAR, (Way(_text, ("UCI HAR Dataset",), "UCI HAR Dataset/"), Way(_npz, ("uci_har.npz",), sums=SUMS["har"]))))
+HAR_WAYS = (Way(_text, ("UCI HAR Dataset",), "UCI HAR Dataset/"), Way(_npz, ("uci_har.npz",), sums=SUMS["har"]))
+register(Entry(HAR, HAR_WAYS, options=_laid_out))
 
 
 # Intensive care. eICU is for credentialed people only, so it has a stand-in that is made here.

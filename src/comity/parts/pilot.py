@@ -1,0 +1,177 @@
+"""A kappa that is chosen on validation data: before round 1 a few rounds with each candidate, charged like all others.
+
+Every candidate starts from the same state, of the server and of each party, and after the last one all are back in it: from
+round 1 on a run is the one whose kappa was given as that number, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torch import Tensor
+
+from comity.core import Info, Key, Net, Party, Traffic, Wrapped, Wrapper, record
+from comity.core.attendance import NoReplies
+from comity.core.evaluation import Score, validated
+from comity.core.record import once_called
+
+CANDIDATES = (0.0, 1.0, 5.0, 50.0)
+TRIED_BYTES, SCORE_BYTES = 5, 12
+HOPELESS = 1e30
+"""The loss that is reported of a model whose own is no number."""
+
+
+@record
+class Tried:
+    """A value of kappa: on its way, and in a party's state."""
+
+    value: float
+    trial: bool = False
+    before: Any = None
+    """At a party, while it is a trial: the host's state to go back to."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How a candidate did on all validation samples together."""
+
+    value: float
+    accuracy: float
+    loss: float
+    count: int
+
+    @staticmethod
+    def of(value: float, scores: Mapping[int, Score]) -> Judged:
+        """Everybody's figures together, by their samples."""
+        count = sum(score.count for score in scores.values())
+        right = sum(score.correct for score in scores.values())
+        return Judged(value, right / count, sum(score.loss * score.count for score in scores.values()) / count, count)
+
+
+def judged(scores: Mapping[float, Mapping[int, Score]]) -> list[Judged]:
+    """All candidates, the best first: by accuracy, then by loss, then the smaller; by those who were heard of each of them."""
+    heard = set.intersection(*(set(of) for of in scores.values()))
+    if not sum(one.count for of in scores.values() for i, one in of.items() if i in heard):
+        raise NoReplies("Nobody who has validation samples was heard in the whole pilot.")
+    made = [Judged.of(value, {i: of[i] for i in sorted(heard)}) for value, of in scores.items()]
+    return sorted(made, key=lambda one: (-one.accuracy, one.loss, one.value))
+
+
+def told(rounds: int, ranked: list[Judged], classes: int) -> str:
+    """What a reader should know of the choice."""
+    best = ranked[0]
+
+    def figure(one: Judged) -> str:
+        return f"{one.value:g}: {one.accuracy:.1%} (loss {one.loss:.3g})" if classes else f"{one.value:g}: loss {one.loss:.3g}"
+
+    figures = ", ".join(figure(one) for one in sorted(ranked, key=lambda one: one.value))
+    out = [f"{value:g}" for value in CANDIDATES if value not in {one.value for one in ranked}]
+    lost = f"; {' and '.join(out)} came to nothing" if out else ""
+    return (
+        f"kappa=auto chose {best.value:g}, by {best.count:,} validation samples after {rounds} "
+        f"{'round' if rounds == 1 else 'rounds'} with each candidate: {figures}{lost}."
+    )
+
+
+@record
+class Mean:
+    """A mean representation: on its way, and (the consensus) in a party's state."""
+
+    z: Tensor
+    kappa: Tried | None = None
+    """What is known of kappa if it is chosen in a pilot."""
+
+
+once_called(Mean, "comity.algorithms.dbe:Mean")
+
+
+class Piloted(Wrapper[Mean]):
+    """A wrapper whose kappa may be chosen in a pilot; a party keeps what it was told of it."""
+
+    kappa: float | Literal["auto"]
+    pilot_rounds: int
+    """Rounds with each candidate."""
+
+    @property
+    def auto(self) -> bool:
+        """Whether there is a pilot."""
+        return self.kappa == "auto"
+
+    @property
+    def needs_validation(self) -> str:
+        say = "kappa=auto is chosen on validation samples: give parties some (--validation 0.1), or kappa a number"
+        return say if self.auto else ""
+
+    @property
+    def tried_rounds(self) -> tuple[int, ...]:
+        return tuple(range(1, self.pilot_rounds + 1)) * len(CANDIDATES) if self.auto else ()
+
+    def cautions(self, info: Info) -> list[str]:
+        if self.kappa in (0, "auto") or not any(task.norm_names for task in info.tasks):
+            return []
+        return [f"kappa={self.kappa:g} may do harm in a network with BatchNorm like this one: kappa=auto asks validation data."]
+
+    def weight(self, extra: Mean) -> float:
+        """kappa, as far as it is known."""
+        if self.kappa != "auto":
+            return self.kappa
+        return extra.kappa.value if extra.kappa else 0.0
+
+    def choose(self, s: Wrapped[Mean | None], net: Net) -> Wrapped[Mean | None]:
+        """Try each candidate, and agree on the best."""
+        scores: dict[float, dict[int, Score]] = {}
+        for value in CANDIDATES:
+            net.call(self.weigh, dict.fromkeys(net.info.parties, Tried(value, trial=True)))
+            with net.trial():
+                try:
+                    scores[value] = self._rehearsed(s.host, net)
+                except NoReplies as why:  # it diverged, for instance: that is an answer, too
+                    lost = why
+        if not scores:
+            raise lost
+        ranked = judged(scores)
+        chosen = Tried(ranked[0].value)
+        net.call(self.weigh, dict.fromkeys(net.info.parties, chosen))
+        net.note("kappa", chosen.value)
+        for one in ranked:
+            net.note(f"kappa={one.value:g}/accuracy", one.accuracy, split="validation")
+            net.note(f"kappa={one.value:g}/loss", one.loss, split="validation")
+        net.remarks[told(self.pilot_rounds, ranked, net.info.task.classes)] = None
+        assert s.extra is not None
+        return replace(s, extra=replace(s.extra, kappa=chosen))
+
+    def _rehearsed(self, host: Any, net: Net) -> dict[int, Score]:
+        for t in range(1, self.pilot_rounds + 1):
+            host = self.host.round(host, net, t)
+        return net.call(self.judge, {i: self.host.view(host, i) for i in net.info.parties})
+
+    def host_state(self, mine: Wrapped[Mean]) -> Any:
+        """What counts of a party's host: a trial's changes do not."""
+        now = mine.extra.kappa
+        return now.before if now and now.trial else mine.host
+
+    async def weigh(self, mine: Wrapped[Mean], m: Tried, party: Party, key: Key) -> tuple[Wrapped[Mean], None]:
+        """Back to where the pilot began, with another kappa."""
+        host = self.host_state(mine)
+        return Wrapped(host, replace(mine.extra, kappa=replace(m, before=host if m.trial else None))), None
+
+    async def judge(self, mine: Wrapped[Mean], m: Any, party: Party, key: Key) -> tuple[Wrapped[Mean], Score]:
+        """How good the model that the party would deploy is on its validation samples."""
+        score = validated(self.party_for(party, mine).task, self.model(mine, m, party), party.data)
+        return mine, score if math.isfinite(score.loss) else replace(score, correct=0, loss=HOPELESS)
+
+    def pilot_traffic(self, info: Info) -> Traffic:
+        """Bytes of the pilot but for its rounds, which are counted as such (`tried_rounds`)."""
+        if not self.auto:
+            return Traffic()
+        n, many = len(info.names), len(CANDIDATES)
+        models = many * n * self.host.traffic(info, [0]).down
+        return Traffic(up=many * n * SCORE_BYTES, down=(many + 1) * n * TRIED_BYTES + models)
+
+    def quiet(self, party: Party, extra: Mean) -> Party:
+        """The party as it trains in a trial: no optimizer remembers anything of it."""
+        now = extra.kappa
+        return replace(party, training=replace(party.training, keep=False)) if now and now.trial else party
