@@ -113,6 +113,7 @@ class Dbe(Wrapper[Mean]):
             parameter=OFFSET,
         ),
     )
+    start_weights = "theta"
     bytes_formula = "the host's, and N · (S + 8·K) once before round 1"
 
     @classmethod
