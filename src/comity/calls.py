@@ -59,6 +59,7 @@ def run(
     metric: str | Function = "accuracy",
     augment: str = "none",
     bn: Literal["all", "params_only", "none"] = "all",
+    init: Literal["common", "own"] = "common",
     cut: str | None = None,
     opt_state: Literal["reset", "keep"] = "reset",
     last_batch: Literal["keep", "drop"] = "keep",
@@ -114,6 +115,7 @@ def run(
             auc, sensitivity, specificity, r2, a user's file, or a function of (truth, answer)
         augment: random changes to training images, as in flip|crop(pad=4)|rotate(degrees=10)
         bn: which BatchNorm values are shared
+        init: the weights that parties start from: the same, or each its own
         cut: stage after which the representation is taken; the model's own unless told
         opt_state: parties' optimizers from round to round: new, or kept
         last_batch: a party's last batch of an epoch, if smaller
@@ -189,6 +191,7 @@ def compare(
     metric: str | Function = "accuracy",
     augment: str = "none",
     bn: Literal["all", "params_only", "none"] = "all",
+    init: Literal["common", "own"] = "common",
     cut: str | None = None,
     opt_state: Literal["reset", "keep"] = "reset",
     last_batch: Literal["keep", "drop"] = "keep",
@@ -235,11 +238,8 @@ def compare(
     every = _seeds(seeds, base)
     trackers = _trackers(track, keep, folder)
 
-    def caution(text: str) -> None:
-        warnings.warn(harmless(text), stacklevel=4)
-
     with watching(progress, len({comparing.SOLO, *methods}) * len(every)) as watched:
-        comparing.compare(base, methods, every, folder, watched, caution, trackers, federation, own)
+        comparing.compare(base, methods, every, folder, watched, _caution, trackers, federation, own)
     return comparison_of(folder, federation, own, trust=True, keep=keep)  # the caller has named its code
 
 
@@ -270,6 +270,7 @@ def tune(
     metric: str | Function = "accuracy",
     augment: str = "none",
     bn: Literal["all", "params_only", "none"] = "all",
+    init: Literal["common", "own"] = "common",
     cut: str | None = None,
     opt_state: Literal["reset", "keep"] = "reset",
     last_batch: Literal["keep", "drop"] = "keep",
@@ -339,6 +340,7 @@ def leave_one_out(
     metric: str | Function = "accuracy",
     augment: str = "none",
     bn: Literal["all", "params_only", "none"] = "all",
+    init: Literal["common", "own"] = "common",
     cut: str | None = None,
     opt_state: Literal["reset", "keep"] = "reset",
     last_batch: Literal["keep", "drop"] = "keep",
@@ -382,13 +384,9 @@ def leave_one_out(
         raise Refusal("leave_one_out takes a model by name or as a file: put the function into a ./mine.py that defines build.")
     base = asked(methods, federation, told, options, leave_one_out)
     _, folder = kept = _folder(out)
-
-    def caution(text: str) -> None:
-        warnings.warn(harmless(text), stacklevel=4)
-
     every = _seeds(seeds, base)
     with watching(progress, leaving.count(base, methods, every, leave_out, federation)) as watched:
-        found = leaving.effects(base, methods, every, folder, watched, leave_out, federation, caution)
+        found = leaving.effects(base, methods, every, folder, watched, leave_out, federation, _caution)
     del kept  # until here, a temporary folder stays
     return found
 
@@ -413,6 +411,10 @@ def _folder(out: str | Path | None) -> tuple[tempfile.TemporaryDirectory[str] | 
     return keep, Path(keep.name if keep else out or "")
 
 
+def _caution(text: str) -> None:
+    warnings.warn(harmless(text), stacklevel=4)
+
+
 def _methods(given: Sequence[str]) -> list[str]:
     if isinstance(given, str) or not all(isinstance(one, str) for one in given) or not len(given):
         raise Refusal('Methods are a list of names, as in ["fedavg", "fedavg+dbe"].')
@@ -432,7 +434,7 @@ def _seeds(given: Sequence[int] | None, base: Experiment) -> list[int]:
 def _trackers(track: Sequence[str | Tracker], keep: object, folder: Path) -> Trackers:
     if keep is not None and any(isinstance(one, str) for one in track):
         raise Refusal("A tracker writes beside the runs: give them a folder with out=...")
-    return Trackers(track, folder, lambda text: warnings.warn(harmless(text), stacklevel=4))
+    return Trackers(track, folder, _caution)
 
 
 def _grid(grid: Mapping[str, Sequence[Any]], federation: Federation | None) -> dict[str, list[Any]]:

@@ -9,8 +9,8 @@ Algorithm 1: l.3-5 send D, train locally, collect R_i = G_i(x); l.6-9 one pass o
 l.11-18 the party's part.
 
 Symbols: G_i = features of F_i (up to the cut); N = parties; R = representations; r = share of them sent.
-Deviations: all F_i start from the same weights, so that comparisons are paired. Representations are computed
-after training, in evaluation mode; class labels are never sent. D is trained with the experiment's optimizer,
+Deviations: all F_i start from the same weights, so that comparisons are paired (init=own: each from its own). Representations
+are computed after training, in evaluation mode; class labels are never sent. D is trained with the experiment's optimizer,
 as the paper has a single η. Meant for feature skew: with label skew the penalty fights the labels (B.8).
 """
 
@@ -74,6 +74,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     shares = "representations"
     self_contained = True
     feature_skew_only = True
+    start_weights = "shared"
     bytes_formula = "Σ_t (4 · d · Σ_{i∈S_t} ⌈r·n_i⌉ + |S_t| · S_D), and 2 · |S_t| · S_shared with aggregate"
 
     diagnostics = (

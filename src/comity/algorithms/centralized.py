@@ -31,6 +31,7 @@ class Pool:
 @algorithm
 class Centralized(Algorithm[Pool, Empty, Model]):
     shares = "data"
+    common_start = "trains one model at the server, so that no party starts from any"
     bytes_formula = "Σ_i n_i · (bytes of a sample + 4), once, before round 1"
 
     @property

@@ -109,6 +109,7 @@ class Dbe(Piloted):
             parameter=OFFSET,
         ),
     )
+    start_weights = "theta"
     bytes_formula = (
         "the host's, and N · (S + 8·K) once before round 1; kappa=auto: 4 · pilot_rounds rounds and N · (4·S + 73) more"
     )

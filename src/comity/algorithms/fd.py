@@ -52,6 +52,7 @@ class Teacher:
 class Fd(Algorithm[Bank, Params, Teacher]):
     shares = "representations"
     self_contained = True
+    start_weights = ""
     bytes_formula = "Σ_t |S_t| · (8·C² + 5·C): logits both ways, counts up, a mask of known classes down"
 
     gamma: float = option(10.0, "γ, weight of the distillation", minimum=0)

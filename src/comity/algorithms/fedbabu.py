@@ -22,6 +22,8 @@ from comity.core import *
 
 @algorithm
 class FedBabu(FedPer):
+    start_weights = None
+    common_start = "needs one head for all, which comes from one key and is never sent"
     bytes_formula = "2 · Σ_t |S_t| · S_body, and N · S_body once after the last round"
 
     finetune: Literal["all", "head", "body"] = option("all", "what is fine-tuned after the last round")

@@ -9,10 +9,10 @@ Algorithm 1: the relay sends t̄ and M↓ sets of observations; E epochs; the pa
 mean of n_avg samples a class. Everybody uses what was shared in the round before.
 
 Symbols: s = features of x; τ = the party's head; t̄^c = global class means; t_m^c = observations; M↑, M↓ = sets sent, received.
-Deviations: reductions as in the authors' code, which λ was tuned with. All start from equal weights. Observations are somebody
-else's, a whole set from one party. Classes that nobody showed are masked. Before round 1 parties show what their untrained
-models make. What the means sent hold of fewer than min_count samples, one by one or by their differences, is not sent. The
-external ĥ has a square V without bias (the code: d' to C with bias).
+Deviations: reductions as in the authors' code, which λ was tuned with. All start from equal weights (the code: init=own).
+Observations are somebody else's, a whole set from one party. Classes that nobody showed are masked. Before round 1 parties show
+what their untrained models make. What the means sent hold of fewer than min_count samples, one by one or by their differences,
+is not sent. The external ĥ has a square V without bias (the code: d' to C with bias).
 """
 
 from __future__ import annotations
@@ -128,6 +128,7 @@ class SharesRepresentations(Algorithm[S, C, M]):
 
 @algorithm
 class Relay(SharesRepresentations[Bank, Params, Teacher]):
+    start_weights = "shared"
     bytes_formula = "Σ_t |S_t| · C · (4·(M↑ + 1)·d' + 5 up, 4·(M↓ + 1)·d' + M↓ + 1 down), the former once before"
 
     m_down: int = option(1, "M↓, sets of observations it receives", minimum=1)

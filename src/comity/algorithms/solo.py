@@ -15,6 +15,7 @@ from comity.core import *
 class Solo(Algorithm[Empty, Params, Empty]):
     shares = "nothing"
     self_contained = True
+    start_weights = ""
     bytes_formula = "0"
 
     def server(self, key: Key, info: Info) -> Empty:

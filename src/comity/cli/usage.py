@@ -18,7 +18,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 ARGUMENTS, OPTIONS = "Arguments", "Options"
 GROUPS: dict[str, tuple[str, ...]] = {
     "Data": ("data", "partition", "parties", "without", "test", "validation", "augment"),
-    "Model and training": ("model", "cut", "bn", "epochs", "steps", "batch", "last_batch", "optimizer", "lr", "opt_state"),
+    "Model and training": (
+        "model",
+        "init",
+        "cut",
+        "bn",
+        "epochs",
+        "steps",
+        "batch",
+        "last_batch",
+        "optimizer",
+        "lr",
+        "opt_state",
+    ),
     "Rounds": ("rounds", "participation", "patience", "seed", "set", "party"),
     "Judging": ("metric", "eval_every", "newcomers", "join_epochs"),
     "Who is not heard": ("absent", "min_replies", "on_nonfinite"),

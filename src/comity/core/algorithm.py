@@ -79,6 +79,15 @@ class Algorithm(ABC, Generic[S, C, M]):
     """Whether a party may choose whom it learns from."""
     feature_skew_only: ClassVar[bool] = False
     """Whether the method is not meant for parties whose labels differ: then a run on such parties says so."""
+    start_weights: ClassVar[str | None] = None
+    """Which field of its letters holds the weights that parties train from, "" if none does.
+
+    With `init = "own"` a party's own first weights take their place up to the first round that counts. None refuses that.
+    """
+    common_start: ClassVar[str] = (
+        "does not say which field of its letters holds the weights that parties start from (start_weights)"
+    )
+    """Why parties must start alike, where `start_weights` is None."""
     bytes_formula: ClassVar[str] = ""
     """The closed form that `traffic` computes, as `comity show` prints it."""
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = ()
@@ -125,7 +134,7 @@ class Algorithm(ABC, Generic[S, C, M]):
 
     @abstractmethod
     def client(self, key: Key, party: Party) -> C:
-        """A party's state before round 1; `key` is the same for all, so that equal architectures start equal."""
+        """A party's state before round 1; unless `init = "own"`, `key` is the same for all: equal architectures start equal."""
 
     def start(self, s: S, net: Net) -> S:
         """Exchanges before round 1."""

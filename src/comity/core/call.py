@@ -32,6 +32,8 @@ class Letter(NamedTuple):
 
     The party forgets what came of later ones: the server has never heard of it, or has given it up.
     """
+    first: bool = False
+    """Whether no round has counted yet: a party that starts from weights of its own puts them in place of those in `content`."""
 
 
 class Answer(NamedTuple):

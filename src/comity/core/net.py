@@ -101,6 +101,8 @@ class Net:
         self.steps = 0
         self.server_steps = 0
         self.round = 0
+        self.first = 1
+        """The first round that counts, or is to: up to it the server has nothing but what it began with."""
         self._root = root
         self._owners = chain(algorithm)
         self._participation = participation
@@ -192,7 +194,7 @@ class Net:
         self.charge_letters(call.work, sent, "down")
         self._unheard = call.work
         self._asked |= sent.keys()
-        asked = {i: Letter(letter, self.versions.get(i)) for i, letter in sent.items()}
+        asked = {i: Letter(letter, self.versions.get(i), self.round <= self.first) for i, letter in sent.items()}
         answers = in_order(asked, self._works.work(call, asked, delivered))
         # Mapped, as a loop here would hold on to each reply until the next.
         yield from filter(None, map(partial(self._accepted, roll), answers))

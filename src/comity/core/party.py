@@ -35,11 +35,17 @@ class Party:
     """Its number in the whole federation, of which some may be left out of this run."""
     metric: str = "accuracy"
     """What its models are judged by while a run goes on, beside accuracy (see `core/metrics.py`)."""
+    own_start: bool = False
+    """Whether it starts from weights of its own, not from those that everybody else starts from."""
 
     @property
     def stream(self) -> int:
         """The number that its random streams are made of: leaving out others does not change it."""
         return self.id if self.place is None else self.place
+
+    def first_key(self, root: Key) -> Key:
+        """The key of the weights that it starts from, in a run whose key is `root`."""
+        return root.fold("party", self.stream, "init") if self.own_start else root.fold("init")
 
     @overload
     def fit(

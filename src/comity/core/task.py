@@ -156,7 +156,7 @@ class Task:
         return replace(self, private=self.private | names)
 
     def init(self, key: Key) -> Params:
-        """Initial weights: the same for every party that has this architecture, and the same tensors."""
+        """Initial weights: for one key the same for every party that has this architecture, and the same tensors."""
         place = (id(self.network), key.bits, torch.get_default_dtype())
         if place not in _FIRST:
             while len(_FIRST) >= REMEMBERED:

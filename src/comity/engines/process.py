@@ -247,7 +247,7 @@ def _answer(line: Channel, ask: dict[str, Any], sites: SiteStore, lock: Lock, sc
 
 
 def _letters(ask: dict[str, Any]) -> dict[int, Letter]:
-    return {i: Letter(content, after and Call(*after)) for i, (content, after) in ask["letters"].items()}
+    return {i: Letter(content, after and Call(*after), first) for i, (content, after, first) in ask["letters"].items()}
 
 
 def _send_answers(line: Channel, sites: SiteStore, count: int, answers: Iterator[tuple[int, Any]]) -> None:

@@ -14,9 +14,9 @@ from comity.core.finite import first_not_finite, is_finite
 from comity.core.fit import plain
 from comity.core.key import Key
 from comity.core.party import Party
-from comity.core.record import Params, Sealed, is_record, on_device, post, received
+from comity.core.record import Params, Sealed, is_record, keep, on_device, post, received
 from comity.core.task import Task
-from comity.core.wrapper import work_of
+from comity.core.wrapper import chain, work_of
 from comity.engines.running import KeptMoments, RunningWork
 from comity.engines.saved import Saved, read_state, write_state
 from comity.engines.versions import PartyState, Version, Versions
@@ -65,7 +65,7 @@ class Site:
         key = self._root.fold("party", party.stream, call.round, call.work, call.use)
         work = work_of(self.algorithm, call.depth, call.work)
         return RunningWork(
-            work(self.mine, letter.content, party, key),
+            work(self.mine, self._content(letter, call.depth), party, key),
             call,
             KeptMoments(dict(self.state.moments), f"{call.depth}.{call.work}"),
             party.task.network.layer_stream(key.fold("layers")),
@@ -101,7 +101,7 @@ class Site:
         """What the party's own data alone would have given it: the warm-up of a method without exchange, batch by batch."""
         task = self.party.task
         key = self._root.fold("party", self.party.stream, t, "welcome", 0)
-        first = self._moved(task.init(self._root.fold("init")))
+        first = self._moved(task.init(self.party.first_key(self._root)))
         with task.network.layer_stream(key.fold("layers")):
             theta = train(self.party.fit(plain, first, key)).theta
         return evaluate(task, theta, self.party.data, False, self.party.metric)
@@ -122,7 +122,15 @@ class Site:
 
     def _first(self) -> PartyState:
         """What every run begins with."""
-        return PartyState(self._moved(self.algorithm.client(self._root.fold("init"), self.party)), {})
+        return PartyState(self._moved(self.algorithm.client(self.party.first_key(self._root), self.party)), {})
+
+    def _content(self, letter: Letter, depth: int) -> Any:
+        """What the party is sent; until a round has counted, its first weights are in place of the server's, if it has some."""
+        where = chain(self.algorithm)[depth].start_weights or ""
+        if not (self.party.own_start and letter.first and hasattr(letter.content, where)):
+            return letter.content
+        own = self.party.task.init(self.party.first_key(self._root))
+        return replace(letter.content, **{where: self._moved(keep(own, frozenset(getattr(letter.content, where))))})
 
     def _moved(self, tree: Any) -> Any:
         return on_device(tree, self._device)

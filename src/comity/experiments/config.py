@@ -117,6 +117,7 @@ class Experiment(BaseModel):
     )
     augment: str = Field("none", description="random changes to training images, as in flip|crop(pad=4)|rotate(degrees=10)")
     bn: Literal["all", "params_only", "none"] = Field("all", description="which BatchNorm values are shared")
+    init: Literal["common", "own"] = Field("common", description="the weights that parties start from: the same, or each its own")
     cut: str | None = Field(None, description="stage after which the representation is taken; the model's own unless told")
     opt_state: Literal["reset", "keep"] = Field("reset", description="parties' optimizers from round to round: new, or kept")
     last_batch: Literal["keep", "drop"] = Field("keep", description="a party's last batch of an epoch, if smaller")

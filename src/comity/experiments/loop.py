@@ -127,6 +127,7 @@ class _Rounds:
         self.net.remarks.update(dict.fromkeys(counters["remarks"]))
         self.seconds.update(counters["seconds"])
         self._state = on_device(self._checkpoints.server_state(), self.job.device)
+        self.net.first = counters.get("first", 1)
         self.net.looked.update(counters.get("looked", ()))
         self._exchanged = counters.get("exchanged")
         self.done = manifest.round - (self._exchanged is not None)
@@ -191,7 +192,8 @@ class _Rounds:
             self._start()
         elif t <= self.schedule.rounds:
             self._onboard(self.job.cohort(t))
-            self._whole(lambda s: algorithm.round(s, net, t), quorum=self.job.experiment.min_replies)
+            void = self._whole(lambda s: algorithm.round(s, net, t), quorum=self.job.experiment.min_replies)
+            net.first += bool(void) and t == net.first
         else:
             net.charge_introduction(info.late)
             evaluate_newcomers(self.job, net, self._engine, self._state, "offered")
@@ -267,6 +269,7 @@ class _Rounds:
             counters["homes"] = dict(self._engine.homes)
             counters["void"] = self._void
             counters["waiting"] = sorted(self.net.attendance.waiting)
+            counters["first"] = self.net.first
             counters["looked"] = sorted(self.net.looked)
             counters |= {"ending": self._ending} if self._ending else {}
             self._checkpoints.save(t, self._state, self._engine, self._tables.files, counters)

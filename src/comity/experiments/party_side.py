@@ -21,7 +21,8 @@ def make_party(common: CommonGround, number: int, data: PartyData) -> Party:
     task = common.task(name)
     training = _with_least_batch(common, task, _own_training(common, number), len(data.train))
     place, metric = seats.places[number], METRICS[common.experiment.metric].name
-    return Party(number, name, task, training, data, seats.from_start, place=place, metric=metric)
+    own_start = common.experiment.init == "own"
+    return Party(number, name, task, training, data, seats.from_start, place=place, metric=metric, own_start=own_start)
 
 
 def _own_training(common: CommonGround, number: int) -> Training:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from comity import algorithms
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.key import Key
@@ -26,11 +28,23 @@ def agree(common: CommonGround) -> tuple[AnyAlgorithm, Info]:
         raise Refusal(f"In {called(experiment.algorithm)} a party cannot choose its peers: it learns from everybody or nobody.")
     if experiment.min_replies > len(info.names):
         raise Refusal(f"min_replies must be at most {len(info.names)}, the number of parties, not {experiment.min_replies}.")
+    if experiment.init == "own":
+        _check_own_start(algorithm, info, called(experiment.algorithm))
     info = replace(info, cohort=_cohort(experiment, info))
     algorithm.check(info)
     if info.newcomers:
         algorithm.check(_with_newcomers(common, info))  # they must fit, too
     return algorithm, info
+
+
+def _check_own_start(algorithm: AnyAlgorithm, info: Info, name: str) -> None:
+    """Refuse weights of one's own where a method cannot use them, or where there are none."""
+    if why := next((a.common_start for a in chain(algorithm) if a.start_weights is None), ""):
+        raise Refusal(f"init=own cannot be: {name} {why}.")
+    for task in {id(task): task for task in info.tasks}.values():
+        one, another = (task.network.init(Key(0).fold(text)) for text in ("one", "another"))
+        if all(torch.equal(one[k], another[k]) for k in one):
+            raise Refusal(f"init=own cannot be: {task.network.name} has the same first weights, whatever they are drawn from.")
 
 
 def _info(common: CommonGround) -> Info:

@@ -74,7 +74,7 @@ def offered(job: Job, folder: Path) -> Iterator[Offered]:
         party = job.parties[i]
         saved = checkpoints.party_state(i)
         device = party.data.train.x.device
-        mine = algorithm.client(job.root.fold("init"), party) if saved is None else saved.mine
+        mine = algorithm.client(party.first_key(job.root), party) if saved is None else saved.mine
         letter = Empty() if algorithm.self_contained else algorithm.view(server, i)
         mine = on_device(mine, device)
         letter = on_device(letter, device)

@@ -19,6 +19,8 @@ class Group:
 class PeerToPeer(Algorithm[Empty, C, Empty], Generic[C]):
     """A round, and the welcome of newcomers, are one exchange: some parties learn, some are there to be turned to."""
 
+    start_weights = ""
+
     @abstractmethod
     def exchange(self, net: Net, learners: list[int], others: list[int]) -> None:
         """What parties do with each other."""

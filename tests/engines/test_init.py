@@ -1,0 +1,213 @@
+"""Weights of one's own to start from: by hand, on every engine, after a stop, in every method that has a use for them."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from matrix import GOSSIP, VARIANTS, compositions, ragged, run, short, tables, weights
+from plain import Trainer, assert_close, cross_entropy, features, head, stream
+from plain import first as common
+from torch import Tensor, nn
+
+import comity
+from comity.core import Key, Params, average
+from comity.engines.loop import LoopEngine
+from comity.errors import Refusal
+from comity.experiments import checkpoint, config
+from comity.experiments.build import Quiet, prepare
+
+ALIKE = ("fedbabu", "centralized")  # what cannot start from different weights
+TEXTS = [text for text in compositions() if not text.startswith(ALIKE)]
+SGD = partial(torch.optim.SGD, lr=0.1)
+PARTIES = ("north", "east", "south", "west")
+
+
+def own(result: comity.Result, i: int, place: int | None = None) -> Params:
+    """A party's own first weights, from the key that they are to come from."""
+    key = Key.root(result.job.experiment.seed).fold("party", i if place is None else place, "init")
+    return result.job.parties[i].task.network.init(key)
+
+
+def averaged(result: comity.Result, begin: dict[int, Params], t: int) -> Params:
+    """A round of FedAvg by torch's own layers, from these weights."""
+    trained = {i: Trainer(theta, SGD).train(stream(result, i, t, "local")) for i, theta in begin.items()}
+    return average(trained, {i: result.job.info.sizes[i] for i in trained})
+
+
+def test_fedavg_averages_what_different_weights_became(tmp_path: Path) -> None:
+    """Round 1 from each party's own weights, round 2 from their average, as any FedAvg."""
+    result = run("fedavg", tmp_path, model="mlp2(width=16)", init="own")
+    starts = {i: own(result, i) for i in range(4)}
+    assert len({float(theta["fc1.weight"][0, 0]) for theta in (*starts.values(), common(result))}) == 5
+    w = averaged(result, starts, 1)
+    w = averaged(result, dict.fromkeys(range(4), w), 2)
+    assert_close(weights(result)["north"], w)
+
+
+def test_who_comes_later_starts_from_the_average(tmp_path: Path) -> None:
+    """East is away in round 1: its own weights are never used, as the server has something better by then."""
+    table = tmp_path / "plan.csv"
+    table.write_text("party,round\neast,1\n")
+    result = run("fedavg", tmp_path / "run", model="mlp2(width=16)", init="own", absent=str(table))
+    w = averaged(result, {i: own(result, i) for i in (0, 2, 3)}, 1)
+    assert_close(weights(result)["north"], averaged(result, dict.fromkeys(range(4), w), 2))
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_void_round_is_not_the_first(stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody answers in round 1: round 2 starts from the parties' own weights, also if the run was stopped in between."""
+    table = tmp_path / "plan.csv"
+    table.write_text("".join(["party,round\n", *(f"{name},1\n" for name in PARTIES)]))
+    settings: dict[str, Any] = {"model": "mlp2(width=16)", "init": "own", "absent": str(table), "rounds": 2}
+    if stopped:
+        monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            run("fedavg", tmp_path / "run", progress=Stop(after=1), **settings)
+    result = run("fedavg", tmp_path / "run", resume=stopped, **settings)
+    assert [void["round"] for void in result.summary["void"]] == [1]
+    assert_close(weights(result)["north"], averaged(result, {i: own(result, i) for i in range(4)}, 2))
+
+
+def test_the_anchor_is_ones_own_start_too(tmp_path: Path) -> None:
+    """FedProx's term is zero where training starts, whosever weights these are."""
+    mu = 0.5
+    result = run(f"fedprox(mu={mu})", tmp_path, model="mlp2(width=16)", init="own", rounds=1)
+    trained = {}
+    for i in range(4):
+        anchor = own(result, i)
+
+        def loss(theta: Params, batch: Any, anchor: Params = anchor) -> Tensor:
+            near = torch.stack([(theta[k] - anchor[k]).square().sum() for k in anchor]).sum()
+            return cross_entropy(theta, batch) + mu / 2 * near
+
+        trained[i] = Trainer(anchor, SGD).train(stream(result, i, 1, "local"), loss)
+    sizes = dict(enumerate(result.job.info.sizes))
+    assert_close(weights(result)["north"], average(trained, sizes))
+
+
+@pytest.mark.parametrize("text", ["solo", "relay", "fd", "adcol(hidden=8)", "fed-sps", "relay-p2p", "ditto", "fedper"])
+def test_what_a_party_keeps_is_its_own_from_the_start(text: str) -> None:
+    made = prepare(config.experiment({"algorithm": text, "init": "own", "engine": "loop"}), ragged())
+    engine = made.engine()
+    assert isinstance(engine, LoopEngine)
+    server = made.algorithm.server(made.root, made.info)
+    for i, party in enumerate(made.parties):
+        theta = made.algorithm.model(engine.sites[i].mine, made.algorithm.view(server, i), party)
+        mine = party.task.network.init(Key.root(0).fold("party", i, "init"))
+        kept = ("fc3.weight",) if text == "fedper" else tuple(mine)
+        assert all(torch.equal(theta[k], mine[k]) for k in kept)
+
+
+@pytest.mark.parametrize("text", ["adcol(aggregate=model,hidden=8)", "relay(aggregate=model,lambda_kd=0,lambda_disc=0)"])
+def test_averaged_parts_start_ones_own_too(text: str, tmp_path: Path) -> None:
+    """With no term of their own these are FedAvg beside what else they send, whatever parties start from."""
+    plain = text.replace("hidden", "mu=0,hidden")
+    ours, theirs = (run(t, tmp_path / t[:3], model="mlp2(width=16)", init="own", rounds=1) for t in (plain, "fedavg"))
+    mean = average(dict(enumerate(weights(ours).values())), dict(enumerate(ours.job.info.sizes)))
+    assert_close(mean, weights(theirs)["north"])
+
+
+class Stop(Quiet):
+    """Ends a run after a round."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def round(self, t: int, figure: float | None, ledger: Any) -> None:
+        if t == self.after:
+            raise KeyboardInterrupt
+
+
+def outcome(result: comity.Result) -> tuple[Any, ...]:
+    return tables(result.folder), {k: v for k, v in result.summary.items() if k != "seconds"}
+
+
+def assert_same(ours: comity.Result, theirs: comity.Result) -> None:
+    assert outcome(ours) == outcome(theirs)
+    for party, theta in weights(theirs).items():
+        assert all(torch.equal(weights(ours)[party][k], v) for k, v in theta.items())
+
+
+@pytest.mark.parametrize("text", [*TEXTS, *VARIANTS], ids=short)
+def test_every_method_everywhere(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does something; it costs not one byte more; processes, and a run that was stopped after round 1, give the same."""
+    settings: dict[str, Any] = {"init": "own", "model": "mlp2(width=8)"} | VARIANTS.get(text, {})
+    alone = run(text, tmp_path / "loop", **settings)
+    assert_same(run(text, tmp_path / "process", engine="process", workers=2, **settings), alone)
+    monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        run(text, tmp_path / "stopped", progress=Stop(after=1), **settings)
+    assert_same(run(text, tmp_path / "stopped", resume=True, **settings), alone)
+    alike = run(text, tmp_path / "common", **settings | {"init": "common"})
+    assert [tuple(row) for row in alike.ledger] == [tuple(row) for row in alone.ledger]
+    assert alike.metrics != alone.metrics
+
+
+@pytest.mark.parametrize("text", ["fedavg", "fedavg+dbe", "relay", "fedufo"])
+def test_stacked_agrees(text: str, tmp_path: Path) -> None:
+    step = {"model": "mlp2(width=16)", "steps": 2, "rounds": 2, "init": "own", "lr": 0.02}
+    one, both = (run(text, tmp_path / e, engine=e, workers=None if e == "loop" else 1, **step) for e in ("loop", "stacked"))
+    for name, theta in weights(one).items():
+        torch.testing.assert_close(weights(both)[name], theta, rtol=1e-4, atol=1e-5)
+
+
+def test_leaving_somebody_out_changes_nobodys_start(tmp_path: Path) -> None:
+    whole = run("solo", tmp_path / "whole", init="own")
+    less = run("solo", tmp_path / "less", init="own", without="east")
+    for name in ("north", "south", "west"):
+        assert all(torch.equal(v, weights(whole)[name][k]) for k, v in weights(less)[name].items())
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("fedbabu", "needs one head for all"),
+        ("fedbabu+mr", "needs one head for all"),
+        ("centralized", "trains one model at the server"),
+        (GOSSIP, "does not say which field of its letters"),
+    ],
+    ids=["fedbabu", "wrapped", "centralized", "a user's"],
+)
+def test_refused_where_it_makes_no_sense(text: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match=f"^init=own cannot be: .* {why}"):
+        run(text, tmp_path, init="own")
+
+
+class Fixed(nn.Module):
+    """A layer whose weights are given, not drawn."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) @ self.weight
+
+
+class FixedHead(Fixed):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def test_refused_where_there_is_nothing_to_draw(tmp_path: Path) -> None:
+    pair = Fixed(64), FixedHead(10)
+    with pytest.raises(Refusal, match="the same first weights"):
+        run("fedavg", tmp_path, model=pair, init="own")
+    run("fedavg", tmp_path / "drawn", model=(Fixed(64), nn.Linear(64, 10)), init="own", rounds=1)
+
+
+def test_newcomers_are_offered_what_all_have_learned(tmp_path: Path) -> None:
+    """A newcomer of FedAvg takes the server's model; what its own data alone give it starts from its own weights."""
+    result = run("fedavg", tmp_path, model="mlp2(width=16)", init="own", newcomers=1, join_epochs=1)
+    w = averaged(result, {i: own(result, i) for i in range(3)}, 1)
+    w = averaged(result, dict.fromkeys(range(3), w), 2)
+    said = {m.split: m.value for m in result.metrics if m.party == "west" and m.metric == "loss"}
+    held = result.job.parties[3].data.test
+    for split, begin in (("test-joined", w), ("test-alone", own(result, 3))):
+        theta = Trainer(begin, SGD).train(stream(result, 3, 3, "welcome"))
+        loss = nn.functional.cross_entropy(head(theta, features(theta, held.x)), held.y)
+        assert said[split] == pytest.approx(float(loss), rel=1e-4)
