@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from comity.cli.options import Out, Report, Seeds, Track, app, chosen_seeds, resumable, trackers, write_report
+from comity.cli.options import Jobs, Out, Report, Seeds, Track, app, chosen_seeds, resumable, trackers, write_report
 from comity.errors import Refusal, unknown
 from comity.experiments.checkpoint import write_atomically
 
@@ -40,6 +40,7 @@ def reproduce(
     seeds: Seeds = None,
     rounds: Annotated[int | None, typer.Option(help="other than the scale's")] = None,
     only_plan: Annotated[bool, typer.Option("--plan", help="only say what it will cost here")] = False,
+    jobs: Jobs = "1",
     out: Out = None,
     track: Track = None,
     report: Report = True,
@@ -48,7 +49,9 @@ def reproduce(
     from comity import papers
     from comity.cli import screen
     from comity.studies import reproduce
+    from comity.studies.side_by_side import chosen_jobs
 
+    at_once = chosen_jobs(jobs)
     if scale not in papers.SCALES:
         raise Refusal(f"--scale must be one of {', '.join(papers.SCALES)}, not {scale!r}.")
     table = papers.table(name)
@@ -72,11 +75,10 @@ def reproduce(
     if not any(not run.why for run in runs):
         raise Refusal(f"Nothing of {name} can be run here: {runs[0].why}.")
     folder = out or Path("runs") / "reproduce" / Path(name).with_suffix("") / scale
-    several = {run.name for run in runs}
     others = trackers(track, folder)
     with resumable(f"the same command and --out {folder}"):
-        watched = screen.several(sum(len(run.experiments) for run in runs if not run.why))
-        done = reproduce.execute(runs, folder, lambda text: watched(text if len(several) > 1 else text.split(" ", 1)[1]), others)
+        watched = screen.several(sum(len(run.experiments) for run in runs if not run.why), at_once)
+        done = reproduce.execute(runs, folder, watched, others, at_once)
     cells = reproduce.collect(runs, done, kept, lines)
     screen.table(reproduce.HEADS, reproduce.lines(cells), words=2)
     told = [str(verdict) for verdict in reproduce.verdicts(table, cells)]
