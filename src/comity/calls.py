@@ -29,6 +29,7 @@ from comity.studies import compare as comparing
 from comity.studies import leave_one_out as leaving
 from comity.studies import tune as tuning
 from comity.studies.finished import Comparison, Tuning, comparison_of
+from comity.studies.side_by_side import chosen_jobs
 from comity.text import harmless
 from comity.track import Tracker, Trackers
 
@@ -172,6 +173,7 @@ def compare(
     seeds: Sequence[int] | None = None,
     out: str | Path | None = None,
     progress: bool | Watched | None = None,
+    jobs: int | Literal["auto"] = 1,
     track: Sequence[str | Tracker] = (),
     data: str | None = None,
     partition: str | None = None,
@@ -221,6 +223,7 @@ def compare(
         seeds: one run of each method for each of these; `seed` alone unless told
         out: the comparison's folder, in which the same call goes on; without it the folder is temporary and goes with the object
         progress: a line that follows the runs: in a notebook unless False, elsewhere only if True; or who watches each run
+        jobs: how many runs go on at once, each in a process of its own with one worker; auto: one a core, if memory allows
         track: who else writes their course down, as in `comity.run`
 
     Examples:
@@ -231,15 +234,15 @@ def compare(
         ['fedavg', 'fedavg+dbe', 'solo']
     """
     told, own = _told(locals())
+    at_once = chosen_jobs(jobs)
     methods = _methods(algorithms)
     check_federation("compare", methods, federation)
     base = asked(methods, federation, told, options, compare)
     keep, folder = _folder(out)
     every = _seeds(seeds, base)
     trackers = _trackers(track, keep, folder)
-
-    with watching(progress, len({comparing.SOLO, *methods}) * len(every)) as watched:
-        comparing.compare(base, methods, every, folder, watched, _caution, trackers, federation, own)
+    with watching(progress, len({comparing.SOLO, *methods}) * len(every), at_once) as watched:
+        comparing.compare(base, methods, every, folder, watched, _warn, trackers, federation, own, at_once)
     return comparison_of(folder, federation, own, trust=True, keep=keep)  # the caller has named its code
 
 
@@ -251,6 +254,7 @@ def tune(
     seeds: Sequence[int] | None = None,
     out: str | Path | None = None,
     progress: bool | Watched | None = None,
+    jobs: int | Literal["auto"] = 1,
     track: Sequence[str | Tracker] = (),
     data: str | None = None,
     partition: str | None = None,
@@ -299,9 +303,11 @@ def tune(
         seeds: every value runs once for each of these; `seed` alone unless told
         out: the trials' folder, in which the same call goes on; without it the folder is temporary and goes with the object
         progress: a line that follows the runs: in a notebook unless False, elsewhere only if True; or who watches each run
+        jobs: how many runs go on at once, each in a process of its own with one worker; auto: one a core, if memory allows
         track: who else writes their course down, as in `comity.run`
     """
     told, own = _told(locals())
+    at_once = chosen_jobs(jobs)
     check_federation("tune", algorithm, federation)
     base = asked([algorithm], federation, told, options, tune)
     points = _grid(grid, federation)
@@ -309,8 +315,8 @@ def tune(
     keep, folder = _folder(out)
     every = _seeds(seeds, base)
     trackers = _trackers(track, keep, folder)
-    with watching(progress, prod(map(len, points.values())) * len(every)) as watched:
-        found = tuning.tune(base, points, every, folder, watched, trackers, federation, own)
+    with watching(progress, prod(map(len, points.values())) * len(every), at_once) as watched:
+        found = tuning.tune(base, points, every, folder, watched, trackers, federation, own, at_once)
     return Tuning(folder, algorithm, found, keep)
 
 
@@ -322,6 +328,7 @@ def leave_one_out(
     seeds: Sequence[int] | None = None,
     out: str | Path | None = None,
     progress: bool | Watched | None = None,
+    jobs: int | Literal["auto"] = 1,
     data: str | None = None,
     partition: str | None = None,
     parties: int | None = None,
@@ -369,6 +376,7 @@ def leave_one_out(
         seeds: every run once for each of these; `seed` alone unless told
         out: the runs' folder, in which the same call goes on; without it they are temporary
         progress: a line that follows the runs: in a notebook unless False, elsewhere only if True; or who watches each run
+        jobs: how many runs go on at once, each in a process of its own with one worker; auto: one a core, if memory allows
 
     Examples:
         >>> import comity
@@ -378,6 +386,7 @@ def leave_one_out(
         [('p0', 'p1'), ('p0', 'p2')]
     """
     told, own = _told(locals())
+    at_once = chosen_jobs(jobs)
     methods = [algorithms] if isinstance(algorithms, str) else _methods(algorithms)
     check_federation("leave_one_out", algorithms, federation)
     if own is not None:
@@ -385,8 +394,8 @@ def leave_one_out(
     base = asked(methods, federation, told, options, leave_one_out)
     _, folder = kept = _folder(out)
     every = _seeds(seeds, base)
-    with watching(progress, leaving.count(base, methods, every, leave_out, federation)) as watched:
-        found = leaving.effects(base, methods, every, folder, watched, leave_out, federation, _caution)
+    with watching(progress, leaving.count(base, methods, every, leave_out, federation), at_once) as watched:
+        found = leaving.effects(base, methods, every, folder, watched, leave_out, federation, _warn, at_once)
     del kept  # until here, a temporary folder stays
     return found
 
@@ -405,14 +414,15 @@ def _told(given: Mapping[str, Any]) -> tuple[dict[str, Any], OwnModel | None]:
     return told, own
 
 
+def _warn(text: str) -> None:
+    """Say what a user should know, in the midst of a study."""
+    warnings.warn(harmless(text), stacklevel=4)
+
+
 def _folder(out: str | Path | None) -> tuple[tempfile.TemporaryDirectory[str] | None, Path]:
     """A call's folder; a temporary one lives as long as whatever keeps the first."""
     keep = tempfile.TemporaryDirectory(prefix="comity-") if out is None else None
     return keep, Path(keep.name if keep else out or "")
-
-
-def _caution(text: str) -> None:
-    warnings.warn(harmless(text), stacklevel=4)
 
 
 def _methods(given: Sequence[str]) -> list[str]:
@@ -434,7 +444,7 @@ def _seeds(given: Sequence[int] | None, base: Experiment) -> list[int]:
 def _trackers(track: Sequence[str | Tracker], keep: object, folder: Path) -> Trackers:
     if keep is not None and any(isinstance(one, str) for one in track):
         raise Refusal("A tracker writes beside the runs: give them a folder with out=...")
-    return Trackers(track, folder, _caution)
+    return Trackers(track, folder, _warn)
 
 
 def _grid(grid: Mapping[str, Sequence[Any]], federation: Federation | None) -> dict[str, list[Any]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from pathlib import Path
 
 from comity.errors import Refusal
 from comity.units import size
@@ -20,6 +22,34 @@ def memory() -> int | None:
     except (ImportError, OSError, ValueError):
         pass
     return min(limits, default=None)
+
+
+def available() -> int | None:
+    """Bytes of memory that new processes can have now, without others having to go; None where the system does not say.
+
+    That is what the system says, and no more than the group of processes that this one is in is allowed, in a container or a
+    batch job; on systems that say neither, half of all memory.
+    """
+    free = []
+    with suppress(OSError, ValueError, StopIteration):
+        told = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free.append(1024 * next(int(line.split()[1]) for line in told if line.startswith("MemAvailable:")))
+    with suppress(OSError, ValueError):  # "max", where there is no limit
+        group = Path("/sys/fs/cgroup")
+        allowed, used = (int((group / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
+        files = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+        free.append(allowed - used + int(files.get("inactive_file", 0)))
+    if not free and (most := memory()) is not None:
+        free.append(most // 2)
+    return min(free, default=None)
+
+
+def private(pid: int) -> int:
+    """Bytes that a process has for itself, shared pages left out; 0 where the system does not say, or it is gone."""
+    with suppress(OSError, ValueError):
+        told = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+        return sum(1024 * int(line.split()[1]) for line in told if line.startswith("Private_"))
+    return 0
 
 
 def check_fits(what: str, needed: int) -> None:

@@ -17,9 +17,9 @@ from harness import SMALL, comity, contents, one_sentence, rows, summary, works
 
 import comity as library
 from comity.errors import Refusal
-from comity.studies import leave_one_out
-from comity.studies.compare import run_once
+from comity.studies import side_by_side
 from comity.studies.leave_one_out import Effect, parts, party_folder
+from comity.studies.side_by_side import run_once
 
 COLUMNS = ["method", "seed", "left_out", "party", "accuracy_with", "accuracy_without", "effect", "low", "high"]
 METHODS = ("fedavg", "fedprox(mu=0.1)+dbe")
@@ -293,7 +293,7 @@ def test_the_same_call_goes_on(federation: library.Federation, tmp_path: Path, m
     (folder,) = (tmp_path / "leave-one-out" / "fedavg").glob("good-twin-*")
     (folder / "seed-0" / "summary.json").unlink()
     begun = []
-    monkeypatch.setattr(leave_one_out, "run_once", lambda e, *more: begun.append(e.without) or run_once(e, *more))
+    monkeypatch.setattr(side_by_side, "run_once", lambda e, *more: begun.append(e.without) or run_once(e, *more))
     assert library.leave_one_out(["fedavg", "solo"], federation, **call) == first
     assert begun == [None, ("odd",), ("Good Twin",)]
     assert (folder / "seed-0" / "summary.json").exists()

@@ -28,9 +28,9 @@ from comity.experiments.tables import TABLES
 from comity.measure import conventions
 from comity.report import report
 from comity.report.static import ranking
-from comity.studies.compare import run_once
 from comity.studies.export import export
 from comity.studies.export import load as load_exported
+from comity.studies.side_by_side import run_once
 
 SETTINGS: dict[str, Any] = {
     "data": "digits", "partition": "iid|keep(samples=40)", "parties": 2, "model": "linear", "rounds": 3, "engine": "loop",

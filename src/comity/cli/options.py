@@ -75,6 +75,10 @@ Track = Annotated[
     list[str] | None, typer.Option("--track", help="log to tensorboard or mlflow, too, or to a ./tracker.py", metavar="NAME")
 ]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="several seeds, as in 0,1,2")]
+Jobs = Annotated[
+    str,
+    typer.Option("--jobs", help="runs at once, each with one worker; auto: one a core, if memory allows", metavar="N|auto"),
+]
 Report = Annotated[bool, typer.Option("--report/--no-report", envvar="COMITY_REPORT", help="end with a page: report.html")]
 Trust = Annotated[bool, typer.Option("--trust", help="run the Python files that somebody else's folder names")]
 NOT_OPTIONS = {"algorithm", "set", "party"}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from comity.cli.options import Out, Report, Seeds, Track, app, chosen_seeds, resumable, trackers, write_report
+from comity.cli.options import Jobs, Out, Report, Seeds, Track, app, chosen_seeds, resumable, trackers, write_report
 from comity.errors import Refusal, unknown
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def reproduce(
     rounds: Annotated[int | None, typer.Option(help="other than the scale's")] = None,
     only_plan: Annotated[bool, typer.Option("--plan", help="only say what it will cost here")] = False,
     rewrite: Annotated[bool, typer.Option("--table", help="only write the pages in docs/results again, from saved runs")] = False,
+    jobs: Jobs = "1",
     out: Out = None,
     track: Track = None,
     report: Report = True,
@@ -65,12 +66,14 @@ def reproduce(
     from comity.studies import pages, reproduce
     from comity.studies.cells import collect
     from comity.studies.reproduction import Reproduction
+    from comity.studies.side_by_side import chosen_jobs
 
     if rewrite:
         _rewrite(name, out)
         return
     if name is None:
         raise Refusal("reproduce needs the name of an experiment, as in dbe/table5: 'comity list experiments' has them all.")
+    at_once = chosen_jobs(jobs)
     table, at = papers.table(name), _scale(scale)
     every = chosen_seeds(seeds, 0) if seeds else list(range(table.seeds(at)))
     able_columns, able_rows = table.chosen(at)
@@ -92,11 +95,10 @@ def reproduce(
     if not any(not run.why for run in runs):
         raise Refusal(f"Nothing of {name} can be run here: {runs[0].why}.")
     folder = out or Path("runs") / "reproduce" / Path(name).with_suffix("") / scale
-    several = {run.name for run in runs}
     others = trackers(track, folder)
     with resumable(f"the same command and --out {folder}"):
-        watched = screen.several(sum(len(run.experiments) for run in runs if not run.why))
-        done = reproduce.execute(runs, folder, lambda text: watched(text if len(several) > 1 else text.split(" ", 1)[1]), others)
+        watched = screen.several(sum(len(run.experiments) for run in runs if not run.why), at_once)
+        done = reproduce.execute(runs, folder, watched, others, at_once)
     spent = reproduce.spent(done)
     asked = {"--scale": scale, "--columns": columns, "--rows": rows, "--seeds": seeds, "--rounds": rounds}
     words = [str(word) for flag, given in asked.items() if given is not None for word in (flag, given)]

@@ -10,6 +10,7 @@ import typer
 
 from comity.cli.options import (
     Algo,
+    Jobs,
     Out,
     Report,
     RunDir,
@@ -145,6 +146,7 @@ def compare(
     seeds: Seeds = None,
     leave_one_out: Annotated[bool, typer.Option("--leave-one-out", help="once more without each party: who helps whom?")] = False,
     leave_out: Annotated[str | None, typer.Option("--leave-out", help="only these in turn, as in p1,p2", metavar="NAMES")] = None,
+    jobs: Jobs = "1",
     out: Out = None,
     track: Track = None,
     report: Report = True,
@@ -156,7 +158,9 @@ def compare(
     from comity.studies import leave_one_out as left_out
     from comity.studies.compare import SOLO, run_folder
     from comity.studies.compare import compare as compare_runs
+    from comity.studies.side_by_side import chosen_jobs
 
+    at_once = chosen_jobs(jobs)
     base = experiment(settings)
     every = chosen_seeds(seeds, base.seed)
     folder = out or free_folder(f"compare-{Path(base.data).stem}")
@@ -167,9 +171,9 @@ def compare(
     others = trackers(track, folder)
     with resumable(f"the same command and --out {folder}"):
         more = announce(base, algos, every, only) if leave_one_out else 0
-        watched = screen.several(len({SOLO, *algos}) * len(every) + more)
-        made = compare_runs(base, algos, every, folder, watched, caution, others)
-        effects = left_out.effects(base, algos, every, folder, watched, only) if leave_one_out else []
+        watched = screen.several(len({SOLO, *algos}) * len(every) + more, at_once)
+        made = compare_runs(base, algos, every, folder, watched, caution, others, jobs=at_once)
+        effects = left_out.effects(base, algos, every, folder, watched, only, jobs=at_once) if leave_one_out else []
     settled = RunFolder(run_folder(folder, SOLO, every[0])).read_experiment()  # where `auto` is settled
     _show_comparison(made.rows, settled, len(every))
     if effects:
@@ -226,6 +230,7 @@ def tune(
     settings: Settings,
     grid: Annotated[list[str], typer.Option("--grid", help="values to try: mu=0.1,1", metavar="NAME=V,V")],
     seeds: Seeds = None,
+    jobs: Jobs = "1",
     out: Out = None,
     track: Track = None,
     report: Report = True,
@@ -235,10 +240,12 @@ def tune(
     from math import prod
 
     from comity.cli import screen
+    from comity.studies.side_by_side import chosen_jobs
     from comity.studies.tune import parse_grid
     from comity.studies.tune import tune as tune_runs
     from comity.units import spread
 
+    at_once = chosen_jobs(jobs)
     base = chosen_experiment(algo, settings, trust)
     folder = out or free_folder(f"tune-{called(base.algorithm)}")
     points = parse_grid(grid)
@@ -246,7 +253,7 @@ def tune(
     with resumable(f"the same command and --out {folder}"):
         every = chosen_seeds(seeds, base.seed)
         count = prod(map(len, points.values())) * len(every)
-        made = tune_runs(base, points, every, folder, screen.several(count), others)
+        made = tune_runs(base, points, every, folder, screen.several(count, at_once), others, jobs=at_once)
     rows = [
         [
             *(str(v) for v in t.settings.values()),

@@ -5,17 +5,18 @@ All that is printed passes through `out` and `err`, whose strings are text and n
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
@@ -38,7 +39,11 @@ class Screen(Console):
     """
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **ways: Any) -> None:
-        """Show it."""
+        """Show it, where a live display leaves room for it."""
+        with contextlib.nullcontext() if self.stderr or not Together.showing else Together.showing.aside():
+            self._print(*objects, soft_wrap=soft_wrap, **ways)
+
+    def _print(self, *objects: Any, soft_wrap: bool | None, **ways: Any) -> None:
         if soft_wrap and self.is_terminal and len(objects) == 1 and isinstance(objects[0], str):
             for line in textwrap.wrap(harmless(objects[0]), self.width, break_long_words=False, break_on_hyphens=False):
                 super().print(line, soft_wrap=True, **ways)
@@ -149,8 +154,157 @@ def progress(title: str) -> Bar | Lines:
     return Bar(title) if err.is_terminal else Lines(title)
 
 
-def several(total: int) -> Callable[[str], Bar | Lines]:
-    """The progress of so many runs, each with which of them it is."""
+class _Done:
+    """How many of several runs that go on at once are over, and how long the others take."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._over: set[str] = set()
+        self._left: float | None = None
+
+    def over(self, title: str) -> None:
+        """A run is over; one that is looked at again counts once."""
+        self._over.add(title)
+
+    def overview(self, rest: int, left: float | None) -> None:
+        """What is known of those that are not over; others may be still to come, and then nobody knows how long all take."""
+        self._left = left if len(self._over) + rest >= self._total else None
+
+    def __str__(self) -> str:
+        left = "" if self._left is None or len(self._over) >= self._total else f", {duration(self._left)} left"
+        return f"{len(self._over)}/{self._total} done{left}"
+
+
+class TogetherLines(_Done):
+    """Plain lines of several runs at once, and one whenever a run is over."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__(total)
+        self._turns = Turns(total)
+
+    def __call__(self, title: str) -> Lines:
+        """Who watches a run."""
+        return _OneOfLines(self._turns(title), self, title)
+
+    def over(self, title: str) -> None:
+        """A run is over."""
+        if title not in self._over:
+            super().over(title)
+            print(self, file=sys.stderr, flush=True)
+
+
+class _OneOfLines(Lines):
+    """One run of several."""
+
+    def __init__(self, turn: str, together: TogetherLines, title: str) -> None:
+        super().__init__(turn)
+        self._together, self._name = together, title
+
+    def end(self) -> None:
+        """Count it."""
+        self._together.over(self._name)
+
+
+class Together(_Done):
+    """Several runs at once on a terminal: a line for all of them, and one for each that is under way.
+
+    Nothing is drawn but when somebody tells something: a process that forks must have no thread that draws by itself.
+    """
+
+    every = 0.1  # seconds from picture to picture
+    showing: ClassVar[Together | None] = None
+
+    def __init__(self, total: int) -> None:
+        super().__init__(total)
+        self.rows = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[said]}", markup=False),
+            console=err,
+            transient=True,
+            auto_refresh=False,
+        )
+        self._all = self.rows.add_task("all runs", total=total, said="")
+        self._drawn = 0.0
+
+    def __call__(self, title: str) -> _Row:
+        """Who watches a run."""
+        return _Row(self, title)
+
+    def overview(self, rest: int, left: float | None) -> None:
+        """Time passes, also while nothing ends."""
+        super().overview(rest, left)
+        self.draw()
+
+    def over(self, title: str) -> None:
+        """Take the picture away when nothing is under way any more."""
+        super().over(title)
+        if len(self.rows.tasks) == 1:
+            self.rows.stop()
+            Together.showing = None
+        else:
+            self.draw(at_once=True)
+
+    def draw(self, at_once: bool = False) -> None:
+        """A new picture, if the last is old enough."""
+        now = time.monotonic()
+        if len(self.rows.tasks) > 1 and (at_once or now - self._drawn >= self.every):
+            self._drawn = now
+            fractions = (task.percentage / 100 for task in self.rows.tasks[1:])
+            self.rows.update(self._all, completed=len(self._over) + sum(fractions), said=str(self))
+            Together.showing = self
+            self.rows.start()
+            self.rows.refresh()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Room for what stays on the screen."""
+        self.rows.stop()
+        try:
+            yield
+        finally:
+            self.rows.start()
+
+
+class _Row:
+    """The line of one run of several."""
+
+    def __init__(self, together: Together, title: str) -> None:
+        self._together, self._title = together, title
+        self._task: TaskID | None = None
+        self._figure = "..."
+
+    def begin(self, job: Job, first_round: int) -> None:
+        """Add the line."""
+        self._rounds, self._metric = job.experiment.rounds, METRICS[job.experiment.metric].title
+        self._task = self._together.rows.add_task(harmless(self._title), total=self._rounds, said="")
+        self._show(first_round)
+
+    def answered(self, count: int) -> None:
+        """Too fine for this line."""
+
+    def round(self, t: int, figure: float | None, ledger: Ledger) -> None:
+        """A round is over."""
+        self._figure = self._figure if figure is None else _percent(figure)
+        self._show(t)
+
+    def _show(self, t: int) -> None:
+        if self._task is not None:
+            said = f"round {t}/{self._rounds}  {self._metric} {self._figure}"
+            self._together.rows.update(self._task, completed=t, said=said)
+            self._together.draw()
+
+    def end(self) -> None:
+        """Take the line away."""
+        if self._task is not None:
+            self._together.rows.remove_task(self._task)
+        self._together.over(self._title)
+
+
+def several(total: int, jobs: int = 1) -> Callable[[str], Bar | Lines | _Row]:
+    """The progress of so many runs, each with which of them it is, or of as many at once as there are `jobs`."""
+    if jobs > 1:
+        return Together(total) if err.is_terminal else TogetherLines(total)
     turns = Turns(total)
     return lambda title: progress(turns(title))
 

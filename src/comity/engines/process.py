@@ -71,7 +71,7 @@ class ProcessEngine(Engine):
                 args=(there, strangers, handover, w, algorithm, everyone, root, scheduler),
                 daemon=True,
             )
-            with _held_back():
+            with held_back():
                 process.start()
             there.close()
             self._lines.append(here)
@@ -183,7 +183,7 @@ class ProcessEngine(Engine):
 
 
 @contextmanager
-def _held_back() -> Iterator[None]:
+def held_back() -> Iterator[None]:
     """Ctrl-C waits until a new worker has said that it is not for it: in between, it would be a traceback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
     try:

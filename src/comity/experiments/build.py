@@ -150,6 +150,11 @@ class Job:
         tried = sum(each[i] for t in self.algorithm.tried_rounds for i in self.cohort(t))
         return late + tried + self.in_all_rounds(sum(each[i] for cohort in self.counted.values() for i in cohort))
 
+    def seconds(self) -> float:
+        """A guess at how long one worker trains: a step takes some 0.2 ms, and six flops a parameter and sample."""
+        weights = sum(size for _, size in self.info.task.shapes.values()) / 4
+        return self.steps() * (2e-4 + 6 * weights * self.experiment.batch / 2e10)
+
     def engine(self) -> Engine:
         """The engine that the experiment names, with all parties on it."""
         engine = self.experiment.engine
@@ -269,10 +274,7 @@ def _engine(job: Job, device: torch.device) -> tuple[str, int]:
     workers = experiment.workers or min(cores(), len(job.parties))
     if experiment.engine != "auto":
         return experiment.engine, workers
-    # Forking workers costs a tenth of a second; a step some 0.2 ms and six flops a parameter and sample.
-    weights = sum(size for _, size in job.info.task.shapes.values()) / 4
-    seconds = job.steps() * (2e-4 + 6 * weights * experiment.batch / 2e10)
-    if device.type != "cpu" or seconds <= 1.0:
+    if device.type != "cpu" or job.seconds() <= 1.0:  # forking workers costs a tenth of a second
         workers = 1
     if device.type == "cpu" and _stacks(job) and job.info.cohort >= FEW * workers:
         return "stacked", workers

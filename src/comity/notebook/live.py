@@ -26,10 +26,10 @@ def in_notebook() -> bool:
 
 
 @contextmanager
-def watching(progress: bool | Progress | Watched | None, runs: int = 1) -> Iterator[Watched]:
+def watching(progress: bool | Progress | Watched | None, runs: int = 1, jobs: int = 1) -> Iterator[Watched]:
     """Who watches each run of a call: in a notebook a line unless `progress` is False, elsewhere nobody unless it is True.
 
-    It is asked with the run's title; of several `runs`, people see which one it is.
+    It is asked with the run's title; of several `runs`, of which so many as `jobs` go on at once, people see which one it is.
     """
     if progress is None:
         progress = in_notebook()
@@ -43,10 +43,12 @@ def watching(progress: bool | Progress | Watched | None, runs: int = 1) -> Itera
         elif progress:
             from comity.cli import screen
 
-            yield screen.several(runs) if runs > 1 else screen.progress
+            yield screen.several(runs, jobs) if runs > 1 else screen.progress
         else:
             yield lambda title: Quiet()
     elif isinstance(progress, Progress):
+        if jobs > 1:
+            raise Refusal("One object cannot watch several runs at once: give progress a function that makes one from a title.")
         one = progress
         yield lambda title: one
     elif callable(progress):
@@ -78,37 +80,53 @@ class Live:
         self._named: Callable[[str], str] = Turns(runs) if runs > 1 else str
         self._handle: Any = display(Line("", 0, 1), display_id=True)  # type: ignore[no-untyped-call]
         self._shown = 0.0
+        self.under_way: list[Followed] = []
 
-    def __call__(self, title: str) -> Live:
+    def __call__(self, title: str) -> Followed:
         """Follow the next run."""
-        self._title = self._named(title)
-        return self
+        return Followed(self, self._named(title))
+
+    def show(self, at_once: bool) -> None:
+        """All runs that are under way, beside each other."""
+        now = time.monotonic()
+        if self.under_way and (at_once or now - self._shown >= EVERY):
+            self._shown = now
+            done, of = (sum(getattr(one, what) for one in self.under_way) for what in ("done", "rounds"))
+            self._handle.update(Line("; ".join(map(str, self.under_way)), done, of))
+
+    def clear(self) -> None:
+        """Take the line away."""
+        self._handle.update(Line("", 0, 1))
+
+
+class Followed:
+    """A run that the line follows."""
+
+    def __init__(self, live: Live, title: str) -> None:
+        self._live, self._title = live, title
+        self._figure = self._crossed = ""
 
     def begin(self, job: Job, first_round: int) -> None:
-        """A run begins."""
-        self._rounds, self._metric = job.experiment.rounds, job.metric
-        self._figure = ""
-        self._show(first_round, "", at_once=True)
+        """The run begins."""
+        self.rounds, self._metric, self.done = job.experiment.rounds, job.metric, first_round
+        self._live.under_way.append(self)
+        self._live.show(at_once=True)
 
     def answered(self, count: int) -> None:
         """Too fine for this line."""
 
     def round(self, t: int, figure: float | None, ledger: Ledger) -> None:
         """A round is over."""
+        self.done = t
         if figure is not None:
             self._figure = f", {self._metric.title} {figure:.1%}"
-        crossed = sum(n for kind, n in ledger.total.items() if kind != "eval")
-        self._show(t, f"{self._figure}, {size(crossed)}", at_once=t == self._rounds)
+        self._crossed = f", {size(sum(n for kind, n in ledger.total.items() if kind != 'eval'))}"
+        self._live.show(at_once=t == self.rounds)
 
     def end(self) -> None:
         """The next run may follow."""
+        if self in self._live.under_way:
+            self._live.under_way.remove(self)
 
-    def _show(self, t: int, more: str, at_once: bool) -> None:
-        now = time.monotonic()
-        if at_once or now - self._shown >= EVERY:
-            self._shown = now
-            self._handle.update(Line(f"{self._title}: round {t}/{self._rounds}{more}", t, self._rounds))
-
-    def clear(self) -> None:
-        """Take the line away."""
-        self._handle.update(Line("", 0, 1))
+    def __str__(self) -> str:
+        return f"{self._title}: round {self.done}/{self.rounds}{self._figure}{self._crossed}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +17,15 @@ from comity.core.metrics import METRICS
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import Refusal
-from comity.experiments.build import Progress, federation_of, judged_by, prepare
+from comity.experiments.build import Progress, judged_by, prepare
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
-from comity.experiments.run import check_given, check_same, elsewhere, reopen, resume_in, start
 from comity.measure import Gain, gains
 from comity.models import OwnModel
 from comity.names import called
 from comity.studies.answers import Answer, Parties, answers, held_by, how_to_read, same_parties
+from comity.studies.side_by_side import Cost, Planned, run_all, settled, shared
 from comity.studies.standing import Standing, standing
 from comity.studies.verdict import Overall, foremost, overall
 from comity.track import Trackers
@@ -37,28 +39,6 @@ LEFT_OUT = "leave-one-out"
 def folder_name(algorithm: str) -> str:
     """An algorithm's folder is called as people call it."""
     return called(algorithm)
-
-
-def run_once(
-    experiment: Experiment,
-    federation: Federation,
-    folder: Path,
-    progress: Progress,
-    track: Trackers | None = None,
-    model: OwnModel | None = None,
-) -> dict[str, Any]:
-    """The summary of a run: a finished one in that folder is taken as it is, an unfinished one is continued."""
-    job = prepare(experiment, federation, model)
-    if not RunFolder(folder).begun:
-        return start(job, folder, progress, track).summary
-    check_same(folder, job.experiment)
-    if (summary := RunFolder(folder).read_summary()) is not None:
-        RunFolder(folder).check()
-        check_given(folder, job)
-    else:
-        again = reopen(folder, federation, model, trust=True)  # its code has just run, in `prepare`
-        summary = resume_in(again, folder, progress, track).summary
-    return summary | {"remarks": [*summary.get("remarks", ()), *elsewhere(folder, experiment)]}
 
 
 @dataclass(frozen=True)
@@ -93,20 +73,21 @@ def compare(
     track: Trackers | None = None,
     given: Federation | None = None,
     model: OwnModel | None = None,
+    jobs: int = 1,
 ) -> Findings:
     """Run every method, and SOLO, on the same split for each seed; `caution` hears what a user should know.
 
-    `progress` gives who watches a run of that title.
+    `progress` gives who watches a run of that title; so many runs as `jobs` go on at once.
 
     Each seed deals the data anew, unless a federation is `given`. `model` is a network of the user's own, in place of a name.
     """
     methods = list(dict.fromkeys([SOLO, *algorithms]))
     check_folders(methods)
-    first = given or federation_of(base.but(seed=seeds[0]))
-    base = judged_by(base, first)
-    experiments = {method: {seed: experiment_of(base, method, seed) for seed in seeds} for method in methods}
+    data = shared(given)
+    base = settled(base, jobs)
+    base = judged_by(base, data(base.but(seed=seeds[0])))
+    experiments = [experiment_of(base, method, seed) for seed in seeds for method in methods]
     check_settings(base, methods)
-    summaries: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
     said: set[str] = set()
 
     def say(texts: Iterable[str]) -> None:
@@ -116,20 +97,18 @@ def compare(
                 caution(text)
             said.add(text)
 
-    for seed in () if given else seeds[1:]:
-        federation_of(base.but(seed=seed))  # if a later seed's split cannot be made, better know it now
     parties: dict[int, Parties] = {}
-    for seed in seeds:
-        federation = first if given or seed == seeds[0] else federation_of(base.but(seed=seed))
-        parties[seed] = Parties.of(federation)
-        for method in methods:
-            say(prepare(experiments[method][seed], federation, model).cautions())  # all are checked before the first one starts
-        for method in methods:
-            experiment = experiments[method][seed]
-            folder = run_folder(out, method, seed)
-            watched = progress(title(experiment, len(seeds) > 1))
-            summaries[method].append(run_once(experiment, federation, folder, watched, track, model))
-            say(f"{called(method)}: {remark}" for remark in summaries[method][-1].get("remarks", ()))
+    runs: list[Planned] = []
+    for one in experiments:
+        job = prepare(one, data(one), model)  # all are checked before the first one starts
+        say(job.cautions())
+        parties[one.seed] = parties.get(one.seed) or Parties.of(data(one))
+        runs.append(Planned(title(one, len(seeds) > 1), one, run_folder(out, one.algorithm, one.seed), Cost.of(job)))
+    summaries: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
+    with closing(run_all(runs, data, progress, track, model, jobs)) as done:
+        for method, summary in zip(itertools.cycle(methods), done, strict=False):
+            summaries[method].append(summary)
+            say(f"{called(method)}: {remark}" for remark in summary.get("remarks", ()))
     there = summaries[SOLO][0]["accuracy"]["per_party"]
     notes = same_here({method: [run_folder(out, method, seed) for seed in seeds] for method in methods})
     say(notes)

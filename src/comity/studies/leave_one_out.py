@@ -9,6 +9,7 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 from pathlib import Path
@@ -30,9 +31,9 @@ from comity.studies.compare import (
     folder_name,
     own_settings,
     run_folder,
-    run_once,
     title,
 )
+from comity.studies.side_by_side import Cost, Planned, run_all, settled, shared
 
 
 @dataclass(frozen=True)
@@ -59,23 +60,33 @@ def effects(
     only: Sequence[str] | None = None,
     federation: Federation | None = None,
     caution: Callable[[str], None] = lambda text: None,
+    jobs: int = 1,
 ) -> list[Effect]:
-    """Make the runs that are not there yet, whole ones where `compare` keeps them, and write down what each party gave."""
+    """Make the runs that are not there yet, whole ones where `compare` keeps them, and write down what each party gave.
+
+    So many of them as `jobs` go on at once.
+    """
     methods = exchanging(base, algorithms)
-    rows: list[Effect] = []
+    data = shared(federation)
+    base = settled(base, jobs)
+    runs: list[Planned] = []
+    pairs: list[tuple[str, int, str, Path, Path]] = []
     for seed in seeds:
-        data = federation or federation_of(base.but(seed=seed))
-        left = planned(base, methods, seed, data, only)
+        left = planned(base, methods, seed, data(base.but(seed=seed)), only)
         for method in methods:
             whole = experiment_of(base, method, seed)
-            folder = run_folder(out, method, seed)
-            for text in prepare(whole, data).cautions():
+            job = prepare(whole, data(whole))
+            for text in job.cautions():
                 caution(text)
-            run_once(whole, data, folder, progress(title(whole, len(seeds) > 1)))
-            for party, experiment in left[method].items():
+            cost = Cost.of(job)  # and about that of each run with one party less
+            runs.append(Planned(title(whole, len(seeds) > 1), whole, run_folder(out, method, seed), cost))
+            for party, one in left[method].items():
                 smaller = out / LEFT_OUT / folder_name(method) / party_folder(party) / f"seed-{seed}"
-                run_once(experiment, data, smaller, progress(title(experiment, len(seeds) > 1, party)))
-                rows += effects_of(method, seed, party, folder, smaller)
+                runs.append(Planned(title(one, len(seeds) > 1, party), one, smaller, cost))
+                pairs.append((method, seed, party, run_folder(out, method, seed), smaller))
+    with closing(run_all(runs, data, progress, jobs=jobs)) as done:
+        list(done)
+    rows = [row for pair in pairs for row in effects_of(*pair)]
     _write(out, seeds, rows)
     return rows
 

@@ -63,27 +63,48 @@ def _total(job: Job, start: Traffic, rounds: list[Traffic]) -> Traffic:
     return start + Traffic(**scaled) + finish + (job.algorithm.join_traffic(job.info) if job.info.newcomers else Traffic())
 
 
+@dataclass(frozen=True)
+class Held:
+    """Bytes of memory that a run holds beside torch itself: its data, what all parties keep, and the messages of a round."""
+
+    data: int
+    states: int
+    messages: int
+
+
+def held(job: Job) -> Held:
+    """What a run holds, counted."""
+    samples = [part for p in job.parties for part in (p.data.train, p.data.validation, p.data.test)]
+    largest = _largest(_of_rounds(job, job.counted))
+    return Held(
+        data=sum(part.x.nbytes + part.y.nbytes for part in samples),
+        states=payload(Site(job.algorithm, job.parties[0], job.root).mine) * len(job.parties),
+        messages=largest.up + largest.peer,
+    )
+
+
+def _largest(rounds: list[Traffic]) -> Traffic:
+    return max(rounds, key=lambda r: r.up + r.down + r.peer)
+
+
 def plan(job: Job) -> Plan:
     """Count what can be counted and try the rest."""
     start = _before(job)
     rounds = _of_rounds(job, job.counted)
     task = job.info.task
-    state = payload(Site(job.algorithm, job.parties[0], job.root).mine) * len(job.parties)
-    samples = [part for p in job.parties for part in (p.data.train, p.data.validation, p.data.test)]
-    data = sum(part.x.nbytes + part.y.nbytes for part in samples)
-    largest = max(rounds, key=lambda r: r.up + r.down + r.peer)
+    known = held(job)
     train, evaluate = _try(job)
     return Plan(
         parameters=sum(torch.Size(shape).numel() for shape, _ in task.shapes.values()),
         model_bytes=task.bytes(),
         start=start,
-        per_round=largest,
+        per_round=_largest(rounds),
         total=_total(job, start, rounds),
         counted=len(rounds),
         steps=job.steps(),
-        data_bytes=data,
-        state_bytes=state,
-        message_bytes=largest.up + largest.peer,
+        data_bytes=known.data,
+        state_bytes=known.states,
+        message_bytes=known.messages,
         train_seconds=train,
         evaluate_seconds=evaluate,
     )

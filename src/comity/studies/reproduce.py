@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from comity import algorithms
-from comity.data import Federation
 from comity.data.files import Missing
 from comity.errors import Refusal
-from comity.experiments.build import Job, Progress, federation_of, prepare
+from comity.experiments.build import Job, Progress, prepare
 from comity.experiments.config import Experiment, experiment
 from comity.experiments.folder import RunFolder
 from comity.papers import Column, MethodRow, Scale, Table
 from comity.spec import parse, split
-from comity.studies.compare import folder_name, run_once
+from comity.studies.compare import folder_name
+from comity.studies.side_by_side import Cost, Planned, run_all, settled, shared
 from comity.track import Trackers
 
 ABSENT = "not yet implemented"
-DATA = ("data", "partition", "parties", "test", "validation", "seed")
 
 
 @dataclass(frozen=True)
@@ -44,14 +43,8 @@ def implemented(algorithm: str) -> bool:
     return all(parse(part).name in known for part in split(algorithm, "+"))
 
 
-@lru_cache(maxsize=2)
-def _federation(key: tuple[tuple[str, Any], ...]) -> Federation:
-    return federation_of(experiment(dict(key)))
-
-
-def federation_for(one: Experiment) -> Federation:
-    """The data of an experiment; rows on the same data share them."""
-    return _federation(tuple((name, getattr(one, name)) for name in DATA))
+federation_for = shared()
+"""The data of an experiment; rows on the same data share them."""
 
 
 def plan_runs(
@@ -148,16 +141,21 @@ class Outcome:
 
 
 def execute(
-    runs: Sequence[Run], out: Path, progress: Callable[[str], Progress], track: Trackers | None = None
+    runs: Sequence[Run], out: Path, progress: Callable[[str], Progress], track: Trackers | None = None, at_once: int = 1
 ) -> dict[tuple[str, str], list[Outcome]]:
-    """Run what is not finished yet, seed after seed so that all rows of a seed share its data."""
-    done: dict[tuple[str, str], list[Outcome]] = {}
+    """Run what is not finished yet, seed after seed so that all rows of a seed share its data, or several `at_once`."""
+    costs = {(run.name, run.row.name): Cost.of(job) for run, job in jobs(runs)} if at_once > 1 else {}
+    several = len({run.name for run in runs}) > 1
+    planned: list[tuple[tuple[str, str], Planned]] = []
     able = [run for run in runs if not run.why]
     for k in range(max((len(run.experiments) for run in able), default=0)):
         for run in able:
-            one = run.experiments[k]
-            folder = run.folder(out, one.seed)
-            shown = progress(f"{run.name} {run.row.name} seed {one.seed}")
-            summary = run_once(one, federation_for(one), folder, shown, track)
-            done.setdefault((run.name, run.row.name), []).append(Outcome(folder, summary))
+            one = settled(run.experiments[k], at_once)
+            title = f"{run.name} " * several + f"{run.row.name} seed {one.seed}"
+            which = (run.name, run.row.name)
+            planned.append((which, Planned(title, one, run.folder(out, one.seed), costs.get(which, Cost()))))
+    done: dict[tuple[str, str], list[Outcome]] = {}
+    with closing(run_all([run for _, run in planned], federation_for, progress, track, jobs=at_once)) as summaries:
+        for (which, run), summary in zip(planned, summaries, strict=True):
+            done.setdefault(which, []).append(Outcome(run.folder, summary))
     return done

@@ -6,6 +6,7 @@ import itertools
 import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from comity.core.own_metrics import use
 from comity.data import Federation
 from comity.data.formats.common import few
 from comity.errors import ComityError, Refusal
-from comity.experiments.build import Progress, federation_of, prepare
+from comity.experiments.build import Progress, prepare
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
@@ -25,7 +26,7 @@ from comity.measure.figures import by_round, mean
 from comity.measure.seeds import paired_over_seeds
 from comity.models import OwnModel
 from comity.spec import value
-from comity.studies.compare import run_once
+from comity.studies.side_by_side import Cost, Planned, run_all, settled, shared
 from comity.track import Trackers
 
 TUNED = "tune.json"
@@ -120,10 +121,12 @@ def tune(
     track: Trackers | None = None,
     given: Federation | None = None,
     model: OwnModel | None = None,
+    jobs: int = 1,
 ) -> Trials:
     """Every point of the grid with the same budget, the best on validation samples, by the chosen metric, first.
 
     Each seed deals the data anew, unless a federation is `given`. `model` is a network of the user's own, in place of a name.
+    So many runs as `jobs` go on at once.
     """
     if not base.validation:
         raise Refusal("tune chooses on validation data, so --validation must be greater than 0.")
@@ -133,35 +136,37 @@ def tune(
         raise Refusal("A metric is not tuned: choose one with --metric.")
     metric = use(base.metric)
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    names = [Trial(point, (), (), ()).name for point in points]
+    data = shared(given)
+    runs: list[Planned] = []
+    for seed, (name, point) in itertools.product(seeds, zip(names, points, strict=True)):
+        one = settled(_experiment_at(point, base, seed), jobs)
+        job = prepare(one, data(one), model)  # all are checked before the first one starts
+        metric = job.metric  # which is another where labels are numbers
+        if not job.judged("validation"):
+            raise Refusal(f"No party's validation samples have a figure by metric {metric.name}: there is nothing to choose by.")
+        runs.append(Planned(f"{name} seed {seed}" if len(seeds) > 1 else name, one, out / name / f"seed-{seed}", Cost.of(job)))
     found: list[list[Trial]] = [[] for _ in points]
-    for seed in seeds:
-        experiments = [_experiment_at(point, base, seed) for point in points]
-        federations = [given or federation_of(experiment) for experiment in experiments]
-        for experiment, federation in zip(experiments, federations, strict=True):
-            job = prepare(experiment, federation, model)  # all are checked before the first one starts
-            metric = job.metric  # which is another where labels are numbers
-            if not job.judged("validation"):
-                raise Refusal(
-                    f"No party's validation samples have a figure by metric {metric.name}: there is nothing to choose by."
-                )
-        for k, point in enumerate(points):
-            name = Trial(point, (), (), ()).name
-            folder = out / name / f"seed-{seed}"
-            watched = progress(f"{name} seed {seed}" if len(seeds) > 1 else name)
-            summary = run_once(experiments[k], federations[k], folder, watched, track, model)
-            best = summary[metric.name]["best_round"]
-            if best is None:
-                lacking = "was everybody heard" if metric is ACCURACY else f"does everybody have a figure by metric {metric.name}"
-                raise ComityError(f"In no round of {folder} {lacking}: there is nothing to choose by.")
-            t = best["round"]
-            validated = by_round(RunFolder(folder).read_metrics(), "validation", metric.name)[t]
-            known = [*doubts(summary), *_not_validated(summary, validated, metric)]
-            told = tuple(f"seed {seed}: {text}" for text in known)
-            found[k].append(Trial(point, (mean(validated),), (best["mean"],), (t,), told))
+    with closing(run_all(runs, data, progress, track, model, jobs)) as done:
+        for k, (run, summary) in enumerate(zip(runs, done, strict=True)):
+            found[k % len(points)].append(_trial(points[k % len(points)], run, summary, metric))
     trials = sorted(map(_over_seeds, found), key=lambda trial: -metric.sign * trial.validation)
     made = Trials(trials, metric.name, tuple(seeds))
     write_atomically(out / TUNED, json.dumps(with_crc(made.plain()), indent=2) + "\n")
     return made
+
+
+def _trial(point: dict[str, Any], run: Planned, summary: Mapping[str, Any], metric: Metric) -> Trial:
+    """What came of a point of the grid under one seed."""
+    best = summary[metric.name]["best_round"]
+    if best is None:
+        lacking = "was everybody heard" if metric is ACCURACY else f"does everybody have a figure by metric {metric.name}"
+        raise ComityError(f"In no round of {run.folder} {lacking}: there is nothing to choose by.")
+    t = best["round"]
+    validated = by_round(RunFolder(run.folder).read_metrics(), "validation", metric.name)[t]
+    known = [*doubts(summary), *_not_validated(summary, validated, metric)]
+    told = tuple(f"seed {run.experiment.seed}: {text}" for text in known)
+    return Trial(point, (mean(validated),), (best["mean"],), (t,), told)
 
 
 def _experiment_at(point: dict[str, Any], base: Experiment, seed: int) -> Experiment:

@@ -78,9 +78,22 @@ class Trackers:
     def __init__(
         self, wanted: Iterable[str | Tracker] = (), home: Path | None = None, told: Callable[[str], None] = warnings.warn
     ) -> None:
-        self._all = [tracker(one, home) for one in wanted]
+        self._wanted, self._home = list(wanted), home
+        self._all = [tracker(one, home) for one in self._wanted]
         self._following: list[Tracker] = []
-        self._told = told
+        self.told = told
+
+    def check_by_name(self) -> None:
+        """Refuse trackers that are objects, where each run has a process of its own."""
+        if one := next((one for one in self._wanted if not isinstance(one, str)), None):
+            raise Refusal(
+                f"A {type(one).__name__} that is an object lives in this process, and with several jobs each run has its own: "
+                "name a file that makes one, as in track=['./tracker.py'], or leave jobs away."
+            )
+
+    def anew(self, told: Callable[[str], None]) -> Trackers:
+        """The same trackers made once more, for a run in another process."""
+        return Trackers(self._wanted, self._home, told)
 
     def begin(self, job: Job, folder: Path) -> None:
         """Follow a run; what its tables hold already is told first."""
@@ -122,7 +135,7 @@ class Trackers:
             except Exception as why:
                 self._all.remove(one)
                 words = harmless(" ".join(describe(why).split()))
-                self._told(f"{type(one).__name__} failed and is left out from now on; the run itself goes on. {words}")
+                self.told(f"{type(one).__name__} failed and is left out from now on; the run itself goes on. {words}")
         return well
 
 
