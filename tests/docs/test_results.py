@@ -1,4 +1,4 @@
-"""The pages in docs/results are made of what is kept beside them, and of nothing else: a page that says anything else is stale."""
+"""The pages in docs/results are made of what is kept beside them and of nothing else: one that says anything else is stale."""
 
 from __future__ import annotations
 
