@@ -168,9 +168,10 @@ def test_leaving_somebody_out_changes_nobodys_start(tmp_path: Path) -> None:
         ("fedbabu", "needs one head for all"),
         ("fedbabu+mr", "needs one head for all"),
         ("centralized", "trains one model at the server"),
+        ("fedavg+dbe(kappa=auto)", "tries rounds before the first"),
         (GOSSIP, "does not say which field of its letters"),
     ],
-    ids=["fedbabu", "wrapped", "centralized", "a user's"],
+    ids=["fedbabu", "wrapped", "centralized", "pilot", "a user's"],
 )
 def test_refused_where_it_makes_no_sense(text: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(Refusal, match=f"^init=own cannot be: .* {why}"):

@@ -41,6 +41,8 @@ def _check_own_start(algorithm: AnyAlgorithm, info: Info, name: str) -> None:
     """Refuse weights of one's own where a method cannot use them, or where there are none."""
     if why := next((a.common_start for a in chain(algorithm) if a.start_weights is None), ""):
         raise Refusal(f"init=own cannot be: {name} {why}.")
+    if algorithm.tried_rounds:
+        raise Refusal(f"init=own cannot be: {name} tries rounds before the first, each of which would begin anew.")
     for task in {id(task): task for task in info.tasks}.values():
         one, another = (task.network.init(Key(0).fold(text)) for text in ("one", "another"))
         if all(torch.equal(one[k], another[k]) for k in one):
