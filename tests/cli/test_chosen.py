@@ -10,7 +10,7 @@ from harness import comity, one_sentence, works
 
 from comity import papers
 from comity.errors import ComityError, Refusal
-from comity.experiments.folder import METRICS
+from comity.experiments.tables import METRICS
 from comity.papers import MethodRow
 from comity.studies.chosen import best, choices, goodness, told
 from comity.studies.reproduce import Outcome
