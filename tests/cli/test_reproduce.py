@@ -212,7 +212,7 @@ def test_pages_are_written_again_from_what_was_kept(own: Path, tmp_path: Path) -
     runs, pages = tmp_path / "runs", tmp_path / "pages"
     works("reproduce", own, "--scale", "smoke", "--columns", "mean", "--seeds", "0,1,2", "--out", runs / "mine")
     (pages / "data").mkdir(parents=True)
-    (pages / "data" / "intro.md").write_text("# What came out\n", encoding="utf-8")
+    (pages / "data" / "intro.txt").write_text("# What came out\n", encoding="utf-8")
     works("reproduce", runs, "--table", "--out", pages)
     (kept,) = (pages / "data").glob("*.json")
     mine = pages / "own.md"

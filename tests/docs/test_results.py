@@ -27,7 +27,7 @@ def test_the_tables_settings_are_those_of_the_runs(kept: Path) -> None:
 
 
 def test_the_overview_is_that_of_all_data() -> None:
-    text = pages.overview([read(path) for path in KEPT], (RESULTS / pages.KEPT / "intro.md").read_text(encoding="utf-8"))
+    text = pages.overview([read(path) for path in KEPT], (RESULTS / pages.KEPT / "intro.txt").read_text(encoding="utf-8"))
     assert (RESULTS / "README.md").read_text(encoding="utf-8") == text, "comity reproduce --table writes it again"
 
 

@@ -214,7 +214,7 @@ def rewrite(pages: Path, runs: Path | None) -> list[Path]:
         made.write(kept / Path(file_of(made.name)).with_suffix(".json"))
     every = [read(path) for path in sorted(kept.glob("*.json"))]
     written = {pages / file_of(made.name): OWN_PAGES.get(made.name, page)(made) for made in every}
-    written[pages / "README.md"] = overview(every, (kept / "intro.md").read_text(encoding="utf-8"))
+    written[pages / "README.md"] = overview(every, (kept / "intro.txt").read_text(encoding="utf-8"))
     for path, text in written.items():
         write_atomically(path, text)
     return list(written)
