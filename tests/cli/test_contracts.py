@@ -503,7 +503,7 @@ NAMES = {
     "algorithms": {"adcol", "centralized", "dbe", "fedavg", "fedbn", "fedper", "fedprox", "mr", "prbm", "scaffold", "solo"},
     "datasets": {"digits"},
     "models": {"linear", "mlp2", "lenet5", "cnn4", "fedbn-cnn"},
-    "partitions": {"iid", "dirichlet", "pathological", "shard", "quantity", "lognormal"},
+    "partitions": {"iid", "dirichlet", "mixture", "pathological", "shard", "quantity", "lognormal"},
 }
 
 

@@ -19,6 +19,7 @@ from comity.spec import parse
 SPECS = {
     "iid": "iid",
     "dirichlet": "dirichlet(alpha=1,min=1)",
+    "mixture": "mixture(alpha=1)",
     "pathological": "pathological(classes=2)",
     "shard": "shard(per_party=2)",
     "quantity": "quantity(min=2)",
@@ -99,6 +100,34 @@ def test_dirichlet_smaller_alpha_is_more_skewed() -> None:
     assert largest[0.1] > largest[1] > largest[1000]
     assert largest[0.1] > 0.5
     assert largest[1000] < 0.16  # near 1 / 10: all parties alike
+
+
+@given(parties=st.integers(1, 30), alpha=st.sampled_from([1e-6, 0.05, 1.0, 1e6]), samples=st.integers(1, 20), seed=seeds)
+def test_mixture_gives_equally_many_whatever_alpha(parties: int, alpha: float, samples: int, seed: int) -> None:
+    y = labels(seed=seed)
+    found = parts(f"mixture(alpha={alpha},samples={samples})", y, parties, seed)
+    assert_disjoint(found, y, parties)
+    assert {len(p) for p in found} == {samples}
+
+
+def test_mixture_by_hand() -> None:
+    """The shares that a party draws, cut to its samples; what a class lacks, other classes give."""
+    y = np.repeat(np.arange(4), 1000)
+    rng = np.random.default_rng(3)
+    drawn = [rng.dirichlet(np.full(4, 0.5)) for _ in range(3)]
+    table = class_table(y, parts("mixture(alpha=0.5,samples=200)", y, 3, 3))
+    assert np.abs(table - 200 * np.array(drawn)).max() <= 1
+    alone = class_table(y, parts("mixture(alpha=0.000001,samples=1500)", y, 1, 0))
+    assert sorted(alone[0].tolist())[-1] == 1000  # one class, wholly, and of the others what was left
+
+
+def test_mixture_smaller_alpha_is_more_skewed() -> None:
+    y = labels(2000)
+    largest = {
+        a: (t.max(axis=1) / 20).mean() for a in (0.05, 1, 1000) for t in [class_table(y, parts(f"mixture({a},20)", y, 10))]
+    }
+    assert largest[0.05] > 0.7
+    assert largest[0.05] > largest[1] > largest[1000]
 
 
 def test_dirichlet_balanced_is_more_balanced() -> None:
@@ -245,6 +274,8 @@ def test_sizes_follow_their_option() -> None:
         ("dirichlet(alpha=nan)", 5, "alpha of dirichlet must be more than 0"),
         ("dirichlet(alpha=inf)", 5, "alpha of dirichlet must be more than 0"),
         ("dirichlet(alpha=much)", 5, "alpha of dirichlet must be a number, not 'much'."),
+        ("mixture(alpha=0)", 5, "alpha of mixture must be more than 0 and at most 1e+06, not 0.0."),
+        ("mixture(alpha=1,samples=121)", 5, "samples of mixture must be from 1 to 120 for 5 parties and 600 samples, not 121."),
         ("dirichlet(alpha=1,min=0)", 5, "min of dirichlet must be at least 1, not 0."),
         ("dirichlet(alpha=1,mim=3)", 5, "no option of dirichlet called 'mim'. Did you mean 'min'?"),
         ("dirichlet(alpha=1,min=100)", 7, "needs 700 samples for 7 parties, but there are 600; use a smaller min or fewer"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from comity import algorithms, papers
 from comity.data.library import _library
+from comity.errors import ComityError
 from comity.experiments.config import experiment
 from comity.measure.conventions import last_tenth
 from comity.papers import Claim, Table
@@ -152,3 +155,52 @@ def test_the_last_tenth_of_a_run_is_looked_at_three_times(name: str, scale: pape
         settings = table.run_settings("digits", row, scale)
         looked = [t for t in range(1, settings["rounds"] + 1) if t % settings["eval_every"] == 0 or t == settings["rounds"]]
         assert len(last_tenth(dict.fromkeys(looked, 0.0), settings["rounds"])) >= 3
+
+
+GRIDDED = """
+title = "t"
+source = "s"
+[[columns]]
+name = "first"
+title = "First"
+measure = "mean"
+[[grids]]
+name = "g-{parties}-{alpha}"
+title = "{parties} parties, {alpha}"
+measure = "mean"
+axes = {parties = [5, 20], alpha = [0.1, 1]}
+settings = {parties = "{parties}", partition = "dirichlet(alpha={alpha})", lr = 0.1}
+[[rows]]
+name = "solo"
+title = "SOLO"
+algorithm = "solo"
+"""
+
+
+def test_a_grid_is_a_column_for_each_combination(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(GRIDDED, encoding="utf-8")
+    made = papers.table(str(tmp_path / "mine.toml"))
+    assert [c.name for c in made.columns] == ["first", "g-5-0.1", "g-5-1", "g-20-0.1", "g-20-1"]
+    assert made.columns[3].title == "20 parties, 0.1"
+    assert made.run_settings("g-20-0.1", made.rows[0], "full") == {
+        "parties": 20, "partition": "dirichlet(alpha=0.1)", "lr": 0.1, "algorithm": "solo",
+    }  # fmt: skip
+    (tmp_path / "only.toml").write_text(GRIDDED[: GRIDDED.index("[[columns]]")] + GRIDDED[GRIDDED.index("[[grids]]") :])
+    assert len(papers.table(str(tmp_path / "only.toml")).columns) == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('name = "g-{parties}-{alpha}"', 'name = "g-{alpha}"', "two columns are called g-0.1"),
+        ("dirichlet(alpha={alpha})", "dirichlet(alpha={beta})", "{beta} is no axis of the grid: parties, alpha"),
+        ("axes = {parties = [5, 20], alpha = [0.1, 1]}", "axes = {}", "axes"),
+        ("axes = {parties = [5, 20], alpha = [0.1, 1]}", "axes = {parties = [], alpha = [1]}", "axes"),
+        ('measure = "mean"\naxes', "axes", "measure"),
+    ],
+)
+def test_a_grid_that_cannot_be(tmp_path: Path, old: str, new: str, said: str) -> None:
+    assert old in GRIDDED
+    (tmp_path / "mine.toml").write_text(GRIDDED.replace(old, new), encoding="utf-8")
+    with pytest.raises(ComityError, match=re.escape(said)):
+        papers.table(str(tmp_path / "mine.toml"))

@@ -113,14 +113,13 @@ def mixture(y: Ints, parties: int, rng: np.random.Generator, *, alpha: float, sa
     where all of those are used up, of what is left.
     """
     _check_range("alpha of mixture", alpha, 0, 1e6)
-    each = len(y) // parties if samples is None else samples
-    if not 1 <= each <= len(y) // parties:
-        raise Refusal(
-            f"samples of mixture must be from 1 to {len(y) // parties} for {parties} parties and {len(y)} samples, not {each}."
-        )
+    most = len(y) // parties
+    if samples is not None and not 1 <= samples <= most:
+        raise Refusal(f"samples of mixture must be from 1 to {most} for {parties} parties and {len(y)} samples, not {samples}.")
     _, label, left = np.unique(y, return_inverse=True, return_counts=True)
     table = np.zeros((len(left), parties), dtype=np.int64)
     for i in range(parties):
+        each = most + (i < len(y) % parties) if samples is None else samples  # all are dealt out, unless told
         drawn = rng.dirichlet(np.full(len(left), alpha))
         while wanted := each - int(table[:, i].sum()):
             shares = drawn * (left > 0) if (drawn * (left > 0)).sum() > 0 else left

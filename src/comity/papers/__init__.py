@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -64,7 +64,7 @@ class Grid(BaseModel):
     name: str
     title: str
     measure: str
-    axes: dict[str, tuple[str | int | float, ...]] = Field(min_length=1)
+    axes: dict[str, Annotated[tuple[str | int | float, ...], Field(min_length=1)]] = Field(min_length=1)
     settings: Settings = Field(default_factory=dict)
 
     def columns(self) -> list[Column]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from comity.experiments.checkpoint import write_atomically
 from comity.measure.conventions import mean_curve
+from comity.studies import helps
 from comity.studies.cells import Cell
 from comity.studies.claims import Verdict, untested, verdicts
 from comity.studies.reproduction import RESULT, Reproduction, read
@@ -17,6 +18,8 @@ from comity.units import duration, size
 
 KEPT = "data"
 """The folder beside the pages that holds what they are made of."""
+OWN_NAMES = {helps.MAP: "when-it-helps"}
+"""Tables whose page is not called as they are."""
 COURSE = 8
 """So many rounds of a run are shown, evenly spread."""
 HEADS = ("column", "method", "paper", "measured", "difference", "within 2 std", "last tenth", "swing")
@@ -187,10 +190,28 @@ def overview(every: Sequence[Reproduction], intro: str) -> str:
     return f"{intro.rstrip()}\n\n{markdown(heads, rows)}"
 
 
+OWN_PAGES: dict[str, Callable[[Reproduction], str]] = {helps.MAP: helps.page}
+"""Tables whose page is made in another way, by name."""
+PICTURES: dict[str, Callable[[Reproduction], str]] = {helps.MAP: helps.picture}
+"""Tables with a picture, as SVG, beside their page and called as it is."""
+
+
+def files(made: Reproduction) -> dict[str, str]:
+    """A table's page, and its picture where it has one, by the files' names."""
+    name = file_of(made.name)
+    written = {name: OWN_PAGES.get(made.name, page)(made)}
+    if made.name in PICTURES:
+        written[str(Path(name).with_suffix(".svg"))] = PICTURES[made.name](made)
+    return written
+
+
 def leave(made: Reproduction, folder: Path) -> None:
     """A reproduction beside its runs: a page for people, the same for programs, and what other pages are made of."""
     made.write(folder / RESULT)
     write_atomically(folder / "table.md", page(made))
+    if made.name in OWN_PAGES:
+        for name, text in files(made).items():
+            write_atomically(folder / name, text)
     texts = [HEADS, *lines(made.cells)]
     write_atomically(folder / "table.txt", "\n".join("\t".join(row) for row in texts) + "\n")
     write_csv(folder / "table.csv", made.cells)
@@ -198,11 +219,8 @@ def leave(made: Reproduction, folder: Path) -> None:
 
 def file_of(name: str) -> str:
     """The page of a table: dbe-table9.md; that of a user's own by its file's name alone."""
-    return f"{Path(name).stem if name.endswith('.toml') else name.replace('/', '-')}.md"
-
-
-OWN_PAGES: dict[str, Callable[[Reproduction], str]] = {}
-"""Tables whose page is made in another way, by name."""
+    own = OWN_NAMES.get(name, name.replace("/", "-"))
+    return f"{Path(name).stem if name.endswith('.toml') else own}.md"
 
 
 def rewrite(pages: Path, runs: Path | None) -> list[Path]:
@@ -213,7 +231,7 @@ def rewrite(pages: Path, runs: Path | None) -> list[Path]:
         made = read(result)
         made.write(kept / Path(file_of(made.name)).with_suffix(".json"))
     every = [read(path) for path in sorted(kept.glob("*.json"))]
-    written = {pages / file_of(made.name): OWN_PAGES.get(made.name, page)(made) for made in every}
+    written = {pages / name: text for made in every for name, text in files(made).items()}
     written[pages / "README.md"] = overview(every, (kept / "intro.txt").read_text(encoding="utf-8"))
     for path, text in written.items():
         write_atomically(path, text)

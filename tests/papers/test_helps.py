@@ -1,0 +1,109 @@
+"""The map of when a method helps: its rules by hand, and a page and a picture that say what the figures say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from xml.etree import ElementTree
+
+from comity import papers
+from comity.studies import helps, pages
+from comity.studies.cells import Cell, Figure
+from comity.studies.helps import Help, Place
+from comity.studies.reproduction import Reproduction
+
+TABLE = papers.table(helps.MAP)
+ROWS = {row.name: row for row in TABLE.rows}
+
+
+def made(figures: Mapping[str, Mapping[str, tuple[Sequence[float], int]]]) -> Reproduction:
+    """A reproduction of the map with these figures, a seed each, and bytes: by column and row."""
+    columns = {column.name: column for column in TABLE.columns}
+    cells = [
+        Cell(columns[c], ROWS[r], {seed: Figure(value, 20, sent, 1.0) for seed, value in enumerate(values)})
+        for c, rows in figures.items()
+        for r, (values, sent) in rows.items()
+    ]
+    settings = {c: {r: TABLE.run_settings(c, ROWS[r], "reduced") for r in rows} for c, rows in figures.items()}
+    return Reproduction(helps.MAP, "reduced", "comity reproduce comity/map", "abc", 60.0, 10**8, {}, settings, cells)
+
+
+ALONE = ([70.0, 71.0, 72.0], 0)
+SOME = made(
+    {
+        "plane-10-0.05": {
+            "solo": ALONE,
+            "fedavg": ([60.0, 61.5, 61.7], 1000),
+            "fed-sps": ([75.0, 76.2, 76.9], 9000),
+            "relay": ([74.8, 76.1, 77.0], 40),
+        },
+        "plane-100-10": {"solo": ALONE, "fedavg": ([60.0, 80.0, 71.0], 1000)},
+        "parties-5": {"solo": ALONE, "fedavg": ([80.0, 81.1, 82.0], 1000), "relay": ([72.0, 73.1, 74.0], 40)},
+    }
+)
+
+
+def test_a_gain_is_paired_by_seed_with_students_interval() -> None:
+    one = Help("x", {0: 75.0, 1: 76.2, 2: 76.9}, {0: 70.0, 1: 71.0, 2: 72.0}, 0)
+    # differences 5.0, 5.2, 4.9: mean 5.0333, deviation 0.15275; 4.3027 * 0.15275 / sqrt(3) = 0.3795
+    assert one.shown == "**+5.0 ± 0.4**"
+    assert one.sign == 1
+    assert Help("x", {0: 60.0, 1: 80.0, 2: 71.0}, one.solo, 0).sign == 0
+    assert Help("x", {2: 62.0, 1: 61.5, 0: 60.0}, one.solo, 0).sign == -1
+
+
+def test_one_seed_is_never_clear() -> None:
+    one = Help("x", {0: 99.0}, {0: 1.0}, 0)
+    assert one.sign == 0
+    assert one.shown == "+98.0"
+
+
+def test_the_best_clearly_helps_and_the_cheapest_is_not_clearly_worse() -> None:
+    here = helps.places(SOME)
+    few = here["plane-10-0.05"]
+    assert few.best
+    assert few.cheapest
+    assert (few.best.method, few.cheapest.method) == ("Fed-SPS", "relay")
+    five = here["parties-5"]  # relay clearly helps, but clearly less
+    assert five.best
+    assert five.cheapest
+    assert five.best.method == five.cheapest.method == "FedAvg"
+    assert five.best.bytes == 1000 / 5
+    assert here["plane-100-10"].best is None
+    assert here["plane-100-10"].cheapest is None
+
+
+def test_the_page_says_it() -> None:
+    text = helps.page(SOME)
+    assert "| 10 samples, alpha 0.05 | 200 × 10 | 71.0 | **-9.9 ± 1.0** | **+5.0 ± 0.4** | **+5.0 ± 0.4** |" in text
+    assert "| 10 samples, alpha 0.05 | Fed-SPS (+5.0) | relay | 4 B |" in text
+    assert "| 100 samples, alpha 10 | stay alone: nothing clearly helps |  |  |" in text
+    assert "Of 6 figures, 4 clearly help and 1 clearly hurt" in text
+    assert "## Digits" not in text
+
+
+def test_the_picture_is_a_map_a_method() -> None:
+    drawn = helps.picture(SOME)
+    texts = [node.text for node in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
+    assert texts.count("FedAvg") == texts.count("relay") == 1
+    assert "−9.9" in texts
+    assert "(−0.7)" in texts
+    assert drawn == helps.picture(SOME)
+
+
+def test_colours_tell_help_from_harm() -> None:
+    assert helps.colour(0) == "#ffffff"
+    assert helps.colour(helps.MOST) == helps.colour(99) == "#2166ac"
+    assert helps.colour(-99) == "#d95f02"
+
+
+def test_every_slice_names_columns_of_the_map() -> None:
+    settings = {column.name: TABLE.run_settings(column.name, ROWS["solo"], "full") for column in TABLE.columns}
+    found = {name: Place(name, each, {}, ()) for name, each in settings.items()}
+    shown = [place.title for _, patterns in helps.SLICES for place in helps._of(found, patterns)]
+    assert set(shown) == set(found)
+    assert all(found[name].tested and found[name].at for name in found)
+    assert found["plane-300-0.05"].at == (300, 0.05)
+
+
+def test_files_are_called_by_their_purpose() -> None:
+    assert set(pages.files(SOME)) == {"when-it-helps.md", "when-it-helps.svg"}
