@@ -33,7 +33,7 @@ class Reproduction:
     code: str
     """The commits that its runs were made with."""
     seconds: float
-    """Of all runs together, one core each."""
+    """Of all runs together, by the clock."""
     memory: int
     """The most that one of its processes took, in bytes."""
     changes: Mapping[str, Any]
