@@ -14,9 +14,10 @@ from toys import batch_of, federation, fit, net_of, noise, party_of, rounds, sam
 
 import comity
 from comity.algorithms import compose
-from comity.algorithms.dbe import MEAN, OFFSET, Biased, Dbe, Mean
+from comity.algorithms.dbe import MEAN, OFFSET, Biased, Dbe
 from comity.algorithms.fedavg import FedAvg
 from comity.core import Batch, Key, Params, Samples, Task, Training
+from comity.parts.pilot import Mean
 
 SHAPE, CLASSES, K = (6,), 3, 5
 

@@ -18,10 +18,11 @@ from toys import federation, net_of, noise, party_of, rounds, samples, task_of
 
 import comity
 from comity.algorithms import compose
-from comity.algorithms.dbe import OFFSET, Biased, Dbe, Mean
+from comity.algorithms.dbe import OFFSET, Biased, Dbe
 from comity.algorithms.fedavg import FedAvg
 from comity.core import Batch, Key, Params, Samples, Task, Training, batches
 from comity.models import build
+from comity.parts.pilot import Mean
 
 SHAPE, CLASSES, K, B = (6,), 3, 5, 4
 IMAGE, BATCHNORM = (1, 8, 8), "fedbn-cnn(scale=0.03)"

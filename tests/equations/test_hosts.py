@@ -15,7 +15,7 @@ from toys import batch_of, federation, net_of, noise, party_of, quadratic, round
 
 import comity
 from comity.algorithms.apfl import Apfl, ApflState
-from comity.algorithms.dbe import OFFSET, Dbe, Mean
+from comity.algorithms.dbe import OFFSET, Dbe
 from comity.algorithms.fedavg import FedAvg
 from comity.algorithms.fedbabu import FedBabu
 from comity.algorithms.fedgen import Ensemble, FedGen, Wanted, sameness
@@ -24,6 +24,7 @@ from comity.algorithms.fedrod import OWN, FedRod
 from comity.algorithms.mr import Mr
 from comity.core import Algorithm, Batch, Key, Model, Params, Party, Samples, Task, Training, descent, drop, keep
 from comity.core.key import BatchKey
+from comity.parts.pilot import Mean
 
 SHAPE, CLASSES, K = (6,), 3, 5
 SIZES = (9, 14, 6)

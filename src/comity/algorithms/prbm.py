@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import Literal
 
-from comity.algorithms.dbe import Dbe, Mean
+from comity.algorithms.dbe import Dbe
 from comity.core import *
+from comity.parts.pilot import Mean
 
 
 @algorithm
