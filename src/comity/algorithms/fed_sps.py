@@ -161,7 +161,7 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         how = self.stretch(m, self.holds, party.training, len(party.data.train))
         after = await self.trained(mine, helps, how, party, key)
         helps.pop(party.id, None)
-        scores = remembered(mine.scores, self.given(mine, helps, party, key)) if self.peers else {}
+        scores = remembered(mine.scores, self.given(mine, party, key, helps)) if self.peers else {}
         return replace(after, scores=scores), {j: h.overlap for j, h in helps.items()}
 
     async def trained(self, mine: FedSpsState, helps: dict[int, Help], how: Training, party: Party, key: Key) -> FedSpsState:
@@ -191,7 +191,7 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
     async def tuned(self, mine: FedSpsState, m: Empty, party: Party, key: Key) -> tuple[FedSpsState, None]:
         return await self.trained(mine, {}, party.training, party, key), None
 
-    def given(self, mine: FedSpsState, helps: dict[int, Help], party: Party, key: Key) -> dict[int, float]:
+    def given(self, mine: FedSpsState, party: Party, key: Key, helps: dict[int, Help]) -> dict[int, float]:
         if self.score == "overlap":
             return {j: given.overlap for j, given in helps.items()}
         held = party.data.validation if len(party.data.validation) else party.data.train
