@@ -264,7 +264,8 @@ def test_alg1_the_attack_is_a_function_of_its_arguments(options: dict[str, Any])
     fed = FedSps(**options)
     T, start = fed.attacker(), 1e-4 * noise(*x.shape)
     before = {"x": x.clone(), "start": start.clone()} | {k: v.clone() for k, v in h.items()}
-    (z, after), (again, after_again) = (T(mlp(), h, x, y, start, lam, fed.range_of(x)) for _ in range(2))
+    held = party_of(mlp(), Samples(x, y), FULL).data
+    (z, after), (again, after_again) = (T(mlp(), h, x, y, start, lam, fed.range_of(held)) for _ in range(2))
     assert torch.equal(z, again)
     assert torch.equal(after, after_again)
     assert differ({"x": z}, {"x": x}) > 1e-3

@@ -10,8 +10,9 @@ Algorithm 2: l.3-7 perturb; l.10 send h^i; l.11 find the overlap; l.12 one step 
 
 Symbols: h^i = a party's model; T = attack; ODA_ij = j's samples that i learns from; ξ, τ = how peers are drawn.
 Deviations: T is PGD, as in the public code, on the owner's present model; attack=wasserstein is Algorithm 1 with labels fixed, a
-squared cost and λ moved once an attack. The first batch of a local training is line 12's, the others line 14's, all with the α
-term; for its peers a party perturbs a batch of its own. j returns gradients: the paper does not say how i comes by j's samples.
+squared cost and λ moved once an attack. ε is in inputs as the network sees them, unless units=pixel. The first batch of a local
+training is line 12's, the others line 14's, all with the α term (collab_steps: more of line 12); for its peers a party perturbs a
+batch of its own. j returns gradients: the paper does not say how i comes by j's samples. All parties start with equal weights.
 Σ_j is a mean over the peers asked, so that β does not grow with them. Peers' gradients are taken in evaluation mode.
 """
 
