@@ -76,6 +76,7 @@ NAMES: dict[str, dict[str, str]] = {
         }
     ),
     "optimizer": _spread({"sgd": "momentum", "adam": "adamw"}),
+    "option of fed-sps called": _spread({"collab_steps": "peer_steps", "units": "pixel pixels"}),
     "setting called": _spread(
         {
             "data": "dataset data-set",

@@ -35,6 +35,7 @@ from comity.parts.overlap import Help
 from comity.parts.peer import Group
 from comity.studies import plan
 
+Scaled = tuple[tuple[float, ...], tuple[float, ...]]
 SHAPE, CLASSES = (6,), 3
 SMALL = "mlp2(width=5)"
 FULL = Training(lr=0.2, batch=100)  # one step a round
@@ -156,11 +157,17 @@ def multiplier(lam: float) -> Tensor:
     return torch.tensor(lam, dtype=torch.float64)
 
 
-def attacked(fed: FedSps, w: tuple[float, ...], x: Tensor, lam: float, key: Key) -> tuple[Tensor, float]:
+AS_IT_IS: Scaled = ((0.0,), (1.0,))
+
+
+def attacked(
+    fed: FedSps, w: tuple[float, ...], x: Tensor, lam: float, key: Key, scaled: Scaled = AS_IT_IS
+) -> tuple[Tensor, float]:
     """Where T puts x, and λ after it."""
     task, y = task_of("linear", tuple(x.shape[1:]), 2), torch.zeros(len(x), dtype=torch.int64)
-    T = fed.attacker()
-    z, after = T(task, line(*w), x, y, T.noise(x, key), multiplier(lam), fed.range_of(x))
+    T, data = fed.attacker(), Samples(x, y)
+    held = PartyData(data, data, data, scaled=scaled)
+    z, after = T(task, line(*w), x, y, T.noise(x, key), multiplier(lam), fed.range_of(held))
     return z, after.item()
 
 
@@ -257,7 +264,8 @@ def test_alg1_the_attack_is_a_function_of_its_arguments(options: dict[str, Any])
     fed = FedSps(**options)
     T, start = fed.attacker(), 1e-4 * noise(*x.shape)
     before = {"x": x.clone(), "start": start.clone()} | {k: v.clone() for k, v in h.items()}
-    (z, after), (again, after_again) = (T(mlp(), h, x, y, start, lam, fed.range_of(x)) for _ in range(2))
+    held = party_of(mlp(), Samples(x, y), FULL).data
+    (z, after), (again, after_again) = (T(mlp(), h, x, y, start, lam, fed.range_of(held)) for _ in range(2))
     assert torch.equal(z, again)
     assert torch.equal(after, after_again)
     assert differ({"x": z}, {"x": x}) > 1e-3
@@ -373,6 +381,52 @@ def test_cost_l2_with_the_default_budget_stays_within_it() -> None:
     z, lam = linear_case(wasserstein(cost="l2", lambda_lr=1.0), W, x, calls=60, lam=6.0)
     assert lam < 6.5
     assert (z - x).norm(dim=1).mean() < 0.06
+
+
+THREE: Scaled = ((0.5, 0.4, 0.3), (0.5, 0.25, 0.2))  # mean and std of three channels
+
+
+def test_units_pixel_is_one_over_std_by_channel() -> None:
+    """x = (pixel − mean)/std: 0.03 of a pixel is 0.03/std, and pixels of 0 and 1 are −mean/std and (1 − mean)/std."""
+    x = 0.1 * noise(4, 3, 2, 1)
+    w = (1.0, -2.0, 3.0, 4.0, -5.0, 0.0)
+    z, _ = attacked(FedSps(units="pixel", clamp="none"), w, x, 1.0, Key(0), THREE)
+    sign = torch.tensor(w).sign().view(3, 2, 1)
+    torch.testing.assert_close(z, x + torch.tensor([0.06, 0.12, 0.15]).view(3, 1, 1) * sign, rtol=0, atol=1e-6)
+    wide, _ = attacked(FedSps(units="pixel", clamp="unit", epsilon=9.0, attack_lr=9.0), w, x, 1.0, Key(0), THREE)
+    black, white = torch.tensor([-1.0, -1.6, -1.5]).view(3, 1, 1), torch.tensor([1.0, 2.4, 3.5]).view(3, 1, 1)
+    expected = torch.where(sign > 0, white, torch.where(sign < 0, black, x))
+    torch.testing.assert_close(wide, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("cost", ["l2sq", "l2"])
+def test_units_pixel_wasserstein_is_algorithm_1_on_pixels(cost: Literal["l2sq", "l2"]) -> None:
+    """The same attack on pixels (x · std, slope w/std), taken back: samples and λ."""
+    x, w, std = noise(5, 3, 1, 1), torch.tensor([3.0, -4.0, 2.0]), torch.tensor(THREE[1])
+    fed = wasserstein(cost=cost, epsilon=0.5)
+    there, lam = attacked(fed, tuple((w / std).tolist()), x * std.view(3, 1, 1), 0.7, Key(1))
+    z, ours = attacked(replace(fed, units="pixel"), tuple(w.tolist()), x, 0.7, Key(1), THREE)
+    torch.testing.assert_close(z, there / std.view(3, 1, 1), rtol=0, atol=2e-3)
+    assert ours == pytest.approx(lam, rel=1e-4)
+    assert differ({"z": z}, {"z": x}) > 0.1
+
+
+def test_units_pixel_in_a_run_is_twice_as_far_where_std_is_a_half() -> None:
+    """Digits are normalised by 0.5 and 0.5, which doubles exactly: 0.03 of a pixel is 0.06 of an input, bit for bit."""
+    how = {"data": "digits", "partition": "iid|keep(samples=30)", "parties": 3, "model": SMALL, "rounds": 2, "engine": "loop"}
+    ends = [
+        comity.run("fed-sps", **how, **options)
+        for options in ({"units": "pixel"}, {"epsilon": 0.06, "attack_lr": 0.02}, {})
+    ]  # fmt: skip
+    assert ends[0].job.parties[0].data.scaled == ((0.5,), (0.5,))
+    for name in ends[0].job.info.names:
+        assert_same(ends[0].model(name).theta, ends[1].model(name).theta)
+        assert differ(ends[0].model(name).theta, ends[2].model(name).theta) > 0
+
+
+def test_units_pixel_is_for_images() -> None:
+    with pytest.raises(comity.Refusal, match="units=pixel is for images"):
+        comity.run("fed-sps", named(), model=SMALL, rounds=1, engine="loop", units="pixel")
 
 
 def test_clamp() -> None:
@@ -599,15 +653,135 @@ def test_eq13_mean_is_over_the_peers_asked() -> None:
         assert_close(state.h, moved(h, 0.2, (1.0, mean_grad(h, three()[0].x, three()[0].y)), (weight, g)))
 
 
-@pytest.mark.parametrize(("peer_steps", "second"), [("first", 0.0), ("every", 0.7)])
-def test_l12_l14_peer_steps(peer_steps: Literal["first", "every"], second: float) -> None:
-    """Two epochs of one batch: the peers' gradient acts in the first step, or in both, and is not computed anew."""
+@pytest.mark.parametrize("collab_steps", [1, 3])
+def test_l12_l14_a_gradient_acts_once(collab_steps: int) -> None:
+    """Two epochs of one batch: a gradient that peers sent is of the weights they got, so it acts in the first step alone."""
     g = noisy(mlp().init(Key(1)), 10)
-    fed = FedSps(alpha=0.0, beta=0.7, peer_steps=peer_steps)
+    fed = FedSps(alpha=0.0, beta=0.7, collab_steps=collab_steps)
     h, state = local_step(fed, {3: given_by(g)}, replace(FULL, epochs=2))
     x, y = three()[0].x, three()[0].y
     after = moved(h, 0.2, (1.0, mean_grad(h, x, y)), (0.7, g))
-    assert_close(state.h, moved(after, 0.2, (1.0, mean_grad(after, x, y)), (second, g)))
+    assert_close(state.h, moved(after, 0.2, (1.0, mean_grad(after, x, y))))
+
+
+@pytest.mark.parametrize(("reduce", "weights"), [("mean", (0.5, 0.5)), ("sum", (1.0, 1.0)), ("pool", (0.4, 0.6))])
+def test_samples_at_hand_give_a_new_gradient_in_every_collaborative_step(
+    reduce: Literal["mean", "sum", "pool"], weights: tuple[float, float]
+) -> None:
+    """Peers gave 4 and 6 samples, which stay; two collaborative steps and one more: their gradient is of the present weights."""
+    one, other = samples(4, SHAPE, CLASSES, seed=41), samples(6, SHAPE, CLASSES, seed=42)
+    helps = {3: Help({}, one.x, one.y.int(), 1.0, 4, 0.5), 8: Help({}, other.x, other.y.int(), 1.0, 6, 0.5)}
+    fed = FedSps(alpha=0.0, beta=0.7, mode="samples", reduce=reduce, collab_steps=2)
+    first, state = local_step(fed, helps, replace(FULL, epochs=2))
+    h, (x, y) = first, (three()[0].x, three()[0].y)
+    for step in range(3):
+        theirs = [(0.7 * w, mean_grad(h, d.x, d.y)) for w, d in zip(weights, (one, other), strict=True)]
+        h = moved(h, 0.2, (1.0, mean_grad(h, x, y)), *(theirs if step < 2 else ()))
+    assert_close(state.h, h)
+
+
+@pytest.mark.parametrize("tune", ["round", "off"])
+def test_collab_steps_are_exchanges_whose_gradients_are_new(tune: Literal["round", "off"]) -> None:
+    """Full batches, one epoch: three collaborative steps are three of Algorithm 2's rounds, by torch; overlaps are means."""
+    fed = FedSps(alpha=0.3, beta=0.7, collab_steps=3, tune=tune)
+    net, s = net_of(fed, mlp(), three(), FULL)
+    rounds(fed, net, s, 1)
+    h, shares = [mlp().init(Key.root(0).fold("init"))] * 3, []
+    for _ in range(3):
+        h, share, _ = round_of(h, three(), 0.2, 0.3, 0.7)
+        shares.append(share)
+    for ours, theirs in zip(models(net), h, strict=True):
+        assert_close(ours, theirs)
+    noted = {(n.party, n.metric): n.value for n in net.notes}
+    assert len(noted) == len(net.notes) == 6
+    for i in range(3):
+        for j in {0, 1, 2} - {i}:
+            mean = sum(share[i][j] for share in shares) / 3
+            assert noted[f"p{i}", f"overlap/p{j}"] == pytest.approx(mean, abs=1e-6)
+
+
+def test_collab_steps_then_the_epochs_that_tune() -> None:
+    """Two collaborative steps, the second of them the first of two epochs of one batch: three steps, the last by oneself."""
+    fed = FedSps(alpha=0.3, beta=0.7, collab_steps=2)
+    net, s = net_of(fed, mlp(), three(), replace(FULL, epochs=2))
+    rounds(fed, net, s, 1)
+    h = [mlp().init(Key.root(0).fold("init"))] * 3
+    for beta in (0.7, 0.7, 0.0):
+        h, _, _ = round_of(h, three(), 0.2, 0.3, beta)
+    for ours, theirs in zip(models(net), h, strict=True):
+        assert_close(ours, theirs)
+
+
+def test_collab_steps_keep_their_momentum_where_optimizers_do() -> None:
+    """v ← 0.5 v + g over the collaborative steps of two rounds: all are trainings of one work, which the party remembers."""
+    ends = []
+    for steps, t in ((2, 2), (1, 4)):
+        fed = FedSps(alpha=0.0, beta=0.7, collab_steps=steps, tune="off")
+        net, s = net_of(fed, mlp(), three(), replace(FULL, momentum=0.5, keep=True))
+        rounds(fed, net, s, t)
+        ends.append(models(net))
+    h, v = [mlp().init(Key.root(0).fold("init"))] * 3, [{k: torch.zeros_like(w) for k, w in mlp().init(Key(0)).items()}] * 3
+    for _ in range(4):
+        new, _, _ = round_of(h, three(), 1.0, 0.0, 0.7)
+        v = [{k: 0.5 * u[k] + (a[k] - b[k]) for k in u} for u, a, b in zip(v, h, new, strict=True)]
+        h = [moved(a, 0.2, (1.0, u)) for a, u in zip(h, v, strict=True)]
+    for ours, others, theirs in zip(*ends, h, strict=True):
+        assert_close(ours, theirs)
+        assert_close(others, theirs)
+
+
+@pytest.mark.parametrize(("options", "how", "said"), [
+    ({}, {"momentum": 0.5}, False),
+    ({"collab_steps": 2}, {}, False),
+    ({"collab_steps": 2}, {"momentum": 0.5}, True),
+    ({"collab_steps": 2}, {"optimizer": "adam"}, True),
+    ({"collab_steps": 2}, {"momentum": 0.5, "keep": True}, False),
+    ({"tune": "end"}, {"momentum": 0.5}, True),
+], ids=str)  # fmt: skip
+def test_a_caution_where_collaborative_steps_forget(options: dict[str, Any], how: dict[str, Any], said: bool) -> None:
+    info = net_of(FedSps(), mlp(), three(), replace(FULL, **how))[0].info
+    assert bool(FedSps(**options).cautions(info)) == said
+
+
+def test_peer_steps_is_gone_and_says_where_to() -> None:
+    for text in ("fed-sps(peer_steps=every)", "fed-sps(peer_steps=first)"):
+        with pytest.raises(comity.Refusal, match="Did you mean 'collab_steps'"):
+            comity.run(text, named(), model=SMALL, rounds=1)
+
+
+def normed() -> tuple[Task, Samples]:
+    """A network with BatchNorm, and images."""
+    return task_of("fedbn-cnn(scale=0.06)", (1, 8, 8), CLASSES), samples(12, (1, 8, 8), CLASSES)
+
+
+def alone_with(fed: FedSps, task: Task, data: Samples, how: Training) -> Params:
+    party = party_of(task, data, how)
+    return worked(fed.local(fed.client(Key(1), party), Empty(), party, Key(5)))[0].h
+
+
+def test_alpha_mode_eval_takes_running_values_and_leaves_them() -> None:
+    """One step by autograd: ∇ of the training loss, and α ∇ of the perturbed samples' in evaluation mode; ε = 0, so T is x."""
+    task, data = normed()
+    ends = {
+        mode: alone_with(FedSps(alpha=0.8, beta=0.0, epsilon=0.0, alpha_mode=mode), task, data, FULL)
+        for mode in ("train", "eval")
+    }  # fmt: skip
+    alone = alone_with(FedSps(alpha=0.0, beta=0.0), task, data, FULL)
+    theta = {k: v.clone() for k, v in task.init(Key(1)).items()}
+    names = [k for k in theta if "~" not in k]
+    free = theta | {k: theta[k].clone().requires_grad_() for k in names}
+    value = task.loss(free, batch_of(data))
+    value = value + 0.8 * F.cross_entropy(task.logits(free, data.x), data.y)
+    grads = dict(zip(names, torch.autograd.grad(value, [free[k] for k in names]), strict=True))
+    assert_close({k: ends["eval"][k] for k in names}, {k: theta[k] - 0.2 * g for k, g in grads.items()})
+    buffers = [k for k in theta if "~" in k]
+    assert_same({k: ends["eval"][k] for k in buffers}, {k: alone[k] for k in buffers})
+    assert differ({k: ends["train"][k].float() for k in buffers}, {k: alone[k].float() for k in buffers}) > 1e-3
+
+
+def test_alpha_mode_is_nothing_without_layers_that_differ() -> None:
+    ends = [alone_with(FedSps(alpha=0.8, beta=0.0, alpha_mode=mode), mlp(), three()[0], FULL) for mode in ("train", "eval")]
+    assert_same(*ends)
 
 
 def test_eq13_alpha_term_follows_the_present_model() -> None:
@@ -805,11 +979,16 @@ def test_alg2_only_those_drawn_take_part() -> None:
     assert {(n.party, n.metric) for n in net.notes} == {(a, f"overlap/{b}") for a in names for b in names if a != b}
 
 
-@pytest.mark.parametrize(("tune", "per_round", "after"), [("round", 4, 0), ("off", 1, 0), ("end", 1, 4)])
-def test_l14_tune_steps(tune: str, per_round: int, after: int) -> None:
-    """20 samples in batches of 10, two epochs: 4 steps a training; three parties, three rounds."""
+@pytest.mark.filterwarnings("ignore:.*near-copies")
+@pytest.mark.parametrize("mode", ["gradient", "samples"])
+@pytest.mark.parametrize(("tune", "collab_steps", "per_round", "after"), [
+    ("round", 1, 4, 0), ("off", 1, 1, 0), ("end", 1, 1, 4), ("round", 3, 6, 0), ("off", 3, 3, 0), ("end", 3, 3, 4),
+])  # fmt: skip
+def test_l14_tune_steps(tune: str, collab_steps: int, per_round: int, after: int, mode: str) -> None:
+    """20 samples in batches of 10, two epochs: 4 steps a training, the first collaborative; three parties, three rounds."""
     fed = federation((20, 20, 20))
-    result = comity.run("fed-sps", fed, model=SMALL, rounds=3, epochs=2, engine="loop", tune=tune)
+    how: dict[str, Any] = {"model": SMALL, "rounds": 3, "epochs": 2, "engine": "loop"}
+    result = comity.run("fed-sps", fed, **how, tune=tune, collab_steps=collab_steps, mode=mode)
     assert result.summary["steps"] == 3 * (3 * per_round + after)
     splits = {m.split for m in result.metrics if m.metric == "accuracy"}
     assert ("test-unfinished" in splits) == (tune == "end")
@@ -849,6 +1028,17 @@ def test_newcomers_ask_everybody() -> None:
     rows = {(row.src, row.dst) for row in result.ledger if row.round == 2 and row.kind == "peer"}
     assert rows == {(a, b) for i in range(3) for a, b in (("p3", f"p{i}"), (f"p{i}", "p3"))}
     assert result.summary["steps"] == 3 * 2 + 6
+
+
+def test_newcomers_collaborate_as_often() -> None:
+    """Two exchanges with each of three parties, as the closed form says."""
+    fed = federation((20, 20, 20, 20))
+    result = comity.run(
+        "fed-sps", fed, model="mlp2(width=7)", rounds=1, engine="loop", newcomers=1, join_epochs=3, collab_steps=2
+    )
+    found = sum(row.bytes for row in result.ledger if row.round == 2 and row.kind == "peer")
+    assert found == result.job.algorithm.join_traffic(result.job.info).peer == 2 * 3 * (2 * WIDTH7 + 12)
+    assert result.summary["steps"] == 3 * 3 + 7
 
 
 # --- exploration and exploitation
@@ -1118,6 +1308,7 @@ def leaves(tree: Any) -> list[Any]:
 
 @pytest.mark.parametrize("options", [
     {}, {"mode": "samples"}, {"peers": 1, "code_compat": True}, {"tune": "end", "attack": "wasserstein"}, {"beta": 0.0},
+    {"collab_steps": 2},
 ], ids=str)  # fmt: skip
 def test_the_server_holds_no_tensor(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Letters and replies hold numbers and sealed parcels only: whom one may ask, and shares of overlap."""
@@ -1163,6 +1354,8 @@ def charged(result: comity.Result) -> dict[int, Counter[str]]:
 
 @pytest.mark.parametrize(("settings", "k", "edges"), [
     ({}, 4, 12),
+    ({"collab_steps": 3}, 4, 12),
+    ({"collab_steps": 2, "tune": "end", "peers": 1}, 4, 4),
     ({"peers": 1}, 4, 4),
     ({"peers": 2}, 4, 8),
     ({"peers": 9}, 4, 12),
@@ -1176,14 +1369,15 @@ def charged(result: comity.Result) -> dict[int, Counter[str]]:
     ({"bn": "none"}, 4, 12),
 ], ids=str)  # fmt: skip
 def test_spec8_bytes_by_hand(settings: dict[str, Any], k: int, edges: int) -> None:
-    """Σ edges (2 S + 12) between peers; the server hears a share from each edge and says whom one may ask."""
+    """Σ edges (2 S + 12) between peers a step; the server hears a share from each edge and says whom one may ask."""
+    n = settings.get("collab_steps", 1)
     result = comity.run("fed-sps", federation((9, 5, 14, 6)), model="mlp2(width=7)", rounds=2, engine="loop", **settings)
     _, closed = plan.traffic(result.job)
     for t in (1, 2):
         found = charged(result)[t]
-        assert found["peer"] == closed[t - 1].peer == edges * (2 * WIDTH7 + 12)
-        assert found["up"] == closed[t - 1].up == 4 * edges
-        assert found["down"] == closed[t - 1].down == 4 * k * (k - 1)
+        assert found["peer"] == closed[t - 1].peer == n * edges * (2 * WIDTH7 + 12)
+        assert found["up"] == closed[t - 1].up == n * 4 * edges
+        assert found["down"] == closed[t - 1].down == n * 4 * k * (k - 1)
     ways = {(row.round, row.src, row.dst, row.bytes) for row in result.ledger if row.work == "assist" and row.kind == "peer"}
     back = {(row.round, row.dst, row.src, row.bytes) for row in result.ledger if row.work == "local" and row.kind == "peer"}
     assert {way[3] for way in ways} <= {WIDTH7}
@@ -1206,13 +1400,13 @@ def test_spec8_bytes_with_batchnorm(bn: Any, there: int, back: int, peers: int) 
 
 
 @pytest.mark.filterwarnings("ignore:.*near-copies")
+@pytest.mark.parametrize("collab_steps", [1, 4])
 @pytest.mark.parametrize(("select", "exact"), [("strict", False), ("all", True)])
-def test_spec8_bytes_of_samples(select: str, exact: bool) -> None:
-    """S there; 12 and count · (4·6 + 4) back, where count = overlap · 8; the closed form is for all 8."""
+def test_spec8_bytes_of_samples(select: str, exact: bool, collab_steps: int) -> None:
+    """S there; 12 and count · (4·6 + 4) back, where count = overlap · 8; closed form: all 8. More steps send no more."""
     fed = federation((9, 15, 14))
-    result = comity.run(
-        "fed-sps", fed, model="mlp2(width=7)", rounds=3, batch=8, lr=0.5, engine="loop", mode="samples", select=select
-    )  # fmt: skip
+    how: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 3, "batch": 8, "lr": 0.5, "engine": "loop"}
+    result = comity.run("fed-sps", fed, **how, mode="samples", select=select, collab_steps=collab_steps)
     shares = {(m.round, m.party, m.metric.removeprefix("overlap/")): m.value for m in result.metrics if m.split == "train"}
     counts = {edge: round(8 * share) for edge, share in shares.items()}
     back = {(row.round, row.dst, row.src): row.bytes for row in result.ledger if row.work == "local" and row.kind == "peer"}
@@ -1262,6 +1456,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"attack": "wasserstein", "epsilon": 0.5, "lambda0": 0.5},
     {"peers": 1, "explore": 0.1, "temperature": 0.3},
     {"code_compat": True, "tune": "end"},
+    {"collab_steps": 3, "tune": "end", "peers": 1, "opt_state": "keep", "optimizer": "sgd(momentum=0.5)"},
+    {"collab_steps": 2, "mode": "samples", "alpha_mode": "eval"},
 ]
 
 
@@ -1300,6 +1496,7 @@ class Stop(Quiet):
         self.now = t + 1
 
 
+@pytest.mark.filterwarnings("ignore:.*near-copies")
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_process_equals_loop(options: dict[str, Any], tmp_path: Path) -> None:
     assert_same_run(
@@ -1308,6 +1505,7 @@ def test_process_equals_loop(options: dict[str, Any], tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:.*near-copies")
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_stacked_equals_loop(options: dict[str, Any], tmp_path: Path) -> None:
     """Parties that are attacked together: the same samples, multipliers and peers, up to rounding; the same bytes."""
@@ -1319,6 +1517,7 @@ def test_stacked_equals_loop(options: dict[str, Any], tmp_path: Path) -> None:
         assert_close(thetas[name], theta)
 
 
+@pytest.mark.filterwarnings("ignore:.*near-copies")
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_resumed_is_the_run_that_was_not_stopped(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,16 +10,19 @@ Algorithm 2: l.3-7 perturb; l.10 send h^i; l.11 find the overlap; l.12 one step 
 
 Symbols: h^i = a party's model; T = attack; ODA_ij = j's samples that i learns from; ξ, τ = how peers are drawn.
 Deviations: T is PGD, as in the public code, on the owner's present model; attack=wasserstein is Algorithm 1 with labels fixed, a
-squared cost and λ moved once an attack. The first batch of a local training is line 12's, the others line 14's, all with the α
-term; for its peers a party perturbs a batch of its own. j returns gradients: the paper does not say how i comes by j's samples.
+squared cost and λ moved once an attack. ε is in inputs as the network sees them, unless units=pixel. The first batch of a local
+training is line 12's, the others line 14's, all with the α term (collab_steps: more of line 12); for its peers a party perturbs a
+batch of its own. j returns gradients: the paper does not say how i comes by j's samples. All parties start with equal weights.
 Σ_j is a mean over the peers asked, so that β does not grow with them. Peers' gradients are taken in evaluation mode.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -29,8 +32,9 @@ from comity.core import *
 from comity.core.diagnostics import PartyMatrix
 from comity.parts.attack import Attacks, Range
 from comity.parts.choice import Asks, remembered
-from comity.parts.overlap import Help, combined, gains, gradients, help_for
+from comity.parts.overlap import Help, Overlaps, eval_loss, gains, gradients, help_for, linear_in, pull
 from comity.parts.peer import Group, PeerToPeer
+from comity.parts.schedule import Schedule, Step
 
 LAM = "fed-sps.lambda"
 
@@ -47,20 +51,20 @@ class FedSpsState:
 
 @record
 class Overlapping:
-    """What eq. 13 looks at: the weights that T attacks unless they are the present ones, its λ and range, the peers' gradient."""
+    """What eq. 13 looks at: the weights that T attacks unless they are the present ones, its λ and range, what peers gave."""
 
     first: Params
     lam: Tensor
     range: Range
-    pull: Params
+    helps: dict[int, Help]
 
 
 @algorithm
-class FedSps(Attacks, Asks, PeerToPeer[FedSpsState]):
+class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
     shares = "gradients"
     self_contained = True
     hears_peers = True
-    bytes_formula = "Σ_t Σ_{i asks j} (S + S_g + 12), S_g = the gradient; in samples mode |ODA_ij| · (4·dim x + 4) instead of S_g"
+    bytes_formula = "Σ_t Σ_{i asks j} collab_steps·(S + S_g + 12), S_g = the gradient; samples: S + 12 + |ODA_ij|·(4·dim x + 4)"
 
     diagnostics = (
         PartyMatrix(
@@ -73,22 +77,19 @@ class FedSps(Attacks, Asks, PeerToPeer[FedSpsState]):
     )
 
     alpha: float = option(0.1, "α, weight of the party's own perturbed samples", minimum=0)
+    alpha_mode: Literal["train", "eval"] = option("train", "how they pass BatchNorm and dropout: as in training, or evaluation")
     beta: float = option(0.5, "β, weight of the overlap with peers", minimum=0)
-    select: Literal["strict", "geq", "all"] = option("strict", "eq. 12 with >, with ≥, or no selection")
-    mode: Literal["gradient", "samples"] = option("gradient", "what j returns; samples are near-copies of private inputs")
-    reduce: Literal["mean", "sum", "pool"] = option("mean", "Σ_j of eq. 13: mean of peers, sum (paper), one mean of all (code)")
-    overlap_batch: int = option(0, "samples a party perturbs for its peers a round; 0: a mini-batch (l.5)", minimum=0)
-    peer_steps: Literal["first", "every"] = option("first", "the peers' term acts in the first local step (l.12), or in all")
-    tune: Literal["round", "end", "off"] = option("round", "fine-tuning (l.14): every round, once after the last, or never")
     score: Literal["gain", "overlap"] = option("gain", "what a peer gave: the drop of a held-out loss by its step, or overlap")
     code_compat: bool = option(False, "as the code: T on the first weights, own samples too, clean losses")
 
     def check(self, info: Info) -> None:
         info.needs_classes("fed-sps", "looks where models confuse classes")
         info.same_architecture("fed-sps")
+        self.check_units(info)
 
     def cautions(self, info: Info) -> list[str]:
-        return ["mode=samples sends near-copies of private inputs to other parties."] if self.mode == "samples" else []
+        said = ["mode=samples sends near-copies of private inputs to other parties."] if self.holds else []
+        return said + self.forgets(self.holds, info.training)
 
     @property
     def finishes(self) -> bool:
@@ -112,17 +113,20 @@ class FedSps(Attacks, Asks, PeerToPeer[FedSpsState]):
         return s
 
     def exchange(self, net: Net, learners: list[int], others: list[int]) -> None:
-        parcels: dict[Edge, Sealed] = {}
-        if self.beta:
-            sent = net.call(self.send, {i: Group(self.asks(net.info, i, others)) for i in learners})  # l.10
-            models = {(i, j): parcel for i, to in sent.items() for j, parcel in to.items()}
-            if models:
-                helped = net.call(self.assist, {j: Empty() for _, j in models}, models)  # l.11
-                parcels = {(j, i): parcel for j, to in helped.items() for i, parcel in to.items() if i in sent}
-        done = net.call(self.local, dict.fromkeys(learners, Empty()), parcels)  # l.12-14
-        for i, overlaps in done.items():
-            for j, value in overlaps.items():
-                net.note(f"overlap/{net.info.name(j)}", value, party=i)
+        found: dict[Edge, list[float]] = {}
+        for letter in self.letters(self.holds):
+            parcels = self.answers(net, learners, others) if self.beta else {}
+            for i, overlaps in net.call(self.local, dict.fromkeys(learners, letter), parcels).items():  # l.12-14
+                for j, value in overlaps.items():
+                    found.setdefault((i, j), []).append(value)
+        for (i, j), values in found.items():
+            net.note(f"overlap/{net.info.name(j)}", statistics.fmean(values), party=i)
+
+    def answers(self, net: Net, learners: list[int], others: list[int]) -> dict[Edge, Sealed]:
+        sent = net.call(self.send, {i: Group(self.asks(net.info, i, others)) for i in learners})  # l.10
+        models = {(i, j): parcel for i, to in sent.items() for j, parcel in to.items()}
+        given = net.call(self.assist, {j: Empty() for _, j in models}, models) if models else {}  # l.11
+        return {(j, i): parcel for j, to in given.items() for i, parcel in to.items() if i in sent}
 
     async def send(self, mine: FedSpsState, m: Group, party: Party, key: Key) -> tuple[FedSpsState, dict[int, Sealed]]:
         chosen = self.chosen(mine.scores, m.ids, key.fold("peers"))
@@ -140,7 +144,7 @@ class FedSps(Attacks, Asks, PeerToPeer[FedSpsState]):
         count = min(self.overlap_batch or party.training.batch, len(train))
         clean = train.take(torch.tensor(key.fold("overlap").choose(count, len(train)), device=train.x.device))  # l.5
         T = self.attacker(self.code_compat)
-        range_ = self.range_of(train.x, self.code_compat)
+        range_ = self.range_of(party.data, self.code_compat)
         noise = T.noise(clean.x, key.fold("attack"))
         lam = torch.tensor(mine.lam, dtype=torch.float64)
         bad, lam = T(party.task, mine.first or mine.h, clean.x, clean.y, noise, lam, range_)  # l.6
@@ -148,25 +152,22 @@ class FedSps(Attacks, Asks, PeerToPeer[FedSpsState]):
 
     def help(self, h: Params, clean: Samples, bad: Tensor, task: Task) -> Help:
         use_clean = self.code_compat and self.select != "all"
-        return help_for(task, h, clean, bad, self.select, use_clean, self.mode == "samples")  # eq. 12
+        return help_for(task, h, clean, bad, self.select, use_clean, self.holds)  # eq. 12
 
-    async def local(self, mine: FedSpsState, m: Empty, party: Party, key: Key) -> tuple[FedSpsState, dict[int, float]]:
-        task = party.task
+    async def local(self, mine: FedSpsState, m: Step, party: Party, key: Key) -> tuple[FedSpsState, dict[int, float]]:
         helps = dict(party.inbox)
         if self.code_compat and self.beta:
             clean, bad, _ = self.perturbed(mine, party, key)
-            helps[party.id] = self.help(mine.h, clean, bad, task)
-        grads = gradients(task, mine.h, helps)
-        pull = combined(grads, {j: h.count for j, h in helps.items()}, self.reduce)
-        how = party.training if self.tune == "round" else replace(party.training, steps=1)
-        after = await self.trained(mine, pull, how, party, key)
-        grads.pop(party.id, None)
-        scores = remembered(mine.scores, self.given(mine, grads, helps, party, key)) if self.peers else {}
-        return replace(after, scores=scores), {j: h.overlap for j, h in helps.items() if j != party.id}
+            helps[party.id] = self.help(mine.h, clean, bad, party.task)
+        how = self.stretch(m, self.holds, party.training, len(party.data.train))
+        after = await self.trained(mine, helps, how, party, key)
+        helps.pop(party.id, None)
+        scores = remembered(mine.scores, self.given(mine, party, key, helps)) if self.peers else {}
+        return replace(after, scores=scores), {j: h.overlap for j, h in helps.items()}
 
-    async def trained(self, mine: FedSpsState, pull: Params, how: Training, party: Party, key: Key) -> FedSpsState:
+    async def trained(self, mine: FedSpsState, helps: dict[int, Help], how: Training, party: Party, key: Key) -> FedSpsState:
         lam = torch.tensor(mine.lam, dtype=torch.float64)
-        own = Overlapping(mine.first, lam, self.range_of(party.data.train.x, self.code_compat), pull)
+        own = Overlapping(mine.first, lam, self.range_of(party.data, self.code_compat), helps)
         draw = self.noise if self.alpha else None
         # Not together: T differentiates within each step, which torch does more slowly for stacked parties.
         done = await party.fit(self.eq13, mine.h, key, own, training=how, draw=draw, together=False)
@@ -176,28 +177,27 @@ class FedSps(Attacks, Asks, PeerToPeer[FedSpsState]):
         return self.attacker(self.code_compat).noise(batch.x, key.fold("attack"))
 
     def eq13(self, task: Task, h: Params, batch: Batch, own: Overlapping) -> Tensor:
+        helps = own.helps if batch.number < (self.collab_steps if self.holds else 1) else {}
+        g = pull(task, h, helps, self.reduce)  # before the loss moves BatchNorm's running values
         value = task.loss(h, batch)
         if self.alpha:
             T = self.attacker(self.code_compat)
             lam = batch.scratch.get(LAM, own.lam)
             bad, lam = T(task, own.first or h, batch.x, batch.y, batch.drawn, lam, own.range)
             batch.scratch[LAM] = lam
-            value = value + self.alpha * task.loss(h, replace(batch, x=bad))
-        if own.pull and (batch.number == 0 or self.peer_steps == "every"):
-            value = value + self.beta * torch.stack([(h[k] * g).sum() for k, g in own.pull.items()]).sum()  # its gradient is g
-        return value
+            loss = task.loss if self.alpha_mode == "train" else partial(eval_loss, task)
+            value = value + self.alpha * loss(h, replace(batch, x=bad))
+        return value + self.beta * linear_in(h, g) if g else value
 
     async def tuned(self, mine: FedSpsState, m: Empty, party: Party, key: Key) -> tuple[FedSpsState, None]:
         return await self.trained(mine, {}, party.training, party, key), None
 
-    def given(
-        self, mine: FedSpsState, grads: dict[int, Params], helps: dict[int, Help], party: Party, key: Key
-    ) -> dict[int, float]:
+    def given(self, mine: FedSpsState, party: Party, key: Key, helps: dict[int, Help]) -> dict[int, float]:
         if self.score == "overlap":
-            return {j: helps[j].overlap for j in grads}
+            return {j: given.overlap for j, given in helps.items()}
         held = party.data.validation if len(party.data.validation) else party.data.train
         some = held.take(torch.tensor(key.fold("held").choose(min(party.training.batch, len(held)), len(held))))
-        return gains(party.task, mine.h, grads, some, party.training.lr * self.beta)
+        return gains(party.task, mine.h, gradients(party.task, mine.h, helps), some, party.training.lr * self.beta)
 
     def model(self, mine: FedSpsState, m: Empty, party: Party) -> Params:
         return mine.h
@@ -214,6 +214,8 @@ class FedSps(Attacks, Asks, PeerToPeer[FedSpsState]):
         asked = [len(self.asks(info, i, others)) for i in learners] if self.beta else []
         edges = sum(min(self.peers or n, n) for n in asked)
         back = info.task.bytes(without=private | buffers)
-        if self.mode == "samples":  # at most, if all samples of a batch overlap and no party has a larger one
+        if self.holds:  # at most, if all samples of a batch overlap and no party has a larger one
             back = (self.overlap_batch or info.training.batch) * (4 * math.prod(info.shape) + 4)
-        return Traffic(4 * edges, 4 * sum(asked), edges * (info.task.bytes(without=private) + 12 + back))
+        times = len(self.letters(self.holds))
+        peer = edges * (info.task.bytes(without=private) + 12 + back)
+        return Traffic(times * 4 * edges, times * 4 * sum(asked), times * peer)

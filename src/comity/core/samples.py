@@ -102,6 +102,8 @@ class PartyData:
     test: Samples
     unit: float = 1.0
     """What 1 is in the unit of labels that are amounts, which may be scaled."""
+    scaled: tuple[tuple[float, ...], tuple[float, ...]] = ((0.0,), (1.0,))
+    """Mean and std by which its inputs were normalised: one number each, or one a channel."""
 
 
 def combine(parts: Iterable[object]) -> str:

@@ -327,7 +327,7 @@ class Dataset:
             test = own.take(np.searchsorted(order, part.test)) if shifted else everyone(part.test, how)
             if self.missing == "impute":  # from what the party trains on, and nothing else
                 fills[name] = train.x.nanmean(0).nan_to_num(0.0)
-            parties[name] = self._finished(PartyData(train, validation, test), part, fills.get(name), how.label)
+            parties[name] = self._finished(PartyData(train, validation, test), part, fills.get(name), how)
         done = replace(done, fills={name: tuple(fill.tolist()) for name, fill in fills.items()})
         return Federation(
             self.name,
@@ -359,7 +359,7 @@ class Dataset:
         mean, std = sum(sums.values(), Sums.nothing(self.scaled)).constants(channels, self.scaled)
         return replace(made, mean=mean, std=std)
 
-    def _finished(self, data: PartyData, part: Share, fill: Tensor | None, label: tuple[float, float]) -> PartyData:
+    def _finished(self, data: PartyData, part: Share, fill: Tensor | None, how: Preprocess) -> PartyData:
         """A party's samples with its own names for the classes, labels that are numbers scaled, and missing values filled in."""
         parts = [data.train, data.validation, data.test]
         if part.labels is not None:
@@ -368,8 +368,8 @@ class Dataset:
         if fill is not None:
             parts = [replace(s, x=self.preprocess.filled(s.x, fill)) for s in parts]
         if self.amounts:
-            parts = [replace(s, y=(s.y - label[0]) / label[1]) for s in parts]
-        return PartyData(parts[0], parts[1], parts[2], unit=label[1])
+            parts = [replace(s, y=(s.y - how.label[0]) / how.label[1]) for s in parts]
+        return PartyData(parts[0], parts[1], parts[2], how.label[1], (how.mean, how.std))
 
     def _take(self, indices: Indices, how: Preprocess, shift: str | None = None, key: Key | None = None) -> Samples:
         """These samples, shifted and then normalised."""

@@ -257,7 +257,7 @@ def _moved(data: PartyData, device: torch.device) -> PartyData:
 
     if device.type == "cpu":
         return data
-    return PartyData(move(data.train), move(data.validation), move(data.test), data.unit)
+    return replace(data, train=move(data.train), validation=move(data.validation), test=move(data.test))
 
 
 FEW = 4  # parties of a worker that are faster one by one than stacked

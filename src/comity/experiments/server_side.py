@@ -78,7 +78,7 @@ def _with_newcomers(common: CommonGround, info: Info) -> Info:
 def _shared_training(common: CommonGround) -> Training:
     """How the server trains what it trains itself: as the settings say, with batches that every network can bear."""
     norms = any(common.task(name).network.norms for name in common.seats.names)
-    return replace(common.training, min_batch=2 if norms else 1, keep=False, augment=common.augment)
+    return replace(common.training, min_batch=2 if norms else 1, augment=common.augment)
 
 
 def _peers(common: CommonGround, party: str) -> tuple[int, ...] | None:

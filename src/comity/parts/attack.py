@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import Key, Params, Task, input_gradient, mixin, option, record
+from comity.core import Info, Key, Params, PartyData, Task, input_gradient, mixin, option, record
+from comity.errors import Refusal
 
 
 def _slope(task: Task, theta: Params, x: Tensor, y: Tensor) -> Tensor:
@@ -29,10 +30,11 @@ def distance(a: Tensor, b: Tensor, squared: bool) -> Tensor:
 
 @record
 class Range:
-    """Where perturbed inputs stay."""
+    """Where perturbed inputs stay, and what 1 is in the unit that ε and the steps are given in."""
 
     low: Tensor
     high: Tensor
+    unit: Tensor
 
 
 @dataclass(frozen=True)
@@ -58,34 +60,35 @@ class Attack:
     ) -> tuple[Tensor, Tensor]:
         """The samples after the attack, and `lam`, the dual's multiplier, which learns the radius."""
         theta = {k: v.detach() for k, v in theta.items()}
-        begin = x if noise is None else x + noise
+        begin = x if noise is None else x + noise * range_.unit
         if self.kind == "pgd":
             return self._pgd(task, theta, x, y, begin, range_), lam
         z = x
         for _ in range(self.lam_steps):
             z = self._wasserstein(task, theta, x, y, begin, lam, range_)
             budget = self.epsilon ** (2 if self.squared else 1)
-            lam = next_lambda(lam, self.lam_lr, budget, distance(z, x, self.squared))
+            lam = next_lambda(lam, self.lam_lr, budget, distance(z / range_.unit, x / range_.unit, self.squared))
         return z, lam
 
     def _pgd(self, task: Task, theta: Params, x: Tensor, y: Tensor, z: Tensor, range_: Range) -> Tensor:
+        step, radius = self.lr * range_.unit, self.epsilon * range_.unit
         for _ in range(self.steps):
-            z = z + self.lr * _slope(task, theta, z, y).sign()
-            z = x + (z - x).clamp(-self.epsilon, self.epsilon)
+            z = z + step * _slope(task, theta, z, y).sign()
+            z = x + (z - x).clamp(-radius, radius)
             z = z.clamp(range_.low, range_.high)
         return z.detach()
 
     def _wasserstein(self, task: Task, theta: Params, x: Tensor, y: Tensor, z: Tensor, lam: Tensor, range_: Range) -> Tensor:
-        """Algorithm 1, l.3: ascent on ℓ(z) − λ d(z, x)."""
+        """Algorithm 1, l.3: ascent on ℓ(z) − λ d(z, x) in the unit u, where slopes are u times as steep and steps u as long."""
         pull = 2 * lam * self.lr
         for _ in range(self.steps):
-            up = self.lr * _slope(task, theta, z, y)
+            up = self.lr * _slope(task, theta, z, y) * range_.unit.square()
             if self.squared:
                 z = (z + up + pull * x) / (1 + pull)  # implicit in the quadratic cost, so that no λ is too large
             else:
-                gap = (z + up - x).flatten(1)  # the proximal step of ‖·‖: shrink towards x
+                gap = ((z + up - x) / range_.unit).flatten(1)  # the proximal step of ‖·‖: shrink towards x
                 shrink = 1 - self.lr * lam / torch.linalg.vector_norm(gap, dim=1, keepdim=True).clamp(min=1e-12)
-                z = x + (gap * shrink.clamp(min=0)).view_as(x)
+                z = x + (gap * shrink.clamp(min=0)).view_as(x) * range_.unit
             z = z.clamp(range_.low, range_.high)
         return z.detach()
 
@@ -101,6 +104,7 @@ class Attacks:
 
     attack: Literal["pgd", "wasserstein"] = option("pgd", "T: steps of the sign in an ℓ∞ ball, or Algorithm 1 (Wasserstein)")
     epsilon: float = option(0.03, "ε, radius of the attack", minimum=0)
+    units: Literal["input", "pixel"] = option("input", "ε, steps and [0, 1]: of inputs as the network sees them, or of pixels")
     attack_steps: int = option(0, "steps of T; 0: 5 for pgd, 15 for wasserstein", minimum=0)
     attack_lr: float = option(0.0, "step of T; 0: 0.01 for pgd, 0.1 for wasserstein", minimum=0)
     cost: Literal["l2sq", "l2"] = option("l2sq", "d of Algorithm 1: ‖·‖² with budget ε², or ‖·‖ with ε")
@@ -108,6 +112,11 @@ class Attacks:
     lambda_lr: float = option(0.1, "α_λ of Algorithm 1", minimum=0)
     lambda_steps: int = option(1, "updates of λ in each attack; it is kept from one to the next", minimum=1)
     clamp: Literal["data", "unit", "none"] = option("data", "perturbed inputs stay in the range of the data, in [0, 1], or not")
+
+    def check_units(self, info: Info) -> None:
+        """Refuse pixels where inputs are no images."""
+        if self.units == "pixel" and len(info.shape) != 3:
+            raise Refusal("units=pixel is for images; these inputs are not, so ε can only be in their own unit (units=input).")
 
     def attacker(self, as_code: bool = False) -> Attack:
         """T; the public code starts from a little noise."""
@@ -123,8 +132,10 @@ class Attacks:
             0.001 if as_code else 0.0,
         )
 
-    def range_of(self, data: Tensor, as_code: bool = False) -> Range:
-        """Where perturbed inputs stay; in the public code in [0, 1]."""
-        ends = {"data": (data.min(), data.max()), "unit": (0.0, 1.0), "none": (-torch.inf, torch.inf)}
-        low, high = ends["unit" if as_code else self.clamp]
-        return Range(torch.as_tensor(low, dtype=data.dtype), torch.as_tensor(high, dtype=data.dtype))
+    def range_of(self, data: PartyData, as_code: bool = False) -> Range:
+        """Where a party's perturbed inputs stay, in the public code in [0, 1], and what 1 is: of a pixel it is 1/std."""
+        x = data.train.x
+        mean, std = (x.new_tensor(c).view(-1, 1, 1) for c in data.scaled) if self.units == "pixel" else x.new_tensor([0.0, 1.0])
+        ends = {"data": (x.min(), x.max()), "unit": ((0 - mean) / std, (1 - mean) / std), "none": (-torch.inf, torch.inf)}
+        low, high = (torch.as_tensor(end).to(x) for end in ends["unit" if as_code else self.clamp])
+        return Range(low, high, 1 / std)

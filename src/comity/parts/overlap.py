@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import Params, Samples, Task, drop, gradient, in_chunks, record, trainable
+from comity.core import Batch, Params, Samples, Task, drop, gradient, in_chunks, mixin, option, record, trainable
 
 
 @record
@@ -21,6 +22,21 @@ class Help:
     loss: float
     count: int
     overlap: float
+
+
+@mixin
+class Overlaps:
+    """The options of a method whose parties find overlaps for each other: what is selected, sent and made of it."""
+
+    select: Literal["strict", "geq", "all"] = option("strict", "eq. 12 with >, with ≥, or no selection")
+    mode: Literal["gradient", "samples"] = option("gradient", "what j returns; samples are near-copies of private inputs")
+    reduce: Literal["mean", "sum", "pool"] = option("mean", "Σ_j of eq. 13: mean of peers, sum (paper), one mean of all (code)")
+    overlap_batch: int = option(0, "samples a party perturbs for its peers each time; 0: a mini-batch (l.5)", minimum=0)
+
+    @property
+    def holds(self) -> bool:
+        """Whether a party has peers' samples at hand, whose gradient it takes anew in each step without asking again."""
+        return self.mode == "samples"
 
 
 def losses(task: Task, h: Params, x: Tensor, y: Tensor) -> Tensor:
@@ -39,6 +55,12 @@ def overlap(task: Task, h: Params, clean: Samples, bad: Tensor, select: str, use
     x, loss = (clean.x, before) if use_clean else (bad, after)
     mean = loss[chosen].mean().item() if chosen.any() else 0.0
     return Samples(x[chosen], clean.y[chosen]), mean, chosen.float().mean().item()
+
+
+def eval_loss(task: Task, h: Params, batch: Batch) -> Tensor:
+    """The loss of a batch in evaluation mode: BatchNorm by its running values, which stay as they are, and no dropout."""
+    z = task.features(h, batch.x)
+    return task.criterion(task.head(h, z), z, batch)
 
 
 def slope(task: Task, h: Params, data: Samples) -> Params:
@@ -65,6 +87,17 @@ def gradients(task: Task, h: Params, helps: Mapping[int, Help]) -> dict[int, Par
         else:
             found[j] = drop(slope(task, h, Samples(given.x, given.y.long())), task.private)
     return found
+
+
+def pull(task: Task, h: Params, helps: Mapping[int, Help], how: str) -> Params:
+    """Peers' gradients as one; that of samples that came is taken at h. Empty if nobody helped."""
+    here = {k: v.detach() for k, v in h.items()}
+    return combined(gradients(task, here, helps), {j: given.count for j, given in helps.items()}, how)
+
+
+def linear_in(h: Params, g: Params) -> Tensor:
+    """Σ h·g, a number whose gradient is g: a term for a gradient that others computed."""
+    return torch.stack([(h[k] * slope).sum() for k, slope in g.items()]).sum()
 
 
 def combined(grads: Mapping[int, Params], counts: Mapping[int, int], how: str) -> Params:
