@@ -680,8 +680,8 @@ def test_a_mean_is_a_sum_with_smaller_weights(alternate: str) -> None:
     means = ran(f"fedufo(alternate={alternate},reduction=mean,lam=3,cgr_weight=2,weight=0.5,stage_one=0.25)")
     sums = ran(f"fedufo(alternate={alternate},lam=1,cgr_weight={2 / 3},weight=0.125,stage_one=0.25)")
     assert_near(means.model("p0").theta, sums.model("p0").theta, 1e-6)
-    uad = [ran(f"feduad(alternate={alternate},{how})").model("p0").theta for how in ("reduction=mean", "weight=0.25")]
-    assert_near(*uad, 1e-6)
+    one, other = (ran(f"feduad(alternate={alternate},{how})").model("p0").theta for how in ("reduction=mean", "weight=0.25"))
+    assert_near(one, other, 1e-6)
     y_hat, teacher = (noise(5, 3, seed=k).softmax(1) for k in (1, 2))
     library = F.kl_div(y_hat.log(), teacher, reduction="none").mean()  # KL(teacher ‖ ŷ) over all 5 · 3 values
     assert (kl(teacher.log(), y_hat.log()) / 3).item() == pytest.approx(library.item(), rel=1e-5)
