@@ -44,6 +44,7 @@ from comity.algorithms.feduad import Both, FedUad, FedUadState, Prior
 from comity.algorithms.fedufo import FedUfo
 from comity.core import Batch, FitRequest, Key, Params, Party, Samples, Task, Training, batches
 from comity.core.call import Answer
+from comity.errors import Refusal
 from comity.experiments import checkpoint
 from comity.experiments.build import Quiet
 from comity.parts.choice import with_the_worst
@@ -61,7 +62,7 @@ SIZES = (12, 9, 15, 6, 10)
 ROOT = Key.root(0)
 OFF: dict[str, Any] = {"uad": False, "cgr": False, "cgl": False, "dynamic": "off"}
 ALIGN, REFINE, PLAIN = "align", "local", "align"  # the works of FedUFO's stages, and FedUAD's
-OWN = ("uad", "cgr", "cgl", "lam", "stage_one", "dynamic", "target", "direction")  # fedufo's, beside feduad's
+OWN = ("uad", "cgr", "cgl", "lam", "stage_one", "dynamic", "target", "direction", "cgr_weight")  # fedufo's, beside feduad's
 
 # --- the paper written out
 
@@ -118,9 +119,13 @@ def group_target(priors: Mapping[int, Params], data: Mapping[int, Samples], x: T
 def written(
     data: Mapping[int, Samples], w: Params, Ds: Mapping[int, Params], label: Mapping[int, int], *, uad: bool = True,
     cgr: bool = True, cgl: bool = True, lam: float = 3.0, target: str = "softmax", direction: str = "reverse",
-    disc_epochs: int = 1, first: bool = False, how: Training = HOW,
+    disc_epochs: int = 1, first: bool = False, how: Training = HOW, cgr_weight: float = 1.0, reduction: str = "sum",
+    begin: str = "w",
 ) -> tuple[dict[int, Params], dict[int, Params]]:  # fmt: skip
-    """Steps 1-3 of figure 2 for the group `data`: the posteriors and what became of the Ds; `first`: D learns first, from w."""
+    """Steps 1-3 of figure 2 for the group `data`: the posteriors and what became of the Ds; `first`: D learns first, from w.
+
+    reduction=mean is a mean over all that a term is made of: of n samples' C classes, of n samples' K logarithms and K again.
+    """
     learnt = dict(Ds)
     posteriors: dict[int, Params] = {}
 
@@ -131,7 +136,8 @@ def written(
     for k, d in data.items():
         x = d.x
         theirs = {j: encoded(priors[j], x) for j in data if j != k}  # eq. 1
-        teachers = [(1.0, group_target(priors, data, x, target))] if cgr else []
+        first_weights = priors[k] if begin == "prior" else w
+        teachers = [(cgr_weight, group_target(priors, data, x, target))] if cgr else []
         teachers += [(lam, predicted(w, x).softmax(1))] if cgl else []  # eq. 9
 
         def eq5(D: Params, z: Tensor, k: int = k, theirs: dict[int, Tensor] = theirs) -> Tensor:
@@ -145,15 +151,17 @@ def written(
             value = -y_hat[torch.arange(len(y)), y].log().mean()
             if uad:
                 d_hat = judged(learnt[k], encoded(theta, x)).softmax(1)
-                value = value - d_hat.log().sum(1).mean() / d_hat.shape[1]  # eq. 4
+                eq4 = -d_hat.log().sum(1).mean() / d_hat.shape[1]
+                value = value + (eq4 / d_hat.shape[1] if reduction == "mean" else eq4)
             for weight, answer in teachers:  # eqs. 8 and 10
-                value = value + weight * (divergence(y_hat, answer) if direction == "reverse" else divergence(answer, y_hat))
+                apart = divergence(y_hat, answer) if direction == "reverse" else divergence(answer, y_hat)
+                value = value + weight * (apart / CLASSES if reduction == "mean" else apart)
             return value
 
         if uad and first:
-            z = encoded(w, x)
+            z = encoded(first_weights, x)
             learnt[k] = descended(partial(eq5, z=z), learnt[k], disc_epochs, how)
-        posteriors[k] = descended(eq12, w, how.epochs, how)
+        posteriors[k] = descended(eq12, first_weights, how.epochs, how)
         if uad and not first:
             z = encoded(posteriors[k], x)
             learnt[k] = descended(partial(eq5, z=z), learnt[k], disc_epochs, how)
@@ -519,7 +527,10 @@ ROUNDS: list[dict[str, Any]] = [
     {"direction": "forward", "target": "l1", "lam": 1.0}, {"disc": "mlp"}, {"disc": "linear"}, {"disc_epochs": 0},
     {"disc_epochs": 3}, {"outputs": "group"}, {"outputs": "group", "disc_state": "local", "disc_epochs": 2},
     {"disc_state": "local"}, {"disc_state": "local", "disc_epochs": 3}, {"disc_state": "fresh"},
-    {"disc_state": "fresh", "disc_epochs": 4, "disc": "mlp"},
+    {"disc_state": "fresh", "disc_epochs": 4, "disc": "mlp"}, {"cgr_weight": 0.0}, {"cgr_weight": 2.5, "cgl": False},
+    {"reduction": "mean"}, {"reduction": "mean", "direction": "forward", "target": "l1", "cgr_weight": 7.0},
+    {"reduction": "mean", "outputs": "group", "lam": 20.0}, {"begin": "prior"}, {"begin": "prior", "disc_state": "fresh"},
+    {"begin": "prior", "uad": False, "cgl": False}, {"begin": "prior", "reduction": "mean", "direction": "forward"},
 ]  # fmt: skip
 
 
@@ -534,7 +545,7 @@ def _by_hand(fed: FedUad, data: Mapping[int, Samples], net: LoopNet, s: Any, t: 
         Ds = {k: fresh.init(ROOT.fold("party", k, t, work_of(fed).__name__, 0).fold("fresh")) for k in group}
     elif fed.uad:
         Ds = {k: s.D if where == "federated" else net.state(k).D for k in group}
-    names = ("uad", "cgr", "cgl", "lam", "target", "direction", "disc_epochs")
+    names = ("uad", "cgr", "cgl", "lam", "target", "direction", "disc_epochs", "cgr_weight", "reduction", "begin")
     chosen = {n: getattr(fed, n) for n in names if hasattr(fed, n)} | stage
     return written({k: data[k] for k in group}, s.w, Ds, label, first=where == "fresh", **chosen)
 
@@ -595,9 +606,12 @@ def test_figure2_a_group_of_one() -> None:
 
 @pytest.mark.parametrize("outputs", ["all", "group"])
 @pytest.mark.parametrize("disc_state", ["federated", "local", "fresh"])
-def test_feduad_rounds_written_out(outputs: Literal["all", "group"], disc_state: Literal["federated", "local", "fresh"]) -> None:
+@pytest.mark.parametrize("more", [{}, {"reduction": "mean", "begin": "prior"}], ids=str)
+def test_feduad_rounds_written_out(
+    outputs: Literal["all", "group"], disc_state: Literal["federated", "local", "fresh"], more: dict[str, Any]
+) -> None:
     """Eq. 11: CE + L_uniform."""
-    fed = FedUad(outputs=outputs, disc_state=disc_state)
+    fed = FedUad(outputs=outputs, disc_state=disc_state, **more)
     data, net, s = game(fed)
     for t in (1, 2):
         posteriors, _ = _by_hand(fed, data, net, s, t, cgr=False, cgl=False)
@@ -612,6 +626,7 @@ OTHERS: dict[str, list[Any]] = {
     "dynamic": ["fresh", "off"], "target": ["l1", "logits"], "direction": ["forward"], "outputs": ["group"],
     "disc": ["mlp", "linear"], "disc_state": ["local", "fresh"], "disc_epochs": [0, 3],
     "alternate": ["batch"], "server_lr": [0.5], "server_momentum": [0.9], "weight": [0.0, 0.1],
+    "cgr_weight": [0.0, 3.0], "reduction": ["mean"], "begin": ["prior"],
 }  # fmt: skip
 
 
@@ -657,6 +672,24 @@ def test_a_weight_of_zero_leaves_fedavg() -> None:
     theirs = ran("fedavg", batch=1000).model("p0").theta
     far = [distance(ran(f"feduad(weight={w})", batch=1000).model("p0").theta, theirs) for w in (0, 0.01, 0.1)]
     assert far[0] < 1e-6 < far[1] < far[2]
+
+
+@pytest.mark.parametrize("alternate", ["round", "batch"])
+def test_a_mean_is_a_sum_with_smaller_weights(alternate: str) -> None:
+    """C = 3 classes and K = 4 parties: CGR and λ are divided by 3, L_uni by 4. The usual losses' default would be this."""
+    means = ran(f"fedufo(alternate={alternate},reduction=mean,lam=3,cgr_weight=2,weight=0.5,stage_one=0.25)")
+    sums = ran(f"fedufo(alternate={alternate},lam=1,cgr_weight={2 / 3},weight=0.125,stage_one=0.25)")
+    assert_near(means.model("p0").theta, sums.model("p0").theta, 1e-6)
+    one, other = (ran(f"feduad(alternate={alternate},{how})").model("p0").theta for how in ("reduction=mean", "weight=0.25"))
+    assert_near(one, other, 1e-6)
+    y_hat, teacher = (noise(5, 3, seed=k).softmax(1) for k in (1, 2))
+    library = F.kl_div(y_hat.log(), teacher, reduction="none").mean()  # KL(teacher ‖ ŷ) over all 5 · 3 values
+    assert (kl(teacher.log(), y_hat.log()) / 3).item() == pytest.approx(library.item(), rel=1e-5)
+
+
+def test_begin_prior_needs_a_prior() -> None:
+    with pytest.raises(Refusal, match="begin=prior needs priors"):
+        ran("fedufo(uad=false,cgr=false,begin=prior)")
 
 
 FEDUAD = [{}, {"participation": 0.5}, {"participation": 0.5, "disc_state": "local"}, {"outputs": "group"}, {"alternate": "batch"}]
@@ -1264,7 +1297,12 @@ def test_pacc_is_the_global_models_accuracy_on_pooled_data(method: str) -> None:
 
 # --- engines and resuming
 
-STATEFUL = ["fedufo(dynamic=fresh)", "fedufo(disc_state=local)", "fedufo(server_lr=0.7,server_momentum=0.5)"]
+STATEFUL = [
+    "fedufo(begin=prior,reduction=mean,cgr_weight=0.5)",
+    "fedufo(dynamic=fresh)",
+    "fedufo(disc_state=local)",
+    "fedufo(server_lr=0.7,server_momentum=0.5)",
+]
 HALF: dict[str, Any] = {"participation": 0.5, "rounds": 4}
 
 
@@ -1272,7 +1310,7 @@ def _tables(result: comity.Result) -> list[bytes]:
     return [(result.folder / name).read_bytes() for name in ("metrics.csv", "ledger.csv", "outcomes.csv")]
 
 
-@pytest.mark.parametrize("method", STATEFUL[:2])
+@pytest.mark.parametrize("method", STATEFUL[:3])
 def test_process_equals_loop(method: str, tmp_path: Path) -> None:
     ours, theirs = ran(method, BATCHNORM, engine="process", workers=2, out=tmp_path, **HALF), ran(method, BATCHNORM, **HALF)
     assert _tables(ours) == _tables(theirs)

@@ -8,7 +8,8 @@ Eq. 5: L_D = −log D_k(f̂_i) − (1/(K_c − 1)) Σ_{j≠k} log D_j(f̃_{i|j})
 
 Symbols: w = global model; w̃_k = priors; f̂_i, f̃_{i|j} = sample i's features by the posterior and by prior j; K, K_c = parties.
 Deviations: D is averaged with w and makes one pass a round (the paper does not say); a fresh D learns before the posterior, not
-after it. The server averages, unless told to step. With bn=none others' priors answer with the party's own BatchNorm.
+after it. The server averages, unless told to step. The posterior starts from w; "a prior model" may also mean that it starts
+from w̃_k (begin=prior). With bn=none others' priors answer with the party's own BatchNorm.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     uad: bool = field(default=True, init=False)  # fedufo has a choice here
     cgr: bool = field(default=False, init=False)
     weight: float = option(1.0, "weight of L_uni; 1 as printed", minimum=0)
+    reduction: Literal["sum", "mean"] = option("sum", "as printed; mean: L_uni over D's outputs too, KL over classes")
+    begin: Literal["w", "prior"] = option("w", "what the posterior is trained from: the global model, or the party's prior")
     outputs: Literal["all", "group"] = option("all", "D names all K parties, or the round's K_c (it is then new each round)")
     disc: Literal["shallow", "mlp", "linear"] = option("shallow", "D: two FC layers, three (re-identification), or one")
     disc_state: Literal["federated", "local", "fresh"] = option("federated", "D is averaged, the party's, or new each round")
@@ -100,6 +103,8 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     def check(self, info: Info) -> None:
         info.needs_classes("fedufo", "weighs answers by class")
         info.same_architecture("averaging")
+        if self.begin == "prior" and not (self.uad or self.cgr):
+            raise Refusal("begin=prior needs priors, but without uad and cgr nobody trains one.")
 
     def discriminator(self, d: int, k: int) -> Task:
         return discriminator(self.disc, d, d, k)
@@ -148,7 +153,7 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     ) -> tuple[FedUadState, Both]:
         """Train w and D; `read` is what others' extractors make of the party's samples, `teachers` what others answer."""
         task = party.task
-        start = (m.theta or mine.w) | mine.private
+        start = mine.prior.theta if mine.prior and self.begin == "prior" else (m.theta or mine.w) | mine.private
         D = m.D or mine.D
         everyone = range(party.federation_size) if self.outputs == "all" else sorted([party.id, *party.inbox])
         disc = self.discriminator(task.width, len(everyone))
@@ -188,8 +193,9 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         return value + self.weight * self.eq4(task, adversary.D, z) if self.uad else value
 
     def eq4(self, task: Task, D: Params, z: Tensor) -> Tensor:
-        disc = self.discriminator(task.width, len(D["out.bias"]))
-        return uniform_cross_entropy(disc.logits({k: v.detach() for k, v in D.items()}, z))
+        outputs = len(D["out.bias"])
+        logits = self.discriminator(task.width, outputs).logits({k: v.detach() for k, v in D.items()}, z)
+        return uniform_cross_entropy(logits) / (outputs if self.reduction == "mean" else 1)
 
     def eqs_5_and_11(self, task: Task, both: Params, batch: Batch, owners: Owners) -> Tensor:
         """The posterior and D take each step together, each on the other as a constant."""

@@ -40,6 +40,7 @@ class FedUfo(FedUad):
     cgr: bool = option(True, "consensus with the group of priors, eq. 8")
     cgl: bool = option(True, "consensus with the global model, eq. 10")
     lam: float = option(3.0, "λ, weight of the consensus with the global model", minimum=0)
+    cgr_weight: float = option(1.0, "weight of the consensus with the group; 1 as printed", minimum=0)
     stage_one: float = option(0.5, "share of the rounds that use UAD only", minimum=0, maximum=1)
     dynamic: Literal["last", "fresh", "off"] = option("last", "with CGL half the group are the worst, by an old or a fresh look")
     target: Literal["softmax", "l1", "logits"] = option("softmax", "CGR: softmax(v) as printed, v/Σv, or softmax of mean logits")
@@ -114,14 +115,17 @@ class FedUfo(FedUad):
         return answers
 
     def objective(self, task: Task, theta: Params, z: Tensor, batch: Batch) -> Tensor:
-        teachers = [(weight, batch.rows[name]) for name, weight in ((GROUP, 1.0), (GLOBAL, self.lam)) if name in batch.rows]
+        weights = {GROUP: self.cgr_weight, GLOBAL: self.lam}
+        teachers = [(weight, batch.rows[name]) for name, weight in weights.items() if name in batch.rows]
         if not teachers:
             return super().objective(task, theta, z, batch)
         logits = task.head(theta, z, train=True)
         value = task.criterion(logits, z, batch)
         y_hat = F.log_softmax(logits, dim=1)
+        shares = task.classes if self.reduction == "mean" else 1
         for weight, theirs in teachers:
-            value = value + weight * (kl(y_hat, theirs) if self.direction == "reverse" else kl(theirs, y_hat))  # eqs. 8, 10
+            apart = kl(y_hat, theirs) if self.direction == "reverse" else kl(theirs, y_hat)
+            value = value + weight / shares * apart  # eqs. 8, 10
         return value
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:

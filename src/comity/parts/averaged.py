@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 from comity.core import Algorithm, C, Info, Key, M, Params, Party, Refusal, S, Task, Traffic, drop, keep
 
@@ -11,7 +11,7 @@ from comity.core import Algorithm, C, Info, Key, M, Params, Party, Refusal, S, T
 class AveragesWeights(Algorithm[S, C, M]):
     """A method whose parties train a model that they receive, keep what is private of it, and send the rest."""
 
-    start_weights = "theta"
+    start_weights: ClassVar[str | None] = "theta"
     bytes_formula = "2 · Σ_t |S_t| · S,  S = bytes of the shared weights"
 
     @property
