@@ -413,7 +413,14 @@ def test_units_pixel_wasserstein_is_algorithm_1_on_pixels(cost: Literal["l2sq", 
 
 def test_units_pixel_in_a_run_is_twice_as_far_where_std_is_a_half() -> None:
     """Digits are normalised by 0.5 and 0.5, which doubles exactly: 0.03 of a pixel is 0.06 of an input, bit for bit."""
-    how = {"data": "digits", "partition": "iid|keep(samples=30)", "parties": 3, "model": SMALL, "rounds": 2, "engine": "loop"}
+    how: dict[str, Any] = {
+        "data": "digits",
+        "partition": "iid|keep(samples=30)",
+        "parties": 3,
+        "model": SMALL,
+        "rounds": 2,
+        "engine": "loop",
+    }
     ends = [
         comity.run("fed-sps", **how, **options)
         for options in ({"units": "pixel"}, {"epsilon": 0.06, "attack_lr": 0.02}, {})
