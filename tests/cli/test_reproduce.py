@@ -109,6 +109,7 @@ def test_a_figure_of_the_last_round_is_judged_over_the_last_tenth() -> None:
     curve = {t: float(t) for t in range(2, 42, 2)}  # of 40 rounds: 38 and 40 are beyond nine tenths
     one = Figure(40.0, 40, 0, 0.0, curve)
     assert one.end == [38.0, 40.0]
+    assert replace(one, tuned=True).end == [40.0]  # what came before is not what a party ends with
     row = MethodRow(name="a", title="A", algorithm="fedavg")
     last, best = (Cell(Column(name="c", title="C", measure=m), row, {0: one}) for m in ("mean", "best_mean"))
     assert last.judged == {0: 39.0}

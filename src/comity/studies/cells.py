@@ -33,11 +33,14 @@ class Figure:
     """What the measure looks at by evaluated round, in percent; empty where it is no matter of rounds."""
     loss: Line = field(default_factory=dict)
     """The parties' mean test loss by evaluated round."""
+    tuned: bool = False
+    """Whether the models were fine-tuned after the last round: then those of earlier ones are not what a party ends with."""
 
     @property
     def end(self) -> list[float]:
-        """The evaluated rounds of the run's last tenth."""
-        return last_tenth(self.curve, self.rounds)
+        """The evaluated rounds of the run's last tenth; of models that were tuned at the end, the last alone."""
+        found = last_tenth(self.curve, self.rounds)
+        return found[-1:] if self.tuned else found
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,7 @@ def _figure(measure: str, one: Outcome, column: Mapping[str, Sequence[Outcome]])
         one.summary["seconds"]["total"],
         {t: 100 * share for t, share in _curve(measure, one).items() if t},
         {t: loss for t, loss in conventions.curve(rows, metric="loss").items() if t},
+        one.summary["accuracy"].get("unfinished") is not None,
     )
 
 

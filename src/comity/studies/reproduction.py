@@ -134,4 +134,4 @@ def _figure(plain: Mapping[str, Any]) -> Figure:
     def line(name: str) -> dict[int, float]:
         return {int(t): value for t, value in plain[name].items()}
 
-    return Figure(plain["value"], plain["rounds"], plain["bytes"], plain["seconds"], line("curve"), line("loss"))
+    return Figure(**{**plain, "curve": line("curve"), "loss": line("loss")})
