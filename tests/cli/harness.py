@@ -108,7 +108,7 @@ def one_sentence(ended: Ended, *codes: int) -> str:
 
 def complaint(ended: Ended, *codes: int) -> str:
     """What a command said that failed while it was running: one sentence after lines of progress."""
-    said = [line for line in ended.err.splitlines() if not re.fullmatch(r"\S.*  round \d+/\d+  accuracy .*", line)]
+    said = [line for line in ended.err.splitlines() if not re.fullmatch(r"\S.*  round \d+/\d+  accuracy .*|\d+/\d+ done.*", line)]
     return one_sentence(Ended(ended.code, ended.out, "\n".join(said)), *codes)
 
 
