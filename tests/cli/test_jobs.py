@@ -10,10 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import OWN, SMALL, Ended, Nursery, comity, complaint, contents, frames, on_terminal, one_sentence, works
-from test_kill import OFTEN, rounds, states, wait_for
-from test_reproduce import OWN as TABLE
-from test_track import Memory
+from harness import (
+    OFTEN,
+    OWN,
+    SMALL,
+    Ended,
+    Nursery,
+    comity,
+    complaint,
+    contents,
+    frames,
+    on_terminal,
+    one_sentence,
+    rounds,
+    states,
+    wait_for,
+    works,
+)
 
 import comity as library
 from comity import machine
@@ -86,8 +99,7 @@ def test_a_tuning_is_the_same(tmp_path: Path) -> None:
 
 def test_a_papers_table_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COMITY_DATA", raising=False)
-    (tmp_path / "own.toml").write_text(TABLE, encoding="utf-8")
-    args = ("reproduce", tmp_path / "own.toml", "--scale", "smoke", "--seeds", "0,1", "--no-report", "--out")
+    args = ("reproduce", "relay/table1", "--scale", "smoke", "--rows", "fl,ours", "--seeds", "0,1", "--no-report", "--out")
     works(*args, tmp_path / "one")
     works(*args, tmp_path / "two", "--jobs", "auto")
     assert_same(tmp_path / "two", tmp_path / "one")
@@ -372,19 +384,11 @@ def test_trackers_by_name_follow_each_run_in_its_process(tmp_path: Path) -> None
 
 
 def test_a_tracker_that_is_an_object_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match="A Memory that is an object"):
-        library.compare(["fedavg"], parties=2, rounds=1, model="linear", track=[Memory()], jobs=2, out=tmp_path)
+    class Mine:
+        def begin(self, folder: Path, settings: Any) -> None: ...
+        def round(self, t: int, figures: Any) -> None: ...
+        def end(self, summary: Any) -> None: ...
+
+    with pytest.raises(Refusal, match="A Mine that is an object"):
+        library.compare(["fedavg"], parties=2, rounds=1, model="linear", track=[Mine()], jobs=2, out=tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_mlflow_has_one_store_for_all(tmp_path: Path) -> None:
-    pytest.importorskip("mlflow")
-    said = works("compare", "fedavg", *SMALL, "--track", "mlflow", "--jobs", "2", "--no-report", "--out", tmp_path)
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
-    (where,) = (one.experiment_id for one in client.search_experiments() if one.name == "comity")
-    found = client.search_runs([where])
-    assert "failed" not in said.out
-    assert sorted(run.data.params["algorithm"] for run in found) == ["fedavg", "solo"]
-    assert {run.info.status for run in found} == {"FINISHED"}
