@@ -34,8 +34,9 @@ def available() -> int | None:
     with suppress(OSError, ValueError, StopIteration):
         told = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         free.append(1024 * next(int(line.split()[1]) for line in told if line.startswith("MemAvailable:")))
-    with suppress(OSError, ValueError):  # "max", where there is no limit
-        group = Path("/sys/fs/cgroup")
+    with suppress(OSError, ValueError, IndexError):  # "max", where there is no limit
+        mine = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()[-1].rpartition(":")[2]
+        group = Path("/sys/fs/cgroup") / mine.lstrip("/")
         allowed, used = (int((group / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
         files = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
         free.append(allowed - used + int(files.get("inactive_file", 0)))

@@ -29,12 +29,16 @@ import pytest
 import torch
 
 from comity import cli
+from comity.core.codec import flatten
+from comity.experiments.checkpoint import Checkpoints
 
 torch.set_num_threads(1)
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "80"}
 for noisy in ("COMITY_DEBUG", "COMITY_CHECKPOINT_SECONDS", "FORCE_COLOR", "NO_COLOR", "LINES"):
     ENV.pop(noisy, None)
+OFTEN = {"COMITY_CHECKPOINT_SECONDS": "0.05"}
+"""Checkpoints much more often than usual."""
 SMALL = ("--parties", "3", "--rounds", "2", "--model", "linear", "--partition", "iid", "--engine", "loop")
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\^_=>]|\x1b\].*?(\x07|\x1b\\)")
 NURSERY = Path(__file__).with_name("nursery.py")
@@ -108,7 +112,7 @@ def one_sentence(ended: Ended, *codes: int) -> str:
 
 def complaint(ended: Ended, *codes: int) -> str:
     """What a command said that failed while it was running: one sentence after lines of progress."""
-    said = [line for line in ended.err.splitlines() if not re.fullmatch(r"\S.*  round \d+/\d+  accuracy .*", line)]
+    said = [line for line in ended.err.splitlines() if not re.fullmatch(r"\S.*  round \d+/\d+  accuracy .*|\d+/\d+ done.*", line)]
     return one_sentence(Ended(ended.code, ended.out, "\n".join(said)), *codes)
 
 
@@ -265,3 +269,31 @@ def summary(folder: Path) -> dict[str, Any]:
 def contents(folder: Path, *names: str) -> dict[str, bytes]:
     """The bytes of the files that must not differ between equal runs."""
     return {name: (folder / name).read_bytes() for name in names or ("metrics.csv", "ledger.csv", "outcomes.csv")}
+
+
+def states(folder: Path) -> list[Any]:
+    """The server's and all parties' final states, as plain values."""
+    checkpoints = Checkpoints(folder / "checkpoints")
+    manifest = checkpoints.load()
+    assert manifest is not None
+    found = []
+    for state in (checkpoints.server_state(), *(checkpoints.party_state(i) for i in sorted(manifest.parties))):
+        skeleton, tensors = flatten(state)
+        found.append((json.dumps(skeleton), [(str(t.dtype), t.shape, t.numpy().tobytes()) for t in tensors]))
+    return [manifest.round, manifest.counters["steps"], manifest.counters["bytes"], sorted(manifest.parties), *found]
+
+
+def rounds(out: Path) -> int:
+    """How many rounds the tables hold."""
+    try:
+        last = (out / "ledger.csv").read_text(encoding="utf-8").rstrip("\n").rpartition("\n")[2].split(",")[0]
+    except FileNotFoundError:
+        return -1
+    return int(last) if last.isdigit() else -1
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not come to that"
+        time.sleep(0.002)

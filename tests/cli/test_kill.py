@@ -6,7 +6,6 @@ run's folder. Checkpoints come much more often than usual.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -19,32 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Child, Nursery, complaint, contents, one_sentence, works
-
-from comity.core.codec import flatten
-from comity.experiments.checkpoint import Checkpoints
+from harness import OFTEN, Child, Nursery, complaint, contents, one_sentence, rounds, states, wait_for, works
 
 METHODS = ("fedavg+dbe", "scaffold", "adcol")
 ENGINES = {"loop": ("--engine", "loop"), "process": ("--engine", "process", "--workers", "2")}
 SETTINGS = ("--parties", "4", "--rounds", "24", "--participation", "0.75", "--model", "mlp2(width=32)", "--batch", "20")
-OFTEN = {"COMITY_CHECKPOINT_SECONDS": "0.05"}
 EVERY_ROUND = {"COMITY_CHECKPOINT_SECONDS": "0"}
 
 
 def settings(method: str) -> tuple[str, ...]:
     return (method, *SETTINGS, *(("--set", "hidden=16") if method == "adcol" else ()))
-
-
-def states(folder: Path) -> list[Any]:
-    """The server's and all parties' final states, as plain values."""
-    checkpoints = Checkpoints(folder / "checkpoints")
-    manifest = checkpoints.load()
-    assert manifest is not None
-    found = []
-    for state in (checkpoints.server_state(), *(checkpoints.party_state(i) for i in sorted(manifest.parties))):
-        skeleton, tensors = flatten(state)
-        found.append((json.dumps(skeleton), [(str(t.dtype), t.shape, t.numpy().tobytes()) for t in tensors]))
-    return [manifest.round, manifest.counters["steps"], manifest.counters["bytes"], sorted(manifest.parties), *found]
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +73,6 @@ def finish(nursery: Nursery, out: Path, args: tuple[str, ...]) -> None:
     assert child.all_gone()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it did not come to that"
-        time.sleep(0.002)
-
-
 def reached(least: int, out: Path) -> bool:
     return rounds(out) >= least
 
@@ -104,15 +80,6 @@ def reached(least: int, out: Path) -> bool:
 def wait_for_round(least: int, out: Path, child: Child) -> None:
     """Until so many rounds are in the tables, or the run has ended."""
     wait_for(lambda: reached(least, out) or child.poll() is not None)
-
-
-def rounds(out: Path) -> int:
-    """How many rounds the tables hold."""
-    try:
-        last = (out / "ledger.csv").read_text(encoding="utf-8").rstrip("\n").rpartition("\n")[2].split(",")[0]
-    except FileNotFoundError:
-        return -1
-    return int(last) if last.isdigit() else -1
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -3,7 +3,8 @@
     python tests/soak/kills.py --kills 200 --seed 0
 
 Every method on every engine, with checkpoints after every round, at times, and never before the end; absences planned in
-some; `compare` and `tune` as a whole. Compared byte for byte: all tables, the outcomes, and every state of the last checkpoint.
+some; `compare`, with two jobs too, and `tune` as a whole. Compared byte for byte: all tables, the outcomes, and every state of
+the last checkpoint.
 """
 
 from __future__ import annotations
@@ -156,12 +157,15 @@ def _cases(folder: Path, plan: Path, rng: random.Random) -> Iterator[tuple[str, 
     ]
     rng.shuffle(everything)
     compared = ("compare", study(["compare", "fedavg", "scaffold", "--no-report"]))
+    beside = ("compare, jobs", study(["compare", "fedavg", "scaffold", "--no-report", "--jobs", "2"]))
     tuned = ("tune", study(["tune", "fedprox", "--grid", "mu=0.1,1"]))
     at = 0
     while True:
         yield everything[at % len(everything)]
         if at % 9 == 4:
             yield compared
+        if at % 9 == 6:
+            yield beside
         if at % 9 == 8:
             yield tuned
         at += 1

@@ -156,6 +156,6 @@ def execute(
             planned.append((which, Planned(title, one, run.folder(out, one.seed), costs.get(which, Cost()))))
     done: dict[tuple[str, str], list[Outcome]] = {}
     with closing(run_all([run for _, run in planned], federation_for, progress, track, jobs=at_once)) as summaries:
-        for (which, run), summary in zip(planned, summaries, strict=True):
-            done.setdefault(which, []).append(Outcome(run.folder, summary))
+        for (which, made), summary in zip(planned, summaries, strict=True):
+            done.setdefault(which, []).append(Outcome(made.folder, summary))
     return done

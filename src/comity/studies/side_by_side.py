@@ -43,7 +43,7 @@ from comity.track import Trackers
 AUTO = "auto"
 DATA = ("data", "partition", "parties", "test", "validation", "seed")
 """The settings that say which data a run has."""
-FLOOR = 200 << 20  # bytes of its own that a forked run takes at least: its heap, torch's buffers, pages that it writes to
+FLOOR = 256 << 20  # bytes of its own that a forked run takes at least: its heap, torch's buffers, pages that it writes to
 LOOK = 0.5  # seconds from look to look at what is under way
 
 
@@ -215,11 +215,12 @@ class _Crew:
         self._summaries: dict[int, dict[str, Any]] = {}
         self._paces: list[tuple[str, float]] = []
         """Of runs that are over: the method, and the seconds for each that was guessed."""
+        of = [_data_of(run.experiment) for run in runs]
         longest: dict[tuple[Any, ...], float] = defaultdict(float)
-        for run in runs:
-            longest[key] = max(longest[key := _data_of(run.experiment)], run.cost.seconds)
-        order = sorted(longest, key=lambda key: -longest[key])
-        self._place = [order.index(_data_of(run.experiment)) for run in runs]
+        for which, run in zip(of, runs, strict=True):
+            longest[which] = max(longest[which], run.cost.seconds)
+        order = sorted(longest, key=lambda which: -longest[which])
+        self._place = [order.index(which) for which in of]
         """By their data, so that few of these are in memory at a time: those with the longest run first."""
         self._waiting = list(range(len(runs)))
         self._warned: dict[Any, Any] = {}
@@ -303,8 +304,8 @@ class _Crew:
         process = multiprocessing.get_context("fork").Process(target=live, args=(there, strangers, os.getpid(), work))
         with held_back():
             process.start()
-        there.close()
-        self._at_work[k] = _Member(process, here, watched, job, time.monotonic(), last=job.experiment.rounds)
+            there.close()
+            self._at_work[k] = _Member(process, here, watched, job, time.monotonic(), last=job.experiment.rounds)
 
     # What they say.
 
@@ -339,8 +340,8 @@ class _Crew:
             case "told":
                 self._track.told(told[0])
             case "warned":
-                text, category, *where = told
-                warnings.warn_explicit(text, getattr(builtins, category, UserWarning), *where, registry=self._warned)
+                text, category, filename, line = told
+                warnings.warn_explicit(text, getattr(builtins, category, UserWarning), filename, line, registry=self._warned)
             case "said":
                 getattr(sys, told[0]).write(told[1])
             case "done":

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ class MLflow:
         """Go on with the run that MLflow has, or make one whose parameters are the settings."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves this machine unasked
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+        with _one_at_a_time(self._home or folder.parent):
+            self._begin(folder, settings)
+
+    def _begin(self, folder: Path, settings: Mapping[str, Any]) -> None:
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 
@@ -79,6 +84,22 @@ class MLflow:
     def end(self, summary: Mapping[str, Any] | None) -> None:
         """Say how it ended."""
         self._client.set_terminated(self._run, "KILLED" if summary is None else "FINISHED")
+
+
+@contextmanager
+def _one_at_a_time(home: Path) -> Iterator[None]:
+    """Of runs that begin side by side, one makes MLflow's database and experiment, and the others find them there."""
+    try:
+        import fcntl
+    except ImportError:  # a system on which runs are not forked either
+        yield
+        return
+    held = os.open(home, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
 
 
 def _kept(folder: Path) -> dict[str, str]:
