@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,7 @@ def test_every_hint_names_something_that_there_is() -> None:
         "metric": set(ELIGIBLE),
         "optimizer": {"sgd", "adam"},
         "setting called": set(Experiment.model_fields),
+        "option of fed-sps called": {option.name for option in fields(algorithms.compose("fed-sps", {}))},
     }
     for kind, table in hints.NAMES.items():
         assert set(table.values()) <= known[kind], kind

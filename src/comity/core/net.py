@@ -151,8 +151,7 @@ class Net:
 
     def sample(self, t: int) -> list[int]:
         """The parties that take part in round t."""
-        drawn = cohort(self._root, self._participation, self.info, t)
-        if not drawn:
+        if not (drawn := cohort(self._root, self._participation, self.info, t)):
             raise NoReplies(f"Nobody who was drawn for round {t} is there.")
         return drawn
 
@@ -162,8 +161,7 @@ class Net:
 
     def note(self, metric: str, value: float, party: int | None = None, split: str = "train") -> None:
         """Record a diagnostic."""
-        name = SERVER if party is None else self.info.name(party)
-        self.notes.append(Note(self.round, name, split, metric, float(value)))
+        self.notes.append(Note(self.round, SERVER if party is None else self.info.name(party), split, metric, float(value)))
 
     def call(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -54,16 +54,15 @@ class Entry:
         if self.join:
             return self._joined()
         try:
-            return obtain(self.card.name, self.ways, trust)
+            kept = obtain(self.card.name, self.ways, trust)
+            return replace(kept, description=self.card.description)  # its file may be older than what is said of it
         except Missing as why:
             raise Missing(why.name, why.ways, self.card.hub) from None
 
     def varied(self, spec: Spec, trust: bool = False) -> Dataset:
         """The dataset as its options say."""
-        if not (spec.args or spec.options):
-            return self.load(trust)
         if self.options is None:
-            raise Refusal(f"{spec.name} has no options, but {spec} gives it some.")
+            raise Refusal(f"{spec.name} has no options: leave the parentheses away.")
         return call(spec, self.options, self.load(trust))
 
     def _joined(self) -> Dataset:
@@ -162,7 +161,7 @@ def load(name: str, trust_pickle: bool = False) -> Dataset:
     spec = parse(name) if "(" in name else Spec(name)
     if spec.name not in library:
         raise unknown("dataset", spec.name, library)
-    return library[spec.name].varied(spec, trust_pickle)
+    return library[spec.name].varied(spec, trust_pickle) if "(" in name else library[spec.name].load(trust_pickle)
 
 
 def _from_file(path: str) -> Dataset:
