@@ -3,7 +3,8 @@
     python tests/soak/kills.py --kills 200 --seed 0
 
 Every method on every engine, with checkpoints after every round, at times, and never before the end; absences planned in
-some; `compare`, with two jobs too, and `tune` as a whole. Compared byte for byte: all tables, the outcomes, and every state of the last checkpoint.
+some; `compare`, with two jobs too, and `tune` as a whole. Compared byte for byte: all tables, the outcomes, and every state of
+the last checkpoint.
 """
 
 from __future__ import annotations
