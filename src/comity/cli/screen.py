@@ -190,7 +190,7 @@ class TogetherLines(_Done):
         """A run is over."""
         if title not in self._over:
             super().over(title)
-            print(self, file=sys.stderr, flush=True)
+            print(harmless(str(self)), file=sys.stderr, flush=True)
 
 
 class _OneOfLines(Lines):
