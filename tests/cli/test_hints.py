@@ -90,7 +90,7 @@ def test_every_hint_names_something_that_there_is() -> None:
         "metric": set(ELIGIBLE),
         "optimizer": {"sgd", "adam"},
         "setting called": set(Experiment.model_fields),
-        "option of fed-sps called": {option.name for option in fields(algorithms.compose("fed-sps", {}))},
+        "option of fed-sps called": {option.name for option in fields(algorithms.compose("fed-sps", {}))},  # type: ignore[arg-type]
     }
     for kind, table in hints.NAMES.items():
         assert set(table.values()) <= known[kind], kind
