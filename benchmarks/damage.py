@@ -272,8 +272,9 @@ def copied(original: Path) -> Iterator[Path]:
 
 def make_stopped(folder: Path) -> None:
     """A run that was stopped after a checkpoint."""
-    from comity.experiments.build import Quiet, federation_of, prepare
+    from comity.experiments.build import federation_of, prepare
     from comity.experiments.config import experiment
+    from comity.experiments.outline import Quiet
     from comity.experiments.run import start
 
     class Stop(Quiet):

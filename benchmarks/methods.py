@@ -27,7 +27,8 @@ from comity.algorithms.relay import Relay
 from comity.core import descent
 from comity.engines.allocator import keep_freed_memory
 from comity.experiments import config
-from comity.experiments.build import Quiet, prepare
+from comity.experiments.build import prepare
+from comity.experiments.outline import Quiet
 from comity.parts import attack, overlap
 from comity.parts.divergence import kl_from_uniform
 

@@ -20,7 +20,8 @@ from bare import BATCH, LR, WORKS, Bare, Data, data_of
 from comity import Federation
 from comity.engines.allocator import keep_freed_memory
 from comity.experiments import config
-from comity.experiments.build import Quiet, prepare
+from comity.experiments.build import prepare
+from comity.experiments.outline import Quiet
 
 CONVOLUTIONS = ("cnn4", "lenet5")
 

@@ -19,7 +19,8 @@ import comity
 from comity.cli import screen
 from comity.core.ledger import Ledger
 from comity.experiments import config
-from comity.experiments.build import Job, Quiet, prepare
+from comity.experiments.build import Job, prepare
+from comity.experiments.outline import Quiet
 
 
 class Paced:

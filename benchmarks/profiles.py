@@ -18,7 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 from comity import Federation
 from comity.engines.allocator import keep_freed_memory
 from comity.experiments import config
-from comity.experiments.build import Quiet, prepare
+from comity.experiments.build import prepare
+from comity.experiments.outline import Quiet
 
 
 def shown(title: str, action: Callable[[], object], rows: int) -> None:

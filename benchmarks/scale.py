@@ -63,7 +63,8 @@ def child(settings: dict[str, Any]) -> None:
     from comity import Federation
     from comity.engines.allocator import keep_freed_memory
     from comity.experiments import config
-    from comity.experiments.build import Quiet, prepare
+    from comity.experiments.build import prepare
+    from comity.experiments.outline import Quiet
 
     torch.set_num_threads(1)
     begin = time.perf_counter()

@@ -13,7 +13,8 @@ import time
 FIRST = """
 import comity
 from comity.experiments import config
-from comity.experiments.build import Quiet, federation_of, prepare
+from comity.experiments.build import federation_of, prepare
+from comity.experiments.outline import Quiet
 
 experiment = config.experiment({"algorithm": "fedavg", "parties": 10})
 job = prepare(experiment, federation_of(experiment))

@@ -70,6 +70,7 @@ def serve(settings: dict[str, Any]) -> None:
 
     # The second names are from before engines stood apart from the net.
     build = found("comity.experiments.build", "comity.job")
+    watched = found("comity.experiments.outline", "comity.experiments.build", "comity.job")
     config = found("comity.experiments.config", "comity.config")
     allocator = found("comity.engines.allocator", "comity.core.allocator")
 
@@ -85,8 +86,8 @@ def serve(settings: dict[str, Any]) -> None:
     job = build.prepare(config.experiment(settings | {"batch": 10, "lr": 0.005, "rounds": 50}), federation)
     gc.freeze()  # as a run does
     allocator.keep_freed_memory()
-    engine = job.engine() if hasattr(job, "engine") else job.net(build.Quiet())
-    net = job.net(engine, build.Quiet()) if hasattr(job, "engine") else engine
+    engine = job.engine() if hasattr(job, "engine") else job.net(watched.Quiet())
+    net = job.net(engine, watched.Quiet()) if hasattr(job, "engine") else engine
     clock = time.perf_counter if settings["engine"] == "process" else time.process_time
     net.begin(0)
     s = job.algorithm.start(job.algorithm.server(job.root.fold("init"), job.info), net)

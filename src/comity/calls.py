@@ -17,9 +17,10 @@ from comity.core.own_metrics import Function, give
 from comity.data import Federation
 from comity.errors import Refusal
 from comity.experiments.asked import Option, asked, check_federation, check_options, settings_in
-from comity.experiments.build import Progress, federation_of, prepare
+from comity.experiments.build import federation_of, prepare
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
+from comity.experiments.outline import Progress
 from comity.experiments.result import Result
 from comity.experiments.run import check_same, elsewhere, reopen, resume_in, start
 from comity.measure.doubts import doubts

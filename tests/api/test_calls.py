@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 import comity
-from comity.experiments.build import Quiet
 from comity.experiments.config import Experiment
 from comity.experiments.longer import ask_for
+from comity.experiments.outline import Quiet
 from comity.experiments.run import reopen, resume_in
 from comity.report import report as write_page
 

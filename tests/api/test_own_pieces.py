@@ -15,8 +15,8 @@ from torch import nn
 
 import comity
 from comity.core.own_metrics import TAKEN
-from comity.experiments.build import Quiet
 from comity.experiments.folder import RunFolder
+from comity.experiments.outline import Quiet
 from comity.experiments.trust import MARK
 from comity.measure.summary import KINDS, blocks
 

@@ -61,8 +61,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     sensors that see digits differently; a label that is a number."""
     from browser import KINDS
     from comity import run
-    from comity.experiments.build import Quiet
     from comity.experiments.config import experiment
+    from comity.experiments.outline import Quiet
     from comity.report import report
     from comity.report.sections import space
     from comity.studies.compare import compare

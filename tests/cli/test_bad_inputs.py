@@ -18,8 +18,9 @@ from harness import SMALL, Nursery, comity, complaint, contents, one_sentence, p
 
 import comity as library
 from comity.experiments import checkpoint
-from comity.experiments.build import Quiet, federation_of, prepare
+from comity.experiments.build import federation_of, prepare
 from comity.experiments.config import experiment
+from comity.experiments.outline import Quiet
 from comity.experiments.run import start
 
 

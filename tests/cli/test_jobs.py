@@ -31,8 +31,8 @@ from harness import (
 import comity as library
 from comity import machine
 from comity.errors import ComityError, Refusal
-from comity.experiments.build import Quiet
 from comity.experiments.config import experiment
+from comity.experiments.outline import Quiet
 from comity.studies import side_by_side
 from comity.studies.side_by_side import Cost, Planned, chosen_jobs, run_all, settled, shared
 

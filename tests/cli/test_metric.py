@@ -16,9 +16,9 @@ from harness import comity, one_sentence, rows, summary, works
 
 import comity as library
 from comity.core.metrics import ELIGIBLE, METRICS, Metric
-from comity.experiments.build import Quiet
 from comity.experiments.config import experiment
 from comity.experiments.folder import RunFolder
+from comity.experiments.outline import Quiet
 from comity.measure.gain import gains
 from comity.studies.answers import over_seeds
 from comity.studies.compare import compare

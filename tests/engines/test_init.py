@@ -18,7 +18,8 @@ from comity.core import Key, Params, average
 from comity.engines.loop import LoopEngine
 from comity.errors import Refusal
 from comity.experiments import checkpoint, config
-from comity.experiments.build import Quiet, prepare
+from comity.experiments.build import prepare
+from comity.experiments.outline import Quiet
 
 ALIKE = ("fedbabu", "centralized")  # what cannot start from different weights
 EVERY = [*compositions(), *VARIANTS]

@@ -15,8 +15,8 @@ from matrix import run, tables
 
 import comity
 from comity.experiments import checkpoint, longer
-from comity.experiments.build import Quiet
 from comity.experiments.folder import RunFolder
+from comity.experiments.outline import Quiet
 
 SMALL = {"model": "mlp2(width=8)", "lr": 0.05}
 ASKED: dict[str, dict[str, Any]] = {

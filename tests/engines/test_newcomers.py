@@ -30,8 +30,8 @@ from comity.core.wrapper import chain
 from comity.engines.loop import LoopEngine
 from comity.engines.site import Site
 from comity.experiments import checkpoint
-from comity.experiments.build import Quiet
 from comity.experiments.checkpoint import Checkpoints
+from comity.experiments.outline import Quiet
 from comity.studies import plan
 
 T = 2

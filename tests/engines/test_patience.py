@@ -24,7 +24,7 @@ import comity
 from comity import cli
 from comity.core import Params
 from comity.experiments import checkpoint
-from comity.experiments.build import Quiet
+from comity.experiments.outline import Quiet
 from comity.experiments.schedule import Schedule
 
 TUNED = str(Path(__file__).with_name("tuned.py"))

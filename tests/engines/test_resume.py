@@ -20,8 +20,8 @@ from torch import nn
 import comity
 from comity.core import Params
 from comity.experiments import checkpoint
-from comity.experiments.build import Quiet
 from comity.experiments.folder import RunFolder
+from comity.experiments.outline import Quiet
 
 ROUNDS = 4
 Outcome = tuple[dict[str, bytes], dict[str, Params], dict[str, Any]]

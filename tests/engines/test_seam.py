@@ -23,7 +23,8 @@ from comity.engines.site_store import SiteStore
 from comity.engines.stacked.scheduler import gains_by_stacking
 from comity.errors import describe
 from comity.experiments import config
-from comity.experiments.build import Job, Quiet, prepare
+from comity.experiments.build import Job, prepare
+from comity.experiments.outline import Quiet
 
 HERE = Path(__file__).parent
 PLACES: dict[str, dict[str, Any]] = {

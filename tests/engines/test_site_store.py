@@ -15,7 +15,8 @@ from comity.engines.site_store import STATE_BYTES_VARIABLE, SiteStore
 from comity.engines.versions import SpillFile
 from comity.errors import Refusal
 from comity.experiments import config
-from comity.experiments.build import Quiet, prepare
+from comity.experiments.build import prepare
+from comity.experiments.outline import Quiet
 
 PERSONAL = ["fedper", "ditto", "fedavg+dbe", "adcol", "fed-sps", "scaffold", GOSSIP]
 SMALL = {"model": "mlp2(width=6)", "rounds": 3, "participation": 0.5}

@@ -21,7 +21,8 @@ from comity.engines.loop import LoopEngine
 from comity.engines.stacked import scheduler
 from comity.engines.stacked.joined import Joined, Unlike
 from comity.experiments import config
-from comity.experiments.build import Job, Quiet, prepare
+from comity.experiments.build import Job, prepare
+from comity.experiments.outline import Quiet
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ from comity.core import Batch, FitRequest, Key, Params, Party, Samples, Task, Tr
 from comity.core.call import Answer
 from comity.errors import Refusal
 from comity.experiments import checkpoint
-from comity.experiments.build import Quiet
+from comity.experiments.outline import Quiet
 from comity.parts.choice import with_the_worst
 from comity.parts.consensus import agreed, class_shares
 from comity.parts.discriminator import Owners, discriminator, tell_apart, with_others

@@ -21,8 +21,8 @@ from comity.engines.saved import Saved, read_state, write_state
 from comity.errors import ComityError, Refusal
 from comity.experiments import checkpoint, environment
 from comity.experiments import loop as rounds_of
-from comity.experiments.build import Quiet
 from comity.experiments.folder import RunFolder
+from comity.experiments.outline import Quiet
 from comity.experiments.run import reopen, resume_in
 from comity.experiments.tables import TABLES
 from comity.measure import conventions

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import comity
+from comity.core.metrics import ACCURACY
 from comity.core.samples import PartyData, Samples
 from comity.errors import Refusal
 from comity.experiments.build import prepare
-from comity.experiments.common import CommonGround, Introductions, Seats
+from comity.experiments.common import CommonGround, Introduction, Introductions, Seats
 from comity.experiments.config import Experiment, experiment
 from comity.experiments.party_side import make_party
 from comity.experiments.server_side import agree
@@ -36,8 +37,8 @@ def federation() -> comity.Federation:
 
 def apart(chosen: Experiment, federation: comity.Federation) -> CommonGround:
     """The common ground as it would be made far from the data: from plain names and numbers."""
-    said = Introductions.of(federation)
-    return CommonGround(chosen, Introductions(dict(said.sizes), tuple(said.shape), said.classes, said.black))
+    said = Introductions.of(federation, ACCURACY)
+    return CommonGround(chosen, Introductions(dict(said.parties), tuple(said.shape), said.classes, said.black))
 
 
 def test_the_servers_half_needs_no_data(federation: comity.Federation) -> None:
@@ -80,7 +81,7 @@ def test_parties_with_one_network_share_one_task(federation: comity.Federation) 
 def least_batch(**settings: object) -> int:
     """Of a party with three samples."""
     few = Samples(torch.zeros(3, 3, 32, 32), torch.zeros(3, dtype=torch.int64))
-    said = Introductions({"north": 3}, (3, 32, 32), 10, (0.0, 0.0, 0.0))
+    said = Introductions({"north": Introduction(3, 3, 3, ["test"], False)}, (3, 32, 32), 10, (0.0, 0.0, 0.0))
     return make_party(CommonGround(experiment(settings), said), 0, PartyData(few, few, few)).training.min_batch
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from comity.core.party import Traffic
-from comity.experiments import build
+from comity.experiments import outline
 from comity.experiments.build import Job, federation_of, prepare
 from comity.experiments.config import experiment
 from comity.studies import plan
@@ -18,8 +18,8 @@ def job(**settings: object) -> Job:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "COUNTED_ROUNDS", 50)
-    monkeypatch.setattr(build, "COUNTED_DRAWS", 0)
+    monkeypatch.setattr(outline, "COUNTED_ROUNDS", 50)
+    monkeypatch.setattr(outline, "COUNTED_DRAWS", 0)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbabu"])

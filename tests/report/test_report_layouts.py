@@ -15,8 +15,8 @@ from written import SMALL, Written, compared, loaded
 from comity import Federation, run
 from comity.core.ledger import Ledger
 from comity.errors import Refusal
-from comity.experiments.build import Job, Quiet
 from comity.experiments.config import experiment
+from comity.experiments.outline import Outline, Quiet
 from comity.experiments.result import Result
 from comity.report import report
 from comity.studies.tune import tune
@@ -49,7 +49,7 @@ class Stop(Quiet):
     def __init__(self, after: int) -> None:
         self.after = after
 
-    def begin(self, job: Job, first_round: int) -> None:
+    def begin(self, job: Outline, first_round: int) -> None:
         if self.after < 0:
             raise InterruptedError
 

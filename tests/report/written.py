@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from comity.experiments.build import Quiet
 from comity.experiments.config import experiment
+from comity.experiments.outline import Quiet
 from comity.studies.compare import compare
 from comity.studies.standing import Standing
 

@@ -16,7 +16,7 @@ from comity.core import Sealed, seal
 from comity.core.record import leaves, payload, unseal
 from comity.engines.loop import LoopEngine
 from comity.experiments import checkpoint
-from comity.experiments.build import Quiet
+from comity.experiments.outline import Quiet
 from comity.studies.plan import traffic
 
 METHODS = sorted((Path(__file__).parent / "methods").glob("*.py"))

@@ -30,8 +30,9 @@ from comity.data.partitions import PARTITIONS
 from comity.data.protocols import RULES
 from comity.data.steps import STEPS
 from comity.errors import ComityError, describe
-from comity.experiments.build import Job, Quiet, prepare
+from comity.experiments.build import Job, prepare
 from comity.experiments.config import Experiment, experiment
+from comity.experiments.outline import Quiet
 from comity.experiments.run import start
 from comity.models.zoo import ZOO
 

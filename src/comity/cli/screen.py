@@ -24,8 +24,8 @@ from rich.text import Text
 from comity.cli import text_plot
 from comity.core.ledger import Ledger
 from comity.core.metrics import METRICS, Metric
-from comity.experiments.build import Job
 from comity.experiments.folder import RunFolder
+from comity.experiments.outline import Outline
 from comity.measure import conventions
 from comity.text import Turns, harmless
 from comity.units import duration as duration  # noqa: PLC0414  (the other commands say screen.duration, screen.size)
@@ -74,7 +74,7 @@ class Bar:
     def __init__(self, title: str, width: int = 14) -> None:
         self._title = harmless(title).ljust(width)
 
-    def begin(self, job: Job, first_round: int) -> None:
+    def begin(self, job: Outline, first_round: int) -> None:
         """Show the bar."""
         self._cohort = len(job.cohort(1))
         self._done = 0
@@ -122,7 +122,7 @@ class Lines:
     def __init__(self, title: str) -> None:
         self._title = title
 
-    def begin(self, job: Job, first_round: int) -> None:
+    def begin(self, job: Outline, first_round: int) -> None:
         """Remember where it started."""
         self._rounds = job.experiment.rounds
         self._first = first_round
@@ -274,7 +274,7 @@ class _Row:
         self._task: TaskID | None = None
         self._figure = "..."
 
-    def begin(self, job: Job, first_round: int) -> None:
+    def begin(self, job: Outline, first_round: int) -> None:
         """Add the line."""
         self._rounds, self._metric = job.experiment.rounds, METRICS[job.experiment.metric].title
         self._task = self._together.rows.add_task(harmless(self._title), total=self._rounds, said="")

@@ -6,7 +6,7 @@ that comes of drawing samples again (`measure/gain.py`) is of the very figure th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -212,3 +212,26 @@ def check_fits(name: str, classes: int) -> None:
     if not METRICS[name].fits(classes):
         others = ", ".join(metric.name for metric in fitting(classes) if metric.eligible)
         raise Refusal(f"metric {called} is for two classes, but these data have {classes}: choose one of {others}.")
+
+
+LEAST_OF_CLASS = 5
+"""Test samples of each of two classes without which a party's figures tell nothing."""
+LEAST = 10
+"""Test samples, of whatever class, where there are more classes, or none."""
+
+
+def by_class(y: Tensor, classes: int) -> tuple[int, ...]:
+    """How many samples there are of each class; in all, where the label is a number."""
+    return tuple(torch.bincount(y, minlength=classes).tolist()) if classes else (len(y),)
+
+
+def looked_at(metric: Metric) -> Sequence[int]:
+    """Which of two classes a metric looks at."""
+    return range(TWO) if metric.only is None else (metric.only,)
+
+
+def too_few(tests: Sequence[int], metric: Metric) -> bool:
+    """Whether a party's test samples, counted by class, are too few to judge it by."""
+    if len(tests) != TWO:
+        return sum(tests) < LEAST
+    return any(tests[label] < LEAST_OF_CLASS for label in looked_at(metric))

@@ -10,7 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
+
 from comity import models
+from comity.core.metrics import Metric, by_class, too_few
+from comity.core.record import record
+from comity.core.samples import PartyData
 from comity.core.task import Task, batchnorm_private
 from comity.core.training import Training
 from comity.data import Federation
@@ -19,12 +24,38 @@ from comity.errors import Refusal, unknown
 from comity.experiments.config import Experiment
 
 
+@record
+class Introduction:
+    """What one party says of itself before a run: all that anybody else learns of its data."""
+
+    train: int
+    """How many samples it has to learn from."""
+    validation: int
+    test: int
+    judged: list[str]
+    """The splits (validation, test) whose samples have a figure by the run's metric."""
+    too_few: bool
+    """Whether its test samples are too few to judge it by."""
+    counts: list[int] | None = None
+    """How many training samples it has of each class, where that may be told."""
+
+    @staticmethod
+    def of(data: PartyData, classes: int, metric: Metric, counts: bool = True) -> Introduction:
+        """What a party with these data would say, with the `counts` of its classes or without."""
+        judged = [
+            name for name, part in (("validation", data.validation), ("test", data.test)) if len(part) and metric.needs(part.y)
+        ]
+        few = too_few(by_class(data.test.y, classes), metric)
+        own = list(by_class(data.train.y, classes)) if counts else None
+        return Introduction(len(data.train), len(data.validation), len(data.test), judged, few, own)
+
+
 @dataclass(frozen=True)
 class Introductions:
-    """What the parties of a federation say of themselves before a run: all that anybody else learns of their data."""
+    """What all parties of a federation say of themselves before a run."""
 
-    sizes: Mapping[str, int]
-    """How many training samples each has, by name, in the federation's order."""
+    parties: Mapping[str, Introduction]
+    """By name, in the federation's order."""
     shape: tuple[int, ...]
     """The shape of one sample."""
     classes: int
@@ -32,18 +63,36 @@ class Introductions:
     """What preprocessing makes of the value 0, channel by channel: augmentation fills in with it."""
     shared_columns: int = 0
     """Of how many columns they send sums and squares, so that all scale them alike."""
+    class_names: tuple[str, ...] = ()
 
     @staticmethod
-    def of(federation: Federation) -> Introductions:
-        """What the parties of a simulated federation would say."""
-        sizes = dict(zip(federation.names, federation.sizes, strict=True))
-        black = federation.preprocess.black
-        return Introductions(sizes, federation.shape, federation.classes, black, federation.shared_columns)
+    def of(federation: Federation, metric: Metric) -> Introductions:
+        """What the parties of a simulated federation would say, in a run that is judged by that metric."""
+        return Introductions(
+            {name: Introduction.of(data, federation.classes, metric) for name, data in federation.parties.items()},
+            federation.shape,
+            federation.classes,
+            federation.preprocess.black,
+            federation.shared_columns,
+            federation.class_names,
+        )
 
     @property
     def names(self) -> list[str]:
         """The parties' names, in order."""
-        return list(self.sizes)
+        return list(self.parties)
+
+    def label_skew(self) -> float | None:
+        """The mean total variation distance between a party's class shares and everybody's: 0 alike, towards 1 disjoint.
+
+        0 where there are no classes, None where somebody does not tell how many samples of each class it has.
+        """
+        told = [said.counts for said in self.parties.values()]
+        if any(own is None for own in told):
+            return None
+        counts = torch.tensor(told, dtype=torch.float64)
+        everybody = counts.sum(0) / counts.sum()
+        return float((counts / counts.sum(1, keepdim=True) - everybody).abs().sum(1).mean() / 2)
 
 
 @dataclass(frozen=True)

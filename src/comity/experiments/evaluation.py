@@ -12,8 +12,8 @@ from comity.core.metrics import ACCURACY, METRICS
 from comity.core.net import Net, in_order
 from comity.core.record import Empty
 from comity.engines.engine import Engine
-from comity.experiments.build import Job
 from comity.experiments.folder import RunFolder
+from comity.experiments.outline import Outline
 from comity.measure.figures import mean
 
 
@@ -64,7 +64,7 @@ def _figure(score: Score, metric: str) -> float | None:
     return score.correct / score.count if metric == ACCURACY.name else score.figures.get(metric)
 
 
-def evaluate(job: Job, net: Net, engine: Engine, s: Any, *, final: bool) -> Evaluations:
+def evaluate(job: Outline, net: Net, engine: Engine, s: Any, *, final: bool) -> Evaluations:
     """Each party evaluates what it would deploy; after the last round (`final`) by all metrics, and it gives its answers."""
     letters = _letters(job, s, job.info.parties)
     found = Evaluations(_asked(net, engine, letters, final), len(letters), job.metric.name)
@@ -79,17 +79,17 @@ def evaluate(job: Job, net: Net, engine: Engine, s: Any, *, final: bool) -> Eval
     return found
 
 
-def evaluate_unfinished(job: Job, net: Net, engine: Engine, s: Any) -> None:
+def evaluate_unfinished(job: Outline, net: Net, engine: Engine, s: Any) -> None:
     """What parties have before a method's last step, its `finish`."""
     _note(net, _asked(net, engine, _letters(job, s, job.info.parties), final=False), job.metric.name, "-unfinished")
 
 
-def evaluate_newcomers(job: Job, net: Net, engine: Engine, s: Any, stage: str) -> None:
+def evaluate_newcomers(job: Outline, net: Net, engine: Engine, s: Any, stage: str) -> None:
     """What newcomers have at a stage of their joining: what they are `offered`, or have once they have `joined`."""
     _note(net, _asked(net, engine, _letters(job, s, job.info.late), final=False), job.metric.name, f"-{stage}")
 
 
-def evaluate_newcomers_alone(job: Job, net: Net, engine: Engine) -> None:
+def evaluate_newcomers_alone(job: Outline, net: Net, engine: Engine) -> None:
     """What newcomers would have if they did not join: trained on their own data only. Nothing crosses but figures."""
     found = {}
     for i, evaluation in in_order(job.info.late, engine.evaluate_solo(job.info.late, net.round)):
@@ -113,7 +113,7 @@ def _asked(net: Net, engine: Engine, letters: Mapping[int, Any], final: bool) ->
     return found
 
 
-def write_outcomes(job: Job, folder: RunFolder, found: Evaluations) -> None:
+def write_outcomes(job: Outline, folder: RunFolder, found: Evaluations) -> None:
     """Write down what parties' models said of the test samples after the last round."""
     answers: dict[str, Answers] = {}
     for i, evaluation in found.by_party.items():
@@ -122,7 +122,7 @@ def write_outcomes(job: Job, folder: RunFolder, found: Evaluations) -> None:
     folder.write_outcomes(answers)
 
 
-def _letters(job: Job, s: Any, ids: Iterable[int]) -> dict[int, Any]:
+def _letters(job: Outline, s: Any, ids: Iterable[int]) -> dict[int, Any]:
     """What each party needs of the server's state to have its model."""
     return {i: Empty() if job.algorithm.self_contained else job.algorithm.view(s, i) for i in ids}
 

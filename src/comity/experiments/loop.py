@@ -16,7 +16,6 @@ from comity.core.record import on_device
 from comity.core.wrapper import chain
 from comity.engines.engine import Engine
 from comity.errors import ComityError
-from comity.experiments.build import Job, Progress
 from comity.experiments.checkpoint import Checkpoints, Manifest
 from comity.experiments.environment import changed_since
 from comity.experiments.evaluation import (
@@ -28,6 +27,7 @@ from comity.experiments.evaluation import (
     write_outcomes,
 )
 from comity.experiments.folder import OUTCOMES, RunFolder
+from comity.experiments.outline import Outline, Progress
 from comity.experiments.schedule import Schedule
 from comity.experiments.tables import ABSENCES, LEDGER, METRICS, TIMING
 from comity.measure import summarise
@@ -41,13 +41,23 @@ UNCHECKED = (
 
 
 def execute(
-    job: Job, folder: RunFolder, progress: Progress, track: Trackers, *, resume: bool, remarks: Iterable[str] = ()
+    job: Outline,
+    meet: Callable[[], Engine],
+    folder: RunFolder,
+    progress: Progress,
+    track: Trackers,
+    *,
+    resume: bool,
+    remarks: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """All rounds that are still to come, and the summary at the end, with what there is to remark on how they come about."""
+    """All rounds that are still to come, and the summary at the end, with what there is to remark on how they come about.
+
+    `meet` gives the engine that has the parties, once it is known that there is something to go on with.
+    """
     begin = time.perf_counter()
     checkpoints = folder.checkpoints()
     manifest = checkpoints.load() if resume else None
-    engine = job.engine()
+    engine = meet()
     rounds = _Rounds(job, folder, checkpoints, engine, job.net(engine, progress))
     summary = None
     try:
@@ -78,7 +88,7 @@ def execute(
 class _Rounds:
     """A run between two of its rounds: all that changes from round to round."""
 
-    def __init__(self, job: Job, folder: RunFolder, checkpoints: Checkpoints, engine: Engine, net: Net) -> None:
+    def __init__(self, job: Outline, folder: RunFolder, checkpoints: Checkpoints, engine: Engine, net: Net) -> None:
         self.job = job
         self.net = net
         self.schedule = Schedule(job.experiment.rounds, job.experiment.patience)

@@ -19,10 +19,15 @@ def make_party(common: CommonGround, number: int, data: PartyData) -> Party:
     seats = common.seats
     name = seats.names[number]
     task = common.task(name)
-    training = _with_least_batch(common, task, _own_training(common, number), len(data.train))
+    training = training_of(common, number, len(data.train))
     place, metric = seats.places[number], METRICS[common.experiment.metric].name
     own_start = common.experiment.init == "own"
     return Party(number, name, task, training, data, seats.from_start, place=place, metric=metric, own_start=own_start)
+
+
+def training_of(common: CommonGround, number: int, samples: int) -> Training:
+    """How the party with that number trains on so many samples."""
+    return _with_least_batch(common, common.task(common.seats.names[number]), _own_training(common, number), samples)
 
 
 def _own_training(common: CommonGround, number: int) -> Training:

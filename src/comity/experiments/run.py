@@ -18,12 +18,13 @@ from comity.data import load as load_dataset
 from comity.engines.allocator import freed_memory_kept
 from comity.errors import ComityError, Refusal
 from comity.experiments import config
-from comity.experiments.build import Job, Progress, prepare
+from comity.experiments.build import Job, prepare
 from comity.experiments.checkpoint import interval
 from comity.experiments.config import WHERE, Experiment
 from comity.experiments.environment import environment
 from comity.experiments.folder import RunFolder
 from comity.experiments.loop import execute
+from comity.experiments.outline import Progress
 from comity.experiments.result import Result
 from comity.experiments.trust import changes, check, code_of, mark
 from comity.models.modules import Modules
@@ -47,7 +48,7 @@ def start(job: Job, folder: Path, progress: Progress, track: Trackers | None = N
         told = environment(settings, split, job.federation.fingerprint(), plan)
         own = describe(job.experiment.metric)
         new.begin(settings, split, told | ({"metric": own} if own else {}) | _given_network(job), plan)
-        return Result(folder, job, execute(job, new, progress, track or Trackers(), resume=False))
+        return Result(folder, job, execute(job, job.engine, new, progress, track or Trackers(), resume=False))
 
 
 def resume_in(job: Job, folder: Path, progress: Progress, track: Trackers | None = None) -> Result:
@@ -57,7 +58,7 @@ def resume_in(job: Job, folder: Path, progress: Progress, track: Trackers | None
         if begun.ended:
             return Result(folder, job, _told_again(job, begun, progress, track or Trackers()))
         remarks = changes(folder, code_of(job.experiment))
-        return Result(folder, job, execute(job, begun, progress, track or Trackers(), resume=True, remarks=remarks))
+        return Result(folder, job, execute(job, job.engine, begun, progress, track or Trackers(), resume=True, remarks=remarks))
 
 
 def _told_again(job: Job, done: RunFolder, progress: Progress, track: Trackers) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def _info(common: CommonGround) -> Info:
     there = seats.names[: seats.from_start]
     return Info(
         names=there,
-        sizes=tuple(common.introductions.sizes[name] for name in there),
+        sizes=tuple(common.introductions.parties[name].train for name in there),
         tasks=tuple(common.task(name) for name in there),
         training=_shared_training(common),
         shape=common.introductions.shape,
@@ -70,7 +70,7 @@ def _info(common: CommonGround) -> Info:
 def _with_newcomers(common: CommonGround, info: Info) -> Info:
     """What would be known if the newcomers had been there from the start."""
     names = common.seats.names
-    sizes = tuple(common.introductions.sizes[name] for name in names)
+    sizes = tuple(common.introductions.parties[name].train for name in names)
     tasks = tuple(common.task(name) for name in names)
     return replace(info, names=names, sizes=sizes, tasks=tasks, newcomers=(), peers=())
 

@@ -18,27 +18,6 @@ from comity.experiments.folder import RunFolder
 
 Z95 = 1.959963984540054
 AT_ONCE = 4_000_000  # samples that are drawn together, so that memory stays small
-LEAST_OF_CLASS = 5
-"""Test samples of each of two classes without which a party's figures tell nothing."""
-LEAST = 10
-"""Test samples, of whatever class, where there are more classes, or none."""
-
-
-def by_class(y: Tensor, classes: int) -> tuple[int, ...]:
-    """How many samples there are of each class; in all, where the label is a number."""
-    return tuple(torch.bincount(y, minlength=classes).tolist()) if classes else (len(y),)
-
-
-def looked_at(metric: Metric) -> Sequence[int]:
-    """Which of two classes a metric looks at."""
-    return range(TWO) if metric.only is None else (metric.only,)
-
-
-def too_few(tests: Sequence[int], metric: Metric) -> bool:
-    """Whether a party's test samples, counted by class, are too few to judge it by."""
-    if len(tests) != TWO:
-        return sum(tests) < LEAST
-    return any(tests[label] < LEAST_OF_CLASS for label in looked_at(metric))
 
 
 @dataclass(frozen=True)

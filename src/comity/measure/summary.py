@@ -13,10 +13,9 @@ from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric, fitting
 from comity.core.net import Note
 from comity.errors import ComityError
 from comity.measure.figures import by_round, carried, mean
-from comity.measure.gain import by_class, too_few
 
 if TYPE_CHECKING:
-    from comity.experiments.build import Job
+    from comity.experiments.outline import Outline
 
 RUNAWAY = 1e6  # a mean cross entropy, of which ln(classes) is what a guess costs
 KINDS = ("up", "down", "peer", "setup", "eval")
@@ -97,7 +96,7 @@ def accuracy(rows: list[Note], final: int, tests: dict[str, int], validations: d
 
 
 def _beside_accuracy(
-    job: Job, rows: list[Note], final: int, tests: dict[str, int], validations: dict[str, int]
+    job: Outline, rows: list[Note], final: int, tests: dict[str, int], validations: dict[str, int]
 ) -> dict[str, Any]:
     """The blocks of all other metrics that fit; that of AUC has one name, however many classes there are."""
     found: dict[str, Any] = {}
@@ -148,7 +147,7 @@ def blocks(summary: Mapping[str, Any]) -> list[tuple[Metric, dict[str, Any]]]:
 
 
 def summarise(
-    job: Job,
+    job: Outline,
     rows: list[Note],
     absences: Iterable[Absence],
     total: Counter[str],
@@ -156,10 +155,10 @@ def summarise(
     seconds: dict[str, float],
 ) -> dict[str, Any]:
     """All that `summary.json` holds; `made` are the rounds, the steps, and remarks on how they were made."""
-    parties = {p.name: p.data for p in job.parties if p.name in job.info.names}
+    parties = job.introduced
     charged = {kind: total[kind] for kind in KINDS}
-    tests = {name: len(data.test) for name, data in parties.items()}
-    validations = {name: len(data.validation) for name, data in parties.items()}
+    tests = {name: said.test for name, said in parties.items()}
+    validations = {name: said.validation for name, said in parties.items()}
     others = _beside_accuracy(job, rows, made["rounds"], tests, validations)
     classes = job.info.task.classes
     if classes:
@@ -181,9 +180,9 @@ def summarise(
         **others,
         "newcomers": _newcomers(rows, (ACCURACY if classes else EXPLAINED).name),
         "diverged": _diverged(rows),
-        "classes": list(job.federation.class_names),
+        "classes": list(job.class_names),
         "cautions": job.method_cautions(),
-        "too_few": [p for p, data in parties.items() if too_few(by_class(data.test.y, classes), METRICS[job.experiment.metric])],
+        "too_few": [name for name, said in parties.items() if said.too_few],
         "absent": absent(absences),
         "bytes": charged | {"total": sum(charged.values()) - charged["eval"]},
         "seconds": {name: round(seconds.get(name, 0.0), 4) for name in ("setup", "train", "evaluate", "total")},

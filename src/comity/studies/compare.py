@@ -17,10 +17,11 @@ from comity.core.metrics import METRICS
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import Refusal
-from comity.experiments.build import Progress, judged_by, prepare
+from comity.experiments.build import judged_by, prepare
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
+from comity.experiments.outline import Progress
 from comity.measure import Gain, gains
 from comity.models import OwnModel
 from comity.names import called

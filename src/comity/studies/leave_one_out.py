@@ -18,10 +18,11 @@ from comity.algorithms import compose
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import Refusal, unknown
-from comity.experiments.build import Progress, federation_of, prepare
+from comity.experiments.build import federation_of, prepare
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
+from comity.experiments.outline import Progress
 from comity.measure.gain import paired
 from comity.studies.compare import (
     LEFT_OUT,

@@ -13,7 +13,8 @@ from comity.core.party import Traffic
 from comity.core.record import payload
 from comity.engines.site import Site
 from comity.experiments.absent import PlannedAbsences
-from comity.experiments.build import Job, Quiet
+from comity.experiments.build import Job
+from comity.experiments.outline import Quiet
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from typing import Any
 from comity import algorithms
 from comity.data.files import Missing
 from comity.errors import Refusal
-from comity.experiments.build import Job, Progress, prepare
+from comity.experiments.build import Job, prepare
 from comity.experiments.config import Experiment, experiment
 from comity.experiments.folder import RunFolder
+from comity.experiments.outline import Progress
 from comity.papers import Column, MethodRow, Scale, Table
 from comity.spec import parse, split
 from comity.studies.compare import folder_name

@@ -28,10 +28,11 @@ from comity.engines.process import held_back
 from comity.engines.site_store import state_bytes
 from comity.errors import ComityError, Damaged, Refusal, fate, shown
 from comity.experiments import config
-from comity.experiments.build import Job, Progress, federation_of, prepare
+from comity.experiments.build import Job, federation_of, prepare
 from comity.experiments.config import Experiment
 from comity.experiments.environment import code, cores
 from comity.experiments.folder import RunFolder
+from comity.experiments.outline import Progress
 from comity.experiments.run import check_given, check_same, elsewhere, reopen, resume_in, start
 from comity.machine import available, private
 from comity.models import OwnModel

@@ -17,10 +17,11 @@ from comity.core.own_metrics import use
 from comity.data import Federation
 from comity.data.formats.common import few
 from comity.errors import ComityError, Refusal
-from comity.experiments.build import Progress, prepare
+from comity.experiments.build import prepare
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
+from comity.experiments.outline import Progress
 from comity.measure.doubts import doubts
 from comity.measure.figures import by_round, mean
 from comity.measure.seeds import paired_over_seeds

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from comity.core.metrics import ACCURACY, METRICS
 from comity.core.net import Note
 from comity.errors import Refusal, describe, unknown
-from comity.experiments.build import Job
 from comity.experiments.folder import RunFolder
+from comity.experiments.outline import Outline
 from comity.measure.conventions import curve, party_curves
 from comity.measure.figures import by_round
 from comity.measure.summary import KINDS
@@ -95,12 +95,12 @@ class Trackers:
         """The same trackers made once more, for a run in another process."""
         return Trackers(self._wanted, self._home, told)
 
-    def begin(self, job: Job, folder: Path) -> None:
+    def begin(self, job: Outline, folder: Path) -> None:
         """Follow a run; what its tables hold already is told first."""
         if not self._all:
             return
         settings = job.experiment.model_dump(exclude_none=True)
-        self._sizes = {p.name: len(p.data.test) for p in job.parties}
+        self._sizes = {job.info.name(i): said.test for i, said in job.everybody.items()}
         self._metric = job.metric.name
         self._following = self._each(self._all, lambda one: one.begin(folder, settings))
         charges = defaultdict(list)
