@@ -197,7 +197,7 @@ class Dbe(Piloted):
 
     def noised(self, z: Tensor, key: Key) -> Tensor:
         """(1 − q) z̄ + N(0, s²), element by element."""
-        return (1 - self.noise_q) * z + self.noise_s * torch.normal(0.0, 1.0, z.shape, generator=key.generator()).to(z.device)
+        return (1 - self.noise_q) * z + self.noise_s * torch.normal(0.0, 1.0, z.shape, generator=key.noise().generator()).to(z.device)
 
     async def agree(self, mine: Wrapped[Mean], m: Mean, party: Party, key: Key) -> tuple[Wrapped[Mean], None]:
         return Wrapped(self.host_state(mine), m), None

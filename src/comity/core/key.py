@@ -48,6 +48,28 @@ class Key:
         return sorted(self.permutation(n)[:count].tolist())
 
 
+    def noise(self) -> Key:
+        """The key of noise that hides something: in a simulation this one, which everybody could compute."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class SecretKey(Key):
+    """A key at a site that shares its seed with others: all that is drawn from it they can draw too, but for the noise.
+
+    The noise is the same when the same is asked again, or asking often would average it away.
+    """
+
+    secret: bytes
+
+    def fold(self, *path: Part) -> Key:
+        return SecretKey(Key(self.bits).fold(*path).bits, self.secret)
+
+    def noise(self) -> Key:
+        mixed = blake2b(self.bits.to_bytes(8, "little"), key=self.secret, digest_size=8).digest()
+        return Key(int.from_bytes(mixed, "little"))
+
+
 @dataclass(frozen=True, slots=True)
 class BatchKey(Key):
     """A training's key as `draw` gets it for one batch: whatever comes of it is that batch's own."""

@@ -41,6 +41,14 @@ class Engine(ABC):
     def save(self, folder: Path, t: int) -> list[Saved]:
         """Write the party states that changed since the last save; all are settled."""
 
+    def committed(self, versions: Mapping[int, Call]) -> None:
+        """A checkpoint is on the disk that names these states: nobody will ask for earlier ones."""
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a user should know of how parties were reached."""
+        return []
+
     @property
     def homes(self) -> Mapping[int, int]:
         """Which worker each party lives at, where there are several: who is trained together decides how numbers are rounded."""

@@ -29,7 +29,7 @@ class Site:
     def __init__(self, algorithm: AnyAlgorithm, party: Party, root: Key) -> None:
         self.algorithm = algorithm
         self.party = party
-        self._root = root
+        self.root = root
         self._device = party.data.train.x.device
         self.versions = Versions(self._first, self._moved)
         self._saved: Version = None
@@ -62,7 +62,7 @@ class Site:
         opened = {sender: received(parcel, sender, self.party.id, call) for sender, parcel in inbox.items()}
         usable = {sender: content for sender, content in opened.items() if is_finite(content)}
         party = replace(self.party, inbox=usable) if usable else self.party
-        key = self._root.fold("party", party.stream, call.round, call.work, call.use)
+        key = self.root.fold("party", party.stream, call.round, call.work, call.use)
         work = work_of(self.algorithm, call.depth, call.work)
         return RunningWork(
             work(self.mine, self._content(letter, call.depth), party, key),
@@ -100,8 +100,8 @@ class Site:
     def evaluate_solo(self, t: int) -> Evaluation:
         """What the party's own data alone would have given it: the warm-up of a method without exchange, batch by batch."""
         task = self.party.task
-        key = self._root.fold("party", self.party.stream, t, "welcome", 0)
-        first = self._moved(task.init(self.party.first_key(self._root)))
+        key = self.root.fold("party", self.party.stream, t, "welcome", 0)
+        first = self._moved(task.init(self.party.first_key(self.root)))
         with task.network.layer_stream(key.fold("layers")):
             theta = train(self.party.fit(plain, first, key)).theta
         return evaluate(task, theta, self.party.data, False, self.party.metric)
@@ -116,20 +116,24 @@ class Site:
 
     def load(self, folder: Path, saved: Saved, version: Call) -> None:
         """Put a saved state back: that after the call which is named."""
-        self.versions.add(version, self._moved(read_state(folder, saved)))
-        self.versions.settle(version)
+        self.restore(read_state(folder, saved), version)
         self._saved = version
+
+    def restore(self, state: PartyState, version: Call) -> None:
+        """Keep a state that came of the call which is named, and no other."""
+        self.versions.add(version, self._moved(state))
+        self.versions.settle(version)
 
     def _first(self) -> PartyState:
         """What every run begins with."""
-        return PartyState(self._moved(self.algorithm.client(self.party.first_key(self._root), self.party)), {})
+        return PartyState(self._moved(self.algorithm.client(self.party.first_key(self.root), self.party)), {})
 
     def _content(self, letter: Letter, depth: int) -> Any:
         """What the party is sent; until a round has counted, its first weights are in place of the server's, if it has some."""
         where = chain(self.algorithm)[depth].start_weights or ""
         if not (self.party.own_start and letter.first and hasattr(letter.content, where)):
             return letter.content
-        own = self.party.task.init(self.party.first_key(self._root))
+        own = self.party.task.init(self.party.first_key(self.root))
         return replace(letter.content, **{where: self._moved(keep(own, frozenset(getattr(letter.content, where))))})
 
     def _moved(self, tree: Any) -> Any:

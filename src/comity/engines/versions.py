@@ -85,9 +85,13 @@ class Versions:
         """Bytes in memory that must be kept."""
         return sum(self._weights[version] for version in self._held)
 
+    def knows(self, version: Version) -> bool:
+        """Whether it can be gone back to."""
+        return version in self._order
+
     def go_to(self, version: Version) -> None:
         """Forget all that is newer."""
-        if version not in self._order:
+        if not self.knows(version):
             raise ComityError(f"A party is out of step with the server: it is to go on {_named(version)}, but is past that.")
         while self._order[-1] != version:
             self._forget(self._order.pop())

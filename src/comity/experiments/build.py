@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from comity import models
-from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, check_fits
+from comity.core.metrics import METRICS, check_fits
 from comity.core.own_metrics import is_own, use
 from comity.core.party import Party
 from comity.core.samples import PartyData, Samples
@@ -25,7 +25,7 @@ from comity.experiments.absent import planned
 from comity.experiments.common import CommonGround, Introductions
 from comity.experiments.config import Experiment
 from comity.experiments.environment import cores
-from comity.experiments.outline import Outline
+from comity.experiments.outline import Outline, judged_by
 from comity.experiments.party_side import make_party
 from comity.experiments.server_side import agree
 from comity.spec import split
@@ -70,7 +70,7 @@ def prepare(
 
     `absent` is the table of planned absences as a run that was begun before has kept it.
     """
-    experiment = judged_by(experiment, federation)
+    experiment = judged_by(experiment, federation.classes)
     use(experiment.metric)
     check_fits(experiment.metric, federation.classes)
     common = CommonGround(experiment, Introductions.of(federation, METRICS[experiment.metric]), model)
@@ -84,13 +84,6 @@ def prepare(
     job.check_judged()
     _check_own_metric(job)
     return replace(job, experiment=_settled(job, device))
-
-
-def judged_by(experiment: Experiment, federation: Federation) -> Experiment:
-    """The same experiment, judged by what suits labels that are numbers, where nothing else was chosen."""
-    if federation.classes or experiment.metric != ACCURACY.name:
-        return experiment
-    return experiment.but(metric=EXPLAINED.name)
 
 
 def _check_own_metric(job: Job) -> None:

@@ -35,9 +35,12 @@ def digest(text: str) -> str:
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def environment(settings: str, split: str, fingerprint: str, plan: str = "") -> dict[str, Any]:
-    """All that `env.json` holds: of a run with these settings, this split and this plan, on data with this fingerprint."""
-    marks = {"config": digest(settings), "split": digest(split)} | ({"plan": digest(plan)} if plan else {})
+def environment(settings: str, fingerprint: str, **others: str) -> dict[str, Any]:
+    """All that `env.json` holds: of a run with these settings, on data with this fingerprint.
+
+    `others` are whatever else it began with (`split` or `parties`, `plan`), of which it has a mark unless it is empty.
+    """
+    marks = {"config": digest(settings)} | {name: digest(text) for name, text in others.items() if text}
     return {**here(), "fingerprint": fingerprint, **marks}
 
 

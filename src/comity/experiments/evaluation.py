@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from comity.core.call import Letter
-from comity.core.evaluation import Answers, Evaluation, Score
+from comity.core.evaluation import Evaluation, Score
 from comity.core.metrics import ACCURACY, METRICS
 from comity.core.net import Net, in_order
 from comity.core.record import Empty
@@ -73,9 +73,8 @@ def evaluate(job: Outline, net: Net, engine: Engine, s: Any, *, final: bool) -> 
         net.note("accuracy", found.pooled, None, "pooled")
     if final:
         for i, evaluation in found.by_party.items():
-            for name, figure in evaluation.test.figures.items():
-                if name != job.metric.name:  # which was noted with the others of every round
-                    net.note(name, figure, i, "test")
+            for name, figure in further_figures(evaluation, job.metric.name):
+                net.note(name, figure, i, "test")
     return found
 
 
@@ -114,11 +113,8 @@ def _asked(net: Net, engine: Engine, letters: Mapping[int, Any], final: bool) ->
 
 
 def write_outcomes(job: Outline, folder: RunFolder, found: Evaluations) -> None:
-    """Write down what parties' models said of the test samples after the last round."""
-    answers: dict[str, Answers] = {}
-    for i, evaluation in found.by_party.items():
-        assert evaluation.answers is not None, "only a final evaluation has answers"
-        answers[job.info.names[i]] = evaluation.answers
+    """Write down what parties' models said of the test samples after the last round, as far as they tell."""
+    answers = {job.info.names[i]: one.answers for i, one in found.by_party.items() if one.answers is not None}
     folder.write_outcomes(answers)
 
 
@@ -130,10 +126,21 @@ def _letters(job: Outline, s: Any, ids: Iterable[int]) -> dict[int, Any]:
 def _note(net: Net, evaluations: Mapping[int, Evaluation], metric: str, suffix: str = "") -> None:
     """The figures of each party, where it has samples; a suffix to the split's name says what was evaluated."""
     for i, evaluation in evaluations.items():
-        for split, score in (("validation", evaluation.validation), ("test", evaluation.test)):
-            if score.count:
-                if net.info.task.classes:
-                    net.note("accuracy", score.correct / score.count, i, split + suffix)
-                net.note("loss", score.loss, i, split + suffix)
-            if metric in score.figures:
-                net.note(metric, score.figures[metric], i, split + suffix)
+        for split, name, figure in figures(evaluation, net.info.task.classes, metric):
+            net.note(name, figure, i, split + suffix)
+
+
+def figures(evaluation: Evaluation, classes: int, metric: str) -> Iterator[tuple[str, str, float]]:
+    """What is noted of a party's model after every evaluation: (split, metric, figure), where it has samples."""
+    for split, score in (("validation", evaluation.validation), ("test", evaluation.test)):
+        if score.count:
+            if classes:
+                yield split, ACCURACY.name, score.correct / score.count
+            yield split, "loss", score.loss
+        if metric in score.figures:
+            yield split, metric, score.figures[metric]
+
+
+def further_figures(evaluation: Evaluation, metric: str) -> list[tuple[str, float]]:
+    """What is noted of a party's model at the end, on its test samples, beside what is noted after every evaluation."""
+    return [(name, figure) for name, figure in evaluation.test.figures.items() if name != metric]

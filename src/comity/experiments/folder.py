@@ -40,6 +40,7 @@ R = TypeVar("R")
 CONFIG = "config.toml"
 ENVIRONMENT = "env.json"
 SPLIT = "split.json"
+PARTIES = "parties.json"
 SUMMARY = "summary.json"
 OUTCOMES = "outcomes.csv"
 MEASURES = "measures.json"
@@ -123,6 +124,11 @@ class RunFolder:
         return self.path / SPLIT
 
     @property
+    def parties(self) -> Path:
+        """What sites said of themselves, where the data are elsewhere."""
+        return self.path / PARTIES
+
+    @property
     def summary(self) -> Path:
         """The run in a few figures, written when it has ended."""
         return self.path / SUMMARY
@@ -168,7 +174,7 @@ class RunFolder:
         """How each file is checked; those that nothing is known of are left out."""
         checks: dict[str, Callable[[], object]] = {ENVIRONMENT: self.read_environment}
         with contextlib.suppress(ComityError):
-            marked = {"config": self.config, "split": self.split, "plan": self.plan}
+            marked = {"config": self.config, "split": self.split, "parties": self.parties, "plan": self.plan}
             marks = marked.keys() & self.read_environment().keys()
             checks |= {marked[mark].name: partial(self._check_digest, marked[mark], mark) for mark in sorted(marks)}
         try:
@@ -187,7 +193,7 @@ class RunFolder:
     def _at_the_end(self) -> dict[str, Checksum]:
         """The checksums of a finished run's files; none if it is of a version that had none, which marked no splits either."""
         path = self.path / CHECKSUMS
-        if not path.exists() and "split" not in self.read_environment():
+        if not path.exists() and not {"split", "parties"} & self.read_environment().keys():
             return {}
         try:
             return {name: Checksum(*known) for name, known in _checked(_json(path), "files")["files"].items()}
@@ -223,10 +229,16 @@ class RunFolder:
         self._check_digest(self.split, "split")
         return made
 
+    def read_parties(self) -> dict[str, Any]:
+        """What sites said of themselves, by name."""
+        self._check_digest(self.parties, "parties")
+        told: dict[str, Any] = _json(self.parties)
+        return told
+
     def read_environment(self) -> dict[str, Any]:
         """Versions, machine, and the marks of settings, split and data."""
         try:
-            return _checked(_json(self.environment), "split")
+            return _checked(_json(self.environment), "split", "parties")
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as why:
             raise ComityError(f"{self.environment} cannot be read.") from why
 
@@ -353,11 +365,13 @@ class RunFolder:
 
     # Writers.
 
-    def begin(self, settings: str, split: str, environment: Mapping[str, Any], plan: str = "") -> None:
+    def begin(
+        self, settings: str, environment: Mapping[str, Any], *, split: str = "", parties: str = "", plan: str = ""
+    ) -> None:
         """Write what a run begins with; the settings last, so that whoever sees them sees the rest."""
-        write_atomically(self.split, split)
-        if plan:
-            write_atomically(self.plan, plan)
+        for path, text in ((self.split, split), (self.parties, parties), (self.plan, plan)):
+            if text:
+                write_atomically(path, text)
         self.write_environment(environment)
         write_atomically(self.config, settings)
 
@@ -432,9 +446,9 @@ def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _checked(told: Mapping[str, Any], newest: str) -> dict[str, Any]:
+def _checked(told: Mapping[str, Any], *newest: str) -> dict[str, Any]:
     """What a file says, if its checksum is right; one that has what earlier versions had not must have a checksum, too."""
-    if newest in told and CRC not in told:
+    if any(name in told for name in newest) and CRC not in told:
         raise ValueError("the checksum is lost")
     return without_crc(told)
 

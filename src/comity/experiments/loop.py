@@ -274,7 +274,7 @@ class _Rounds:
         if self._checkpoints.due() or t == self.last:
             counters = {"bytes": dict(self.net.ledger.total), "seconds": dict(self.seconds), **self._steps()}
             counters["schedule"] = self.schedule.dump()
-            counters["remarks"] = list(self.net.remarks)
+            counters["remarks"] = self._remarks()
             counters["versions"] = {i: list(version) for i, version in self.net.versions.items()}
             counters["homes"] = dict(self._engine.homes)
             counters["void"] = self._void
@@ -283,7 +283,12 @@ class _Rounds:
             counters["looked"] = sorted(self.net.looked)
             counters |= {"ending": self._ending} if self._ending else {}
             self._checkpoints.save(t, self._state, self._engine, self._tables.files, counters)
+            self._engine.committed(self.net.versions)
         return self._checkpoints.seconds - before
+
+    def _remarks(self) -> list[str]:
+        """What a user should know of how this came about, each sentence once."""
+        return list(dict.fromkeys([*self.net.remarks, *self._engine.remarks]))
 
     def _steps(self) -> dict[str, int]:
         return {"steps": self.net.steps, "server_steps": self.net.server_steps}
@@ -291,7 +296,7 @@ class _Rounds:
     def summary(self) -> dict[str, Any]:
         """The finished run in a few figures."""
         spent = sum(self.seconds[part] for part in ("setup", "train", "evaluate")) + self._checkpoints.seconds
-        made = {"rounds": self.schedule.rounds, **self._steps(), "remarks": list(self.net.remarks)}
+        made = {"rounds": self.schedule.rounds, **self._steps(), "remarks": self._remarks()}
         made["void"] = [{"round": t, "why": why} for t, why in self._void.items()]
         rows = self._folder.read_metrics()
         absences = self._folder.read_absences()
@@ -299,6 +304,6 @@ class _Rounds:
 
 
 def _versions(manifest: Manifest) -> dict[int, Call]:
-    """After which call each party's state was saved; earlier versions of Comity did not write that down."""
+    """After which call each party's state was saved, here or at its site; earlier versions of Comity did not write that down."""
     named = {int(i): Call(*version) for i, version in manifest.counters.get("versions", {}).items()}
-    return {i: named.get(i, Call("", 0, manifest.round, 0)) for i in manifest.parties}
+    return {i: Call("", 0, manifest.round, 0) for i in manifest.parties} | named

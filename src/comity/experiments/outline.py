@@ -13,7 +13,7 @@ from comity.core.algorithm import AnyAlgorithm
 from comity.core.attendance import Rules
 from comity.core.key import Key
 from comity.core.ledger import Ledger
-from comity.core.metrics import ACCURACY, METRICS, Metric
+from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric
 from comity.core.net import Net, Works, cohort
 from comity.core.party import Info
 from comity.core.wrapper import chain
@@ -178,3 +178,10 @@ class Outline:
         """What rounds use to reach the parties on an engine."""
         rules = Rules(self.experiment.min_replies, self.experiment.on_nonfinite == "stop", self.absent)
         return Net(self.algorithm, self.info, self.root, self.experiment.participation, works, progress.answered, rules)
+
+
+def judged_by(experiment: Experiment, classes: int) -> Experiment:
+    """The same experiment, judged by what suits labels that are numbers, where nothing else was chosen."""
+    if classes or experiment.metric != ACCURACY.name:
+        return experiment
+    return experiment.but(metric=EXPLAINED.name)

@@ -39,22 +39,22 @@ def start(job: Job, folder: Path, progress: Progress, track: Trackers | None = N
     if folder.exists() and not folder.is_dir():
         raise Refusal(f"{folder} is a file, not a folder: choose another --out.")
     folder.mkdir(parents=True, exist_ok=True)
-    with _at_work(new):
+    with at_work(new):
         new.check_free()  # once more, now that nobody else can begin here
         settings = config.write(job.experiment)
         split = job.federation.split.to_json()
         plan = job.absent.text
         mark(folder, settings, code_of(job.experiment))
-        told = environment(settings, split, job.federation.fingerprint(), plan)
+        told = environment(settings, job.federation.fingerprint(), split=split, plan=plan)
         own = describe(job.experiment.metric)
-        new.begin(settings, split, told | ({"metric": own} if own else {}) | _given_network(job), plan)
+        new.begin(settings, told | ({"metric": own} if own else {}) | _given_network(job), split=split, plan=plan)
         return Result(folder, job, execute(job, job.engine, new, progress, track or Trackers(), resume=False))
 
 
 def resume_in(job: Job, folder: Path, progress: Progress, track: Trackers | None = None) -> Result:
     """Go on with the run in a folder, from its last checkpoint; a finished one stays as it is, if it is still what it was."""
     begun = RunFolder(folder)
-    with _at_work(begun):
+    with at_work(begun):
         if begun.ended:
             return Result(folder, job, _told_again(job, begun, progress, track or Trackers()))
         remarks = changes(folder, code_of(job.experiment))
@@ -74,7 +74,7 @@ def _told_again(job: Job, done: RunFolder, progress: Progress, track: Trackers) 
 
 
 @contextlib.contextmanager
-def _at_work(folder: RunFolder) -> Iterator[None]:
+def at_work(folder: RunFolder) -> Iterator[None]:
     """A run's surroundings: its folder held, one thread, and a quiet garbage collector."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # one thread everywhere: equal bits, and faster on a busy machine

@@ -33,7 +33,7 @@ def noised(z: Tensor, how: str, epsilon: float, delta: float, key: Key) -> Tenso
     if how == "none":
         return z
     z = bounded(z, how)
-    generator = key.generator()
+    generator = key.noise().generator()
     if how == "gauss_l2":
         return z + gaussian_sigma(epsilon, delta) * torch.randn(z.shape, generator=generator).to(z.device)
     uniform = torch.rand(z.shape, generator=generator, dtype=torch.float64) - 0.5

@@ -17,11 +17,11 @@ from comity.core.metrics import METRICS
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import Refusal
-from comity.experiments.build import judged_by, prepare
+from comity.experiments.build import prepare
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
-from comity.experiments.outline import Progress
+from comity.experiments.outline import Progress, judged_by
 from comity.measure import Gain, gains
 from comity.models import OwnModel
 from comity.names import called
@@ -86,7 +86,7 @@ def compare(
     check_folders(methods)
     data = shared(given)
     base = settled(base, jobs)
-    base = judged_by(base, data(base.but(seed=seeds[0])))
+    base = judged_by(base, data(base.but(seed=seeds[0])).classes)
     experiments = [experiment_of(base, method, seed) for seed in seeds for method in methods]
     check_settings(base, methods)
     said: set[str] = set()

@@ -1,0 +1,73 @@
+"""After a run, at a site: its own summary, its model to use, and its page. Nothing of it leaves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from comity.checksums import Checksum
+from comity.core.call import Letter
+from comity.data.inputs import Inputs
+from comity.errors import ComityError
+from comity.experiments.build import Job
+from comity.experiments.folder import OUTCOMES
+from comity.experiments.result import Deployed, Result
+from comity.experiments.tables import LEDGER, METRICS
+from comity.measure import summarise
+from comity.report import report
+from comity.sites.home import read_view
+from comity.sites.site_run import SiteRun
+from comity.studies.export import export
+
+MODEL = "model"
+
+
+@dataclass(repr=False)
+class AtSite(Result):
+    """A finished run as the site knows it, with its own model."""
+
+    run: SiteRun | None = None
+
+    def model(self, party: str) -> Deployed:
+        assert self.run is not None
+        content, version = read_view(self.folder)
+        site = self.run.brought(version)
+        own = self.run.federation
+        names = own.class_names or tuple(map(str, range(own.classes)))
+        return Deployed(*site.deployed(Letter(content, version)), Inputs(own.shape, own.preprocess.for_party(party), own.schema), names)
+
+    def state(self, party: str) -> object:
+        assert self.run is not None
+        return self.run.seat.site.mine
+
+
+def finish(run: SiteRun, rounds: int) -> list[str]:
+    """Write the summary, the model and the page into the site's folder of the run; what there is to say of them."""
+    folder = run.folder
+    if folder.ended:
+        return [f"run {run.name} had ended here before"]
+    outline = run.seat.outline
+    rows, ledger = run.book.metrics(), run.book.ledger()
+    total = Counter[str]()
+    for row in ledger:
+        total[row.kind] += row.bytes
+    made = {"rounds": rounds, "steps": run.steps, "remarks": [], "void": []}
+    summary = summarise(outline, rows, [], total, made, {})
+    written = [name for name in (METRICS.name, LEDGER.name, OUTCOMES) if (folder.path / name).exists()]
+    folder.write_summary(summary, {name: Checksum.of((folder.path / name).read_bytes()) for name in written})
+    job = Job(
+        outline.experiment,
+        outline.common,
+        outline.algorithm,
+        outline.info,
+        federation=run.federation,
+        parties=[run.seat.site.party],
+    )
+    said = []
+    try:
+        said += export(AtSite(folder.path, job, summary, run=run), run.party, folder.path / MODEL)
+        said.append(f"the model is in {folder.path / MODEL}: python predict.py there answers for new samples")
+    except (ComityError, OSError) as why:
+        said.append(f"no model was written: {why}")
+    page = report(folder.path, quick=True)
+    return [*said, f"the page of this run is {page}"]

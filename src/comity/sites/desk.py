@@ -1,0 +1,107 @@
+"""A site's desk: whatever the server asks comes here, and nothing leaves but what it answers.
+
+A request is looked at in this order: how large it is; what it asks for; whether the site's law allows it. Only then is anything
+made of what a method sent, and checked against what the method declares. Replies are checked in the same way before they leave.
+Of errors, only Comity's own sentences leave; the site's log has the rest.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from comity.core.codec import encode
+from comity.errors import ComityError, Refusal
+from comity.sites import messages
+from comity.sites.law import Law
+from comity.sites.messages import ASKED, Done, Failed, call_of, pack, unpack
+from comity.sites.passports import Identity
+from comity.sites.site_run import SiteRun
+from comity.text import harmless
+from comity.units import size
+
+LOG = "log.txt"
+KIT = "kit"
+FAULT = "The site could not answer; its own log says why."
+
+
+def open_desk(folder: Path, submitter: str) -> Desk:
+    """The desk of the site whose folder this is, for a job that somebody has submitted."""
+    return Desk(folder, submitter, Identity.read(folder / KIT / "startup"))
+
+
+class Desk:
+    """One site's side of a job."""
+
+    def __init__(self, folder: Path, submitter: str, identity: Identity | None) -> None:
+        self._folder = folder
+        self._submitter = submitter
+        self._identity = identity
+        """Without one no parcels can be sealed."""
+        self._run: SiteRun | None = None
+
+    def answer(self, request: bytes) -> bytes:
+        """What a request is answered with. Nothing is ever raised."""
+        try:
+            law = Law.read(self._folder)  # anew: it may have changed since the last request
+            head, body = unpack(request, ASKED, law.message)
+            answer = self._answered(head, body, law)
+            if len(answer) > law.message:
+                raise Refusal(f"{law.name} sends no message of {size(len(answer))} (message).")
+            return answer
+        except ComityError as why:
+            self.say(f"refused: {why}")
+            return pack(Failed(str(why)))
+        except Exception:
+            self.say(f"failed: {traceback.format_exc()}")
+            return pack(Failed(FAULT))
+
+    def say(self, text: str) -> None:
+        """Write to the site's own log; a disk that is full keeps nobody from answering."""
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        lines = "\n".join(harmless(line) for line in text.rstrip().splitlines())
+        try:
+            with (self._folder / LOG).open("a", encoding="utf-8") as file:
+                file.write(f"{stamp} {lines}\n")
+        except OSError:
+            return
+
+    def _answered(self, head: Any, body: bytes, law: Law) -> bytes:
+        if isinstance(head, messages.Introduce):
+            self.say(f"{self._submitter} asks for run {head.run}: {head.settings}")
+            self._run = SiteRun.opened(self._folder, head, law, self._submitter, self._identity)
+            self.say(f"accepted: {self._run.about()}")
+            return pack(self._run.introduced)
+        run = self._run
+        if run is None or run.name != head.run:
+            raise Refusal(f"{law.name} takes no part in that run.")
+        match head:
+            case messages.Begin():
+                run.begin(head, law)
+            case messages.Work():
+                return self._worked(run, head, body, law)
+            case messages.Evaluate():
+                return pack(Done(), encode(run.evaluate(head, body, law)))
+            case messages.EvaluateAlone():
+                return pack(Done(), encode(run.alone(head, law)))
+            case messages.Committed():
+                run.states.forget_before(call_of(head.version))
+            case messages.End():
+                self._ended(run, head)
+            case _:
+                raise Refusal("A message asks for nothing.")
+        return pack(Done())
+
+    def _worked(self, run: SiteRun, head: messages.Work, body: bytes, law: Law) -> bytes:
+        before = run.book.sent
+        answer = run.work(head, body, law)
+        self.say(f"round {head.call[2]}: {head.call[0]} is done, {size(run.book.sent - before)} leave, {size(run.book.sent)} in all")
+        return answer
+
+    def _ended(self, run: SiteRun, head: messages.End) -> None:
+        self.say(f"run {run.name} {f'is over after {head.rounds} rounds' if head.finished else 'was given up'}")
+        if head.finished:
+            for remark in run.finish(head.rounds):
+                self.say(remark)

@@ -1,0 +1,129 @@
+"""Parties at sites of their own: what is asked of them goes through a courier, and their states stay where they are.
+
+A letter names the state that it is for, so a site needs no other word to go on, be it after a restart, a lost reply or a round that
+did not count. A site that says nothing in time, or refuses, is a party that was not heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from comity.core.call import Answer, Call, Edge, Letter
+from comity.core.codec import decode, encode
+from comity.core.evaluation import Answers, Evaluation, Score
+from comity.core.gate import Gate
+from comity.core.record import Sealed
+from comity.engines.engine import Engine, inboxes
+from comity.engines.saved import Saved
+from comity.errors import ComityError
+from comity.experiments.outline import Outline
+from comity.sites.courier import Courier
+from comity.sites.messages import (
+    ANSWERED,
+    Answered,
+    Committed,
+    Done,
+    Evaluate,
+    EvaluateAlone,
+    Failed,
+    Work,
+    named,
+    pack,
+    unpack,
+)
+
+FIGURES = frozenset((Evaluation, Score, Answers))
+
+
+class SitesEngine(Engine):
+    """The parties of a run that are elsewhere, by their names."""
+
+    def __init__(self, courier: Courier, outline: Outline, run: str, deadline: float, most_bytes: int) -> None:
+        self._courier = courier
+        self._names = outline.common.seats.names
+        self._run = run
+        self._deadline = deadline
+        self._most = most_bytes
+        self._gates = [Gate(outline.algorithm, outline.common.task(name), len(self._names), most_bytes) for name in self._names]
+        self._round = 0
+        self._remarks: dict[str, None] = {}
+
+    def work(self, call: Call, letters: Mapping[int, Letter], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
+        self._round = call.round
+        boxes = inboxes(parcels)
+        heads = {
+            i: Work(self._run, (call.work, call.depth, call.round, call.use), named(letter.after), letter.first, boxes.get(i, {}))
+            for i, letter in letters.items()
+        }
+        for i, head, body in self._asked(heads, {i: letter.content for i, letter in letters.items()}, Answered):
+            try:
+                reply = decode(body, parcels=True, most_bytes=self._most, records=self._gates[i].records)
+                self._gates[i].check_reply(call, reply)
+            except ComityError as why:
+                self._remark(i, str(why))
+                continue
+            yield i, Answer(reply, head.steps, head.keeps, head.ruined, head.remark, head.unusable)
+
+    def evaluate(self, letters: Mapping[int, Letter], final: bool) -> Iterator[tuple[int, Evaluation]]:
+        heads = {i: Evaluate(self._run, named(letter.after), final, self._round) for i, letter in letters.items()}
+        return self._evaluated(self._asked(heads, {i: letter.content for i, letter in letters.items()}, Done))
+
+    def evaluate_solo(self, ids: Iterable[int], t: int) -> Iterator[tuple[int, Evaluation]]:
+        return self._evaluated(self._asked({i: EvaluateAlone(self._run, t) for i in ids}, {}, Done))
+
+    def _evaluated(self, answers: Iterator[tuple[int, Any, bytes]]) -> Iterator[tuple[int, Evaluation]]:
+        for i, _, body in answers:
+            try:
+                found = decode(body, most_bytes=self._most, records=FIGURES)
+                if not isinstance(found, Evaluation):
+                    raise ComityError("it sent something else than an evaluation.")
+            except ComityError as why:
+                self._remark(i, str(why))
+                continue
+            yield i, found
+
+    def settle(self, versions: Mapping[int, Call | None]) -> None:
+        """Nothing is to be said: the next letter names the state that counts."""
+
+    def save(self, folder: Path, t: int) -> list[Saved]:
+        """Nothing is to be written here: sites have written each state before the reply left that came of it."""
+        return []
+
+    def committed(self, versions: Mapping[int, Call]) -> None:
+        heads = {i: Committed(self._run, named(version)) for i, version in versions.items()}
+        for _ in self._asked(heads, {}, Done):
+            pass  # who does not hear of it keeps more than it needs to
+
+    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, Call], homes: Mapping[int, int]) -> None:
+        """Nothing is to be sent: the next letters name the states."""
+
+    @property
+    def remarks(self) -> list[str]:
+        return list(self._remarks)
+
+    def _asked(self, heads: Mapping[int, Any], contents: Mapping[int, Any], kind: type) -> Iterator[tuple[int, Any, bytes]]:
+        """Ask sites; of those who answer so, the head and what is behind it. What most often is one and the same is encoded once."""
+        bodies: dict[int, bytes] = {}
+        for content in contents.values():
+            if id(content) not in bodies:
+                bodies[id(content)] = encode(content)
+        there = {self._names[i]: i for i in heads}
+        requests = {name: pack(heads[i], bodies[id(contents[i])] if i in contents else b"") for name, i in there.items()}
+        for name, answer in self._courier.ask(requests, self._deadline):
+            i = there[name]
+            if answer is None:
+                continue  # who was asked and says nothing is written down by the net
+            try:
+                head, body = unpack(answer, ANSWERED, self._most)
+            except ComityError as why:
+                self._remark(i, str(why))
+                continue
+            if isinstance(head, kind):
+                yield i, head, body
+            else:
+                self._remark(i, head.why if isinstance(head, Failed) else "it answered something else than it was asked.")
+
+    def _remark(self, i: int, why: str) -> None:
+        self._remarks[f"{self._names[i]} was not heard in round {self._round}: {why}"] = None

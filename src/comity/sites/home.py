@@ -1,0 +1,143 @@
+"""What a site keeps of a run, on its own disk: its states, its own rows of every table, its answers, its model.
+
+A state is written before the reply leaves that came of the same work, under the name of the call. Whatever the server or the site
+comes back from, it can name the state to go on with, and the site has it until a checkpoint makes it useless.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from comity.checksums import with_crc, without_crc
+from comity.core.call import Call
+from comity.core.codec import decode, encode
+from comity.core.ledger import SERVER, Charge
+from comity.core.net import Note
+from comity.engines.saved import OURS, Saved, read_state, write_state
+from comity.engines.versions import Version
+from comity.errors import ComityError, Damaged
+from comity.experiments.checkpoint import to_disk, write_atomically
+from comity.experiments.tables import LEDGER, METRICS, Table
+
+STATES = "states"
+INDEX = "states.json"
+VIEW = "view.safetensors"
+
+
+class States:
+    """The states of one party in one run, by the call that each came of."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / STATES
+        self._index = folder / INDEX
+        self._kept: dict[Call, Saved] = {}
+        if self._index.exists():
+            try:
+                told = without_crc(json.loads(self._index.read_text(encoding="utf-8")))
+                self._kept = {Call(*version): Saved(*saved) for version, saved in told["states"]}
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
+                raise Damaged(f"{self._index} cannot be read: the states of this run are lost.") from why
+
+    def write(self, party: int, version: Call, blob: bytes) -> None:
+        """Keep a state; it is on the disk when this returns."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        serial = 1 + max((int(saved.file.split("-")[2].split(".")[0]) for saved in self._kept.values()), default=-1)
+        saved = write_state(self._folder, f"party-{party}-{serial}.safetensors", party, blob)
+        to_disk(self._folder / saved.file)
+        self._kept.pop(version, None)  # asked for again: the same state, but the newest
+        self._kept[version] = saved
+        self._write_index()
+
+    def read(self, version: Call) -> Any:
+        """The state after a call."""
+        if version not in self._kept:
+            raise ComityError(f"This site has no state after {version.work} of round {version.round}, which it is to go on with.")
+        return read_state(self._folder, self._kept[version])
+
+    def forget_before(self, version: Version) -> None:
+        """Let go of all that is older than a state that a checkpoint names."""
+        if version is None or version not in self._kept:
+            return
+        order = list(self._kept)
+        self._kept = {one: self._kept[one] for one in order[order.index(version) :]}
+        self._write_index()
+        named = {saved.file for saved in self._kept.values()}
+        for path in self._folder.iterdir():
+            if OURS.fullmatch(path.name) and path.name not in named:
+                path.unlink()
+
+    def _write_index(self) -> None:
+        told = {"states": [(version, saved) for version, saved in self._kept.items()]}
+        write_atomically(self._index, json.dumps(with_crc(told)))
+
+
+class Book:
+    """A site's own tables of a run: what crossed, as the server charges it, and what its models were worth."""
+
+    def __init__(self, folder: Path, party: str) -> None:
+        self._folder = folder
+        self._party = party
+        for table in (METRICS, LEDGER):
+            if not (folder / table.name).exists():
+                (folder / table.name).write_text(",".join(table.columns) + "\n", encoding="utf-8")
+        self.sent = sum(row.bytes for row in self.ledger() if row.src == party)
+        self._noted = {note[:4] for note in self.metrics()}
+
+    def ledger(self) -> list[Charge]:
+        """All that crossed between this site and others."""
+        return LEDGER.salvage(self._folder).rows
+
+    def metrics(self) -> list[Note]:
+        """All that is known of its models."""
+        return METRICS.salvage(self._folder).rows
+
+    def down(self, round: int, work: str, kind: str, size: int, src: str = SERVER) -> None:
+        """Something came."""
+        self._charge(Charge(round, work, src, self._party, kind, size))
+
+    def up(self, round: int, work: str, kind: str, size: int, dst: str = SERVER) -> None:
+        """Something leaves."""
+        self._charge(Charge(round, work, self._party, dst, kind, size))
+        self.sent += size
+
+    def note(self, notes: Iterable[Note]) -> None:
+        """Figures of a round; those of a round that is evaluated again are the same again, and stand there once."""
+        fresh = [note for note in notes if note[:4] not in self._noted]
+        self._noted |= {note[:4] for note in fresh}
+        self._add(METRICS, fresh)
+
+    def _charge(self, row: Charge) -> None:
+        if row.bytes:
+            self._add(LEDGER, [row])
+
+    def _add(self, table: Table[Any], rows: Sequence[Sequence[Any]]) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        with (self._folder / table.name).open("a", encoding="utf-8", newline="") as file:
+            file.write(text.getvalue())
+
+
+def write_view(folder: Path, content: Any, version: Version) -> None:
+    """Keep what the server sent for the last evaluation: with the state it makes the model."""
+    fresh = folder / f"{VIEW}.new"
+    fresh.write_bytes(encode({"content": content, "after": None if version is None else tuple(version)}))
+    os.replace(fresh, folder / VIEW)
+
+
+def read_view(folder: Path) -> tuple[Any, Version]:
+    """What was kept for the model."""
+    told = decode((folder / VIEW).read_bytes())
+    return told["content"], None if told["after"] is None else Call(*told["after"])
+
+
+def spent(folder: Path, party: str) -> int:
+    """Bytes that left this site in all its runs."""
+    found = (LEDGER.salvage(path.parent).rows for path in sorted((folder / "runs").glob(f"*/{LEDGER.name}")))
+    return sum(row.bytes for rows in found for row in rows if row.src == party)
+

@@ -1,0 +1,164 @@
+"""A site's own law, `site.toml`: what may run there, and what may leave. It is read anew for every run; nobody else can change it.
+
+What a law does not allow is refused before data are touched, in a sentence that names the line which forbids it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from comity import algorithms
+from comity.core.algorithm import LEAVES, AnyAlgorithm
+from comity.core.wrapper import chain
+from comity.errors import Refusal, shown, unknown
+from comity.experiments.config import Experiment
+from comity.names import called
+from comity.plugins import is_code
+from comity.spec import parse, show, split
+from comity.units import size
+
+NAME = "site.toml"
+SCALES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+TEXT = '''\
+# What {name} allows. Comity reads this file before every run; the server and researchers cannot see or change it.
+name = "{name}"
+data = "{data}"                     # the folder that `comity deploy join` imported this site's files to
+
+[allow]
+methods = ["*"]                     # as in `comity list algorithms`; "fedavg*" is every method whose name begins so
+never = ["centralized", "fed-sps(mode=samples)"]        # these send samples; an option in parentheses forbids that way only
+kinds = ["weights", "representations", "means", "gradients", "class counts"]        # of what leaves; "samples" is one, too
+submitters = ["*"]                  # who may order a run, by the name in his certificate
+rounds = 1000                       # at most, in a run
+bytes = "10 GB"                     # that leave, at most, in a run
+message = "1 GB"                    # the largest, either way
+records = 10                        # behind a value that leaves, at least: training samples, and those that a figure is of
+outcomes = false                    # whether may leave which test samples a model got right
+class_counts = false                # whether the server may know how many samples there are of each class
+
+[budget]                            # over all runs together, from the day that this site joined
+bytes = "100 GB"
+epsilon = "inf"                     # a number refuses every run whose privacy loss is not accounted for: so far, all
+'''
+
+
+@dataclass(frozen=True)
+class Law:
+    """What a site allows."""
+
+    name: str
+    data: Path
+    methods: tuple[str, ...] = ("*",)
+    never: tuple[str, ...] = ("centralized", "fed-sps(mode=samples)")
+    kinds: tuple[str, ...] = ("weights", "representations", "means", "gradients", "class counts")
+    submitters: tuple[str, ...] = ("*",)
+    rounds: int = 1000
+    bytes: int = 10 * SCALES["GB"]
+    message: int = SCALES["GB"]
+    records: int = 10
+    outcomes: bool = False
+    class_counts: bool = False
+    budget_bytes: int = 100 * SCALES["GB"]
+    budget_epsilon: float = field(default=math.inf)
+
+    @staticmethod
+    def read(folder: Path) -> Law:
+        """The law of a site's folder; what is not said there is as in a new one, and what is no rule is refused."""
+        path = folder / NAME
+        try:
+            told = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as why:
+            raise Refusal(f"{path} cannot be read: {why}.") from why
+        allow, budget = told.pop("allow", {}), told.pop("budget", {})
+        given = {**told, **allow, **{f"budget_{key}": value for key, value in budget.items()}}
+        known = {f.name for f in fields(Law)}
+        if strangers := sorted(given.keys() - known):
+            raise unknown(f"rule in {path} called", strangers[0].removeprefix("budget_"), known)
+        if not isinstance(given.get("name"), str) or not isinstance(given.get("data"), str):
+            raise Refusal(f"{path} must say the site's name and where its data are.")
+        made = {key: _value(path, key, value) for key, value in given.items()}
+        law = Law(**made | {"data": (folder / given["data"]).resolve()})
+        if strange := [kind for kind in law.kinds if kind not in LEAVES]:
+            raise unknown(f"kind of what leaves in {path} called", strange[0], LEAVES)
+        return law
+
+    def check(self, experiment: Experiment, algorithm: AnyAlgorithm, submitter: str) -> None:
+        """Refuse a run that this site does not take part in."""
+        name = called(experiment.algorithm)
+        if not any(fnmatchcase(submitter, one) for one in self.submitters):
+            raise Refusal(f"{self.name} takes no orders from {shown(submitter, 100)} (submitters).")
+        for text in (experiment.algorithm, experiment.model, experiment.metric, *(own.model or "" for own in experiment.party.values())):
+            if any(is_code(parse(part).name) for part in split(text, "+") if part):
+                raise Refusal(f"{self.name} runs no files that a run names, as {shown(text, 100)}: install it there as a package.")
+        self._check_method(name, experiment, algorithm)
+        if experiment.rounds > self.rounds:
+            raise Refusal(f"{self.name} takes part in {self.rounds} rounds at most, not in {experiment.rounds} (rounds).")
+        if math.isfinite(self.budget_epsilon):
+            raise Refusal(f"{self.name} allows a privacy loss of {self.budget_epsilon:g}, but that of {name} is not accounted for.")
+
+    def _check_method(self, name: str, experiment: Experiment, algorithm: AnyAlgorithm) -> None:
+        for part in split(experiment.algorithm, "+"):
+            method = parse(part).name
+            if not any(fnmatchcase(method, one) for one in self.methods):
+                raise Refusal(f"{self.name} does not allow {method} (methods).")
+        for forbidden in self.never:
+            if any(_is(one, forbidden) for one in chain(algorithm)):
+                raise Refusal(f"{self.name} never takes part in {forbidden} (never).")
+        for one in chain(algorithm):
+            if others := sorted(one.leaves - set(self.kinds)):
+                raise Refusal(f"In {name} {LEAVES[others[0]]} would leave, which {self.name} does not allow (kinds: {others[0]}).")
+
+    def check_records(self, train: int, counts: tuple[int, ...], algorithm: AnyAlgorithm) -> None:
+        """Refuse to send what too few records are behind: of so many training samples, of which each class has its `counts`."""
+        if train < self.records:
+            raise Refusal(f"{self.name} has fewer than {self.records} training samples (records).")
+        few = [count for count in counts if 0 < count < self.records]
+        if few and any("means" in one.leaves for one in chain(algorithm)) and len(counts) > 1:
+            raise Refusal(f"{self.name} has a class of fewer than {self.records} training samples, whose mean would leave (records).")
+
+
+def _is(one: AnyAlgorithm, forbidden: str) -> bool:
+    """Whether a method is what a line forbids: of that name and, if it names options, set so."""
+    spec = parse(forbidden)
+    same = isinstance(one, algorithms.find(spec.name))
+    return same and all(show(getattr(one, option, None)) == show(value) for option, value in spec.options.items())
+
+
+def _value(path: Path, name: str, given: Any) -> Any:
+    """A rule as the law has it."""
+    kind = {f.name: str(f.type) for f in fields(Law)}[name]
+    if name in ("bytes", "message", "budget_bytes"):
+        return _bytes(path, name, given)
+    if name == "budget_epsilon":
+        try:
+            return float(given)
+        except (TypeError, ValueError):
+            raise Refusal(f"{path}: epsilon must be a number or inf, not {shown(given)}.") from None
+    if kind.startswith("tuple"):
+        if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+            raise Refusal(f"{path}: {name} must be a list of names, not {shown(given)}.")
+        return tuple(given)
+    wanted = {"int": int, "bool": bool, "str": str, "Path": str}[kind]
+    if type(given) is not wanted or (wanted is int and given < 0):
+        raise Refusal(f"{path}: {name} must be a {'truth value' if wanted is bool else 'whole number'}, not {shown(given)}.")
+    return given
+
+
+def _bytes(path: Path, name: str, given: Any) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?B)", str(given).strip().upper())
+    if isinstance(given, bool) or not (found or (isinstance(given, int) and given >= 0)):
+        raise Refusal(f"{path}: {name} must be a number of bytes, as in {size(10**9)!r}, not {shown(given)}.")
+    return int(float(found[1]) * SCALES[found[2]]) if found else int(given)
+
+
+def write(folder: Path, name: str, data: str) -> Path:
+    """A new site's law, to be read and changed by whoever answers for its data."""
+    path = folder / NAME
+    path.write_text(TEXT.format(name=name, data=data), encoding="utf-8")
+    return path

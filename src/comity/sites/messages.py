@@ -1,0 +1,175 @@
+"""What goes between the server and a site: a head that says what is asked or answered and, behind it, what a method sends.
+
+Both are records as bytes. A head is one of a few types that are named here, and small; what a method may send its own works
+declare (`core/gate.py`). So each is read only as what it can be, and nothing else is ever made of somebody's bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comity.core.call import Call
+from comity.core.codec import decode, encode
+from comity.core.record import Cipher, Sealed, record
+from comity.errors import Damaged
+from comity.experiments.common import Introduction
+
+LENGTH = 8  # bytes that say how long the head is
+MOST_HEAD = 64 << 20
+"""Bytes that a head may have. Sealed parcels are in the head of a call; all else is small."""
+
+Named = tuple[str, int, int, int]
+"""A call: the work's name, its owner's depth, the round, its use in that round."""
+
+
+@record
+class Passport:
+    """A site's public key for parcels in one run, and by which certificate it says that it is its own."""
+
+    name: str
+    public: str
+    certificate: str
+    signature: str
+
+
+# What the server asks. Each names the run that it is about.
+
+
+@record
+class Introduce:
+    """Who are you, in a run with these settings?"""
+
+    run: str
+    settings: str
+    """An experiment's settings as JSON."""
+    comity: str
+    """The server's version of Comity."""
+    schema: str
+    """A digest of the schema that all have agreed on, or nothing where there is none."""
+
+
+@record
+class Begin:
+    """Everybody who takes part, in order."""
+
+    run: str
+    parties: dict[str, Introduction]
+    passports: dict[str, Passport]
+
+
+@record
+class Work:
+    """Do a work; its letter is behind the head."""
+
+    run: str
+    call: Named
+    after: Named | None
+    first: bool
+    inbox: dict[int, Sealed]
+
+
+@record
+class Evaluate:
+    """Evaluate what you would deploy, given what is behind the head."""
+
+    run: str
+    after: Named | None
+    final: bool
+    round: int
+
+
+@record
+class EvaluateAlone:
+    """Evaluate what your own data alone would have given you."""
+
+    run: str
+    round: int
+
+
+@record
+class Committed:
+    """A checkpoint is on the server's disk: nobody will ask for a state before this one again."""
+
+    run: str
+    version: Named | None
+
+
+@record
+class End:
+    """The run is over, after so many rounds, or was given up."""
+
+    run: str
+    rounds: int
+    finished: bool
+
+
+# What a site answers.
+
+
+@record
+class Introduced:
+    """What a site says of itself."""
+
+    said: Introduction
+    shape: list[int]
+    classes: int
+    black: list[float]
+    class_names: list[str]
+    digest: str
+    """A mark of its data under a secret of its own: whether they are the same again, and nothing else, can be told by it."""
+    passport: Passport | None
+    comity: str
+
+
+@record
+class Answered:
+    """What came of a work, beside the reply, which is behind the head."""
+
+    steps: int
+    keeps: bool
+    ruined: str
+    remark: str
+    unusable: tuple[int, ...]
+
+
+@record
+class Done:
+    """It is done."""
+
+
+@record
+class Failed:
+    """It is not done; a sentence that may be told."""
+
+    why: str
+
+
+ASKED = frozenset((Introduce, Introduction, Begin, Passport, Work, Cipher, Evaluate, EvaluateAlone, Committed, End))
+ANSWERED = frozenset((Introduced, Introduction, Passport, Answered, Done, Failed))
+
+
+def pack(head: Any, body: bytes = b"") -> bytes:
+    """A head and what is behind it as one message."""
+    first = encode(head, parcels=True)
+    return b"".join([len(first).to_bytes(LENGTH, "little"), first, body])
+
+
+def unpack(message: bytes, kinds: frozenset[type], most: int) -> tuple[Any, bytes]:
+    """A message's head, which is of one of these kinds, and the bytes behind it; `Damaged` if it is no message of that size."""
+    length = int.from_bytes(message[:LENGTH], "little")
+    if len(message) > most or length > min(MOST_HEAD, len(message) - LENGTH):
+        raise Damaged(f"A message of {len(message):,} bytes is too large, or not whole: no more than {most:,} may pass.")
+    head = decode(message[LENGTH : LENGTH + length], parcels=True, most_bytes=MOST_HEAD, records=kinds)
+    if type(head) not in kinds:
+        raise Damaged("A message does not say what it is about.")
+    return head, message[LENGTH + length :]
+
+
+def call_of(named: Named | None) -> Call | None:
+    """The call that a message names."""
+    return None if named is None else Call(*named)
+
+
+def named(call: Call | None) -> Named | None:
+    """A call as messages name it."""
+    return None if call is None else (call.work, call.depth, call.round, call.use)

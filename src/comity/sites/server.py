@@ -1,0 +1,215 @@
+"""The server of a run between sites: it has no data, conducts the rounds, and keeps the run's folder.
+
+What a researcher orders is a run's settings and its name. Sites introduce themselves, or refuse with a reason; what they said is
+kept as `parties.json`. A run whose server was stopped is ordered again by its name, and goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from comity.core.metrics import check_fits
+from comity.core.samples import combine
+from comity.data.preparation import Schema
+from comity.errors import ComityError, Refusal
+from comity.experiments import config
+from comity.experiments.absent import planned
+from comity.experiments.checkpoint import write_atomically
+from comity.experiments.common import CommonGround, Introduction, Introductions
+from comity.experiments.config import Experiment
+from comity.experiments.environment import environment
+from comity.experiments.folder import RunFolder
+from comity.experiments.loop import execute
+from comity.experiments.outline import Outline, Progress, Quiet, judged_by
+from comity.experiments.run import at_work
+from comity.experiments.server_side import agree
+from comity.sites.courier import Courier
+from comity.sites.data import schema_mark
+from comity.sites.engine import SitesEngine
+from comity.sites.messages import ANSWERED, Begin, Done, End, Failed, Introduce, Introduced, pack, unpack
+from comity.track import Trackers
+
+SCHEMA = "schema.json"
+RUNS = "runs"
+FAILURE = "failure.txt"
+"""Why a run could not go on, in the server's folder of it."""
+MOST_BYTES = 1 << 34
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a researcher asks for."""
+
+    run: str
+    settings: dict[str, Any]
+    sites: tuple[str, ...] = ()
+    """Who is to take part; nobody in particular: whoever is there."""
+    deadline: float = 600.0
+    """Seconds that a site has for an answer."""
+    patience: float = 60.0
+    """Seconds to wait for sites that are to take part."""
+
+    @staticmethod
+    def read(told: Mapping[str, Any]) -> Order:
+        """An order as it was submitted."""
+        try:
+            made = Order(**{**told, "sites": tuple(told.get("sites", ()))})
+            if not (made.run.isalnum() and len(made.run) <= 64 and made.deadline > 0 and made.patience >= 0):
+                raise ValueError
+        except (TypeError, ValueError, AttributeError) as why:
+            raise Refusal("What was ordered is no run: it needs a name of letters and digits, settings and a deadline.") from why
+        return made
+
+
+def serve(courier: Courier, order: Mapping[str, Any], folder: Path, progress: Progress | None = None) -> dict[str, Any] | None:
+    """Conduct the run that was ordered; its summary, or None if it failed, and then its folder says why."""
+    asked = Order.read(order)
+    there = folder / RUNS / asked.run
+    there.mkdir(parents=True, exist_ok=True)
+    (there / FAILURE).unlink(missing_ok=True)
+    try:
+        return conduct(courier, asked, folder, progress or Quiet())
+    except ComityError as why:
+        write_atomically(there / FAILURE, f"{why}\n")
+    except Exception as why:
+        write_atomically(there / FAILURE, f"The server failed ({type(why).__name__}: {why}).\n\n{traceback.format_exc()}")
+    return None
+
+
+def conduct(courier: Courier, order: Order, folder: Path, progress: Progress) -> dict[str, Any]:
+    """The run itself."""
+    run = RunFolder(folder / RUNS / order.run)
+    begun = run.begun
+    experiment = run.read_experiment() if begun else config.experiment(order.settings)
+    if run.ended:
+        raise Refusal(f"Run {order.run} has ended already.")
+    schema = folder / SCHEMA
+    mark = schema_mark(Schema.read(schema)) if schema.exists() else ""
+    known = read_parties(run) if begun else None
+    wanted = tuple(known) if known else order.sites
+    answers, refused = introduced(courier, order, experiment, mark, wanted)
+    everybody = known or answers
+    if not everybody:
+        raise ComityError("No site takes part. " + " ".join(f"{name}: {why}" for name, why in refused.items()))
+    for name, said in answers.items():
+        if said.digest != everybody[name].digest:
+            raise Refusal(f"The data of {name} have changed since run {order.run} was begun.")
+    experiment = judged_by(experiment, next(iter(everybody.values())).classes)
+    outline = outline_of(experiment, everybody, run.read_plan() if begun else None)
+    _begin_everywhere(courier, order, answers, everybody)
+    with at_work(run):
+        if not begun:
+            _write_beginning(run, outline, everybody)
+        engine = SitesEngine(courier, outline, order.run, order.deadline, MOST_BYTES)
+        said = [f"{name} takes no part: {why}" for name, why in refused.items()]
+        rounds = 0
+        try:
+            summary = execute(outline, lambda: engine, run, progress, Trackers(), resume=begun, remarks=said)
+            rounds = summary["rounds"]
+        finally:
+            _tell(courier, order, everybody, End(order.run, rounds, rounds > 0))
+    return summary
+
+
+def outline_of(experiment: Experiment, everybody: Mapping[str, Introduced], plan: str | None) -> Outline:
+    """The run as the server knows it, of what sites said."""
+    first = next(iter(everybody.values()))
+    check_fits(experiment.metric, first.classes)
+    told = Introductions(
+        {name: one.said for name, one in everybody.items()},
+        tuple(first.shape),
+        first.classes,
+        tuple(first.black),
+        class_names=tuple(first.class_names),
+    )
+    common = CommonGround(experiment, told)
+    algorithm, info = agree(common)
+    made = Outline(experiment, common, algorithm, info, planned(experiment.absent, experiment.seed, told.names, plan))
+    made.check_judged()
+    return made
+
+
+def introduced(
+    courier: Courier, order: Order, experiment: Experiment, schema: str, wanted: tuple[str, ...]
+) -> tuple[dict[str, Introduced], dict[str, str]]:
+    """Who takes part, by name in order, and who does not and why. All must agree on what a sample is."""
+    names = _awaited(courier, wanted, order.patience)
+    settings = json.dumps(experiment.model_dump(mode="json", exclude_none=True))
+    asked = pack(Introduce(order.run, settings, version("comity"), schema))
+    found: dict[str, Introduced] = {}
+    refused = {name: "it is not connected." for name in wanted if name not in names}
+    for name, answer in courier.ask(dict.fromkeys(names, asked), order.deadline):
+        said = _read(answer)
+        if isinstance(said, Introduced):
+            found[name] = said
+        else:
+            refused[name] = said
+    there = {name: found[name] for name in sorted(found)}
+    alike = {(tuple(one.shape), one.classes, tuple(one.class_names), tuple(one.black)) for one in there.values()}
+    if len(alike) > 1:
+        kinds = "; ".join(f"{name}: samples of shape {one.shape}, {one.classes} classes" for name, one in there.items())
+        raise Refusal(f"The sites' data do not fit together: {kinds}.")
+    return there, refused
+
+
+def _awaited(courier: Courier, wanted: tuple[str, ...], patience: float) -> list[str]:
+    """The sites to ask: those that are wanted, once they are there, or all."""
+    end = time.monotonic() + patience
+    while (missing := [name for name in wanted if name not in courier.names]) and time.monotonic() < end:
+        time.sleep(0.2)
+    return [name for name in wanted if name not in missing] if wanted else sorted(courier.names)
+
+
+def _read(answer: bytes | None) -> Introduced | str:
+    if answer is None:
+        return "it did not answer."
+    try:
+        head, _ = unpack(answer, ANSWERED, MOST_BYTES)
+    except ComityError as why:
+        return str(why)
+    if isinstance(head, Failed):
+        return head.why
+    return head if isinstance(head, Introduced) else "it answered something else than it was asked."
+
+
+def _begin_everywhere(courier: Courier, order: Order, there: Mapping[str, Introduced], everybody: Mapping[str, Introduced]) -> None:
+    """Tell sites who takes part. All must agree to that, or the run does not begin."""
+    passports = {name: one.passport for name, one in there.items() if one.passport}
+    head = Begin(order.run, {name: one.said for name, one in everybody.items()}, passports)
+    for name, answer in courier.ask(dict.fromkeys(there, pack(head)), order.deadline):
+        if answer is None:
+            continue  # it is not heard, then
+        said, _ = unpack(answer, ANSWERED, MOST_BYTES)
+        if not isinstance(said, Done):
+            raise ComityError(f"{name} does not begin: {said.why if isinstance(said, Failed) else 'it answered something else.'}")
+
+
+def _tell(courier: Courier, order: Order, everybody: Iterable[str], head: Any) -> None:
+    for _ in courier.ask({name: pack(head) for name in everybody if name in courier.names}, order.deadline):
+        pass  # who does not hear of it finds out when it is asked for another run
+
+
+def _write_beginning(run: RunFolder, outline: Outline, everybody: Mapping[str, Introduced]) -> None:
+    """What a run's folder begins with: settings, and what sites said of themselves in place of a split."""
+    settings = config.write(outline.experiment)
+    parties = json.dumps({name: asdict(one) for name, one in everybody.items()}, indent=2) + "\n"
+    fingerprint = combine((name, one.digest) for name, one in everybody.items())
+    plan = outline.absent.text
+    run.begin(settings, environment(settings, fingerprint, parties=parties, plan=plan), parties=parties, plan=plan)
+
+
+def read_parties(run: RunFolder) -> dict[str, Introduced]:
+    """What sites said of themselves when a run began."""
+    try:
+        told = run.read_parties()
+        return {name: Introduced(**one | {"said": Introduction(**one["said"]), "passport": None}) for name, one in told.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as why:
+        raise ComityError(f"{run.parties} cannot be read: it is damaged.") from why
+
