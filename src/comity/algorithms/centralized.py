@@ -55,6 +55,7 @@ class Centralized(Algorithm[Pool, Empty, Model]):
         late = net.call(self.hand_over, {i: Empty() for i in ids}).values()
         return Pool(s.theta, Data(torch.cat([s.data.x, *(r.x for r in late)]), torch.cat([s.data.y, *(r.y for r in late)])))
 
+    @work
     async def hand_over(self, mine: Empty, m: Empty, party: Party, key: Key) -> tuple[Empty, Data]:
         return mine, Data(party.data.train.x, party.data.train.y.int())
 

@@ -79,6 +79,7 @@ class Fd(Algorithm[Bank, Params, Teacher]):
     def round(self, s: Bank, net: Net, t: int) -> Bank:
         return Bank(s.classes, s.last | net.call(self.local, {i: self.view(s, i) for i in net.sample(t)}))
 
+    @work
     async def local(self, F_i: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, Answers]:
         task = party.task
         train = party.data.train
@@ -96,6 +97,7 @@ class Fd(Algorithm[Bank, Params, Teacher]):
             gap = F.cross_entropy(logits, target.softmax(1), reduction="none")
         return cross_entropy(logits, batch.y) + self.gamma * (taught * gap).mean()
 
+    @work
     async def welcome(self, F_i: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, None]:
         F_i, _ = await self.local(F_i, m, party, key)
         return F_i, None

@@ -156,9 +156,11 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         net.call(self.agree, dict.fromkeys(ids, Labels(s.labels)))
         return super().join(s, net, ids)
 
+    @work
     async def count(self, mine: FedGenState, m: Empty, party: Party, key: Key) -> tuple[FedGenState, Labels]:
         return mine, Labels(torch.bincount(party.data.train.y, minlength=party.task.classes).int())
 
+    @work
     async def agree(self, mine: FedGenState, m: Labels, party: Party, key: Key) -> tuple[FedGenState, None]:
         return replace(mine, labels=m.counts), None
 
@@ -188,6 +190,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         value = F.cross_entropy(logits, batch.y)
         return value + self.diversity * sameness(eps, z) if self.diversity else value
 
+    @work
     async def local(self, mine: FedGenState, m: Taught, party: Party, key: Key) -> tuple[FedGenState, Model]:
         own = Generator(m.G, mine.labels)
         theta = (await party.fit(self.j_k, m.theta | mine.private, key, own, draw=self.wanted)).theta

@@ -63,10 +63,12 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
     def few(self, sources: list[int]) -> int:
         return min(self.neighbours, len(sources))
 
+    @work
     async def tell(self, mine: RelayPeerState, m: Group, party: Party, key: Key) -> tuple[RelayPeerState, dict[int, Sealed]]:
         made = self.shown(mine.theta, party, key)
         return mine, dict.fromkeys(m.ids, seal(Told(made.obs, made.seen), to=m.ids))
 
+    @work
     async def local(self, mine: RelayPeerState, m: Empty, party: Party, key: Key) -> tuple[RelayPeerState, None]:
         mean, heard = mine.mean, mine.heard
         told = [(obs, given.seen) for _, given in sorted(party.inbox.items()) for obs in given.obs]

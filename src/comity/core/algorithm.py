@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Class = TypeVar("Class", bound=type)
+Method = TypeVar("Method", bound=Callable[..., Any])
 S = TypeVar("S")
 """The server's state."""
 C = TypeVar("C")
@@ -44,6 +45,16 @@ def algorithm(cls: Class) -> Class:
     made: Class = dataclass(frozen=True)(cls)  # type: ignore[assignment]
     made.__algorithm__ = made.__module__  # type: ignore[attr-defined]
     return made
+
+
+def work(method: Method) -> Method:
+    """Mark a method of an algorithm as a work: something that the server may ask parties for.
+
+    Parties that live elsewhere do nothing else for it, whatever they are asked for by name. A method that overrides a marked
+    one is a work as well.
+    """
+    method.__work__ = True  # type: ignore[attr-defined]
+    return method
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -157,6 +168,7 @@ class Algorithm(ABC, Generic[S, C, M]):
         net.call(self.welcome, {i: self.view(s, i) for i in ids})
         return s
 
+    @work
     async def welcome(self, mine: C, m: M, party: Party, key: Key) -> tuple[C, None]:
         """A newcomer's warm-up by the method's own loss; unless told, it takes what it is sent as it is."""
         return mine, None

@@ -11,6 +11,7 @@ from comity.core.algorithm import Algorithm, AnyAlgorithm, Work
 from comity.core.key import Key
 from comity.core.party import Info, Party, Traffic
 from comity.core.record import Params, record
+from comity.errors import Refusal
 
 if TYPE_CHECKING:
     from comity.core.net import Net
@@ -124,3 +125,23 @@ def work_of(outermost: AnyAlgorithm, depth: int, name: str) -> Work:
         assert isinstance(wrapper, Wrapper)
         work = wrapper.wrap_work(work)
     return work
+
+
+def marked(outermost: AnyAlgorithm, depth: int, name: str) -> bool:
+    """Whether the algorithm at `depth` of the chain has a work `name`: a method that is marked or overrides one that is."""
+    owners = chain(outermost)
+    if type(depth) is not int or type(name) is not str or not 0 <= depth < len(owners):
+        return False
+    found = [vars(cls)[name] for cls in type(owners[depth]).__mro__ if name in vars(cls)]
+    return any(getattr(method, "__work__", False) for method in found)
+
+
+def check_marked(outermost: AnyAlgorithm, depth: int, name: str) -> None:
+    """Refuse to do what is no work: whoever asks from elsewhere may name nothing else."""
+    if marked(outermost, depth, name):
+        return
+    owners = chain(outermost)
+    if type(depth) is not int or not 0 <= depth < len(owners):
+        raise Refusal(f"There is no algorithm at depth {str(depth)[:20]}: there are {len(owners)} of them, from 0.")
+    who = type(owners[depth]).__name__
+    raise Refusal(f"{who} has no work {str(name)[:100]!r}: a method that parties elsewhere may be asked for has @work above it.")
