@@ -43,7 +43,7 @@ class After:
 class Posted:
     """A parcel as the server sees it."""
 
-    parcel: Sealed
+    parcel: Sealed[Parcel]
 
 
 @algorithm

@@ -130,6 +130,10 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     def view(self, s: Game, i: int) -> Game:
         return s
 
+    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+        D = None if self.slots == "cohort" else self.discriminator(task.width, parties)
+        return {"Game.D": D, "Reps.z": (-1, task.width)}
+
     def round(self, s: Game, net: Net, t: int) -> Game:
         cohort = net.sample(t)
         changing = self.slots == "cohort"

@@ -62,6 +62,9 @@ class Centralized(Algorithm[Pool, Empty, Model]):
     def view(self, s: Pool, i: int) -> Model:
         return Model(s.theta)
 
+    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+        return {"Data.x": None, "Data.y": (-1,)}
+
     def round(self, s: Pool, net: Net, t: int) -> Pool:
         pool = Samples(s.data.x, s.data.y.long())
         task, how = net.info.task, net.info.training

@@ -76,6 +76,10 @@ class Fd(Algorithm[Bank, Params, Teacher]):
                 total = total + answers.counts.cpu()
         return Teacher(sums / total.clamp(min=1)[:, None], total > 0)
 
+    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+        c = task.classes
+        return {"Answers.logits": (c, c), "Answers.counts": (c,), "Teacher.logits": (c, c), "Teacher.known": (c,)}
+
     def round(self, s: Bank, net: Net, t: int) -> Bank:
         return Bank(s.classes, s.last | net.call(self.local, {i: self.view(s, i) for i in net.sample(t)}))
 

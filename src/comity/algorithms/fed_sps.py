@@ -129,12 +129,12 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         return {(j, i): parcel for j, to in given.items() for i, parcel in to.items() if i in sent}
 
     @work
-    async def send(self, mine: FedSpsState, m: Group, party: Party, key: Key) -> tuple[FedSpsState, dict[int, Sealed]]:
+    async def send(self, mine: FedSpsState, m: Group, party: Party, key: Key) -> tuple[FedSpsState, dict[int, Sealed[Model]]]:
         chosen = self.chosen(mine.scores, m.ids, key.fold("peers"))
         return mine, dict.fromkeys(chosen, seal(Model(drop(mine.h, party.task.private)), to=chosen))
 
     @work
-    async def assist(self, mine: FedSpsState, m: Empty, party: Party, key: Key) -> tuple[FedSpsState, dict[int, Sealed]]:
+    async def assist(self, mine: FedSpsState, m: Empty, party: Party, key: Key) -> tuple[FedSpsState, dict[int, Sealed[Help]]]:
         private = keep(mine.h, party.task.private)
         clean, bad, lam = self.perturbed(mine, party, key)
         helps = {i: seal(self.help(sent.theta | private, clean, bad, party.task), to=i) for i, sent in party.inbox.items()}

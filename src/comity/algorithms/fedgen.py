@@ -142,6 +142,9 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
     def view(self, s: Source, i: int) -> Taught:
         return Taught(s.theta, s.G)
 
+    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+        return {"Taught.G": self.generator(task), "Labels.counts": (task.classes,)}
+
     def start(self, s: Source, net: Net) -> Source:
         replies = net.call(self.count, dict.fromkeys(net.info.parties, Empty()))
         labels = torch.stack([reply.counts for reply in replies.values()]).sum(0).int()

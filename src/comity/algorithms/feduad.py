@@ -120,6 +120,9 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     def view(self, s: FedUadServer, i: int) -> Both:
         return Both(s.w, {})
 
+    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+        return {"Both.D": self.discriminator(task.width, parties), "Prior.counts": (task.classes,)}
+
     def round(self, s: FedUadServer, net: Net, t: int) -> FedUadServer:
         return self.averaged(s, net, self.align, {k: self.view(s, k) for k in net.sample(t)})
 
@@ -138,7 +141,7 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         return FedUadServer(w, D, velocity, s.accuracy | looked)
 
     @work
-    async def prior(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, Sealed]:
+    async def prior(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, Sealed[Prior]]:
         w = m.theta or mine.w
         theta = (await party.fit(plain, w | mine.private, key)).theta
         prior = Prior(theta, torch.bincount(party.data.train.y, minlength=party.task.classes).int())

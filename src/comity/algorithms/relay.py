@@ -168,6 +168,11 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
         heard = s.heard_by(u, self.max_age)
         return s.teacher(u, heard, self.m_down, self.age_decay, self.exclude_self)
 
+    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+        c, d = task.classes, task.width
+        up = {"Upload.means": (c, d), "Upload.counts": (c,), "Upload.obs": (-1, c, d), "Upload.seen": (c,)}
+        return up | {"Teacher.means": (c, d), "Teacher.known": (c,), "Teacher.obs": (-1, c, d), "Teacher.seen": (-1, c)}
+
     @work
     async def show(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Upload]:
         return mine, self.upload(mine, party, key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, dataclass_transform
 
@@ -14,6 +14,7 @@ from comity.core.fit import Working
 from comity.core.key import Key
 from comity.core.party import Info, Party, Traffic
 from comity.core.record import Params
+from comity.core.task import Task
 from comity.errors import Refusal
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ M = TypeVar("M")
 """What the server sends a party."""
 Work = Callable[[Any, Any, Party, Key], Working[tuple[Any, Any]]]
 """async (party state, letter, party, key) -> (new party state, reply): all that ever happens at a party."""
+
+WireShapes = Mapping[str, Task | tuple[int, ...] | None]
+"""A tensor's shape (-1: any length), or the network whose weights they are; None for what nobody knows beforehand."""
 
 
 def option(default: T, doc: str, minimum: float | None = None, maximum: float | None = None, above: float | None = None) -> T:
@@ -184,6 +188,10 @@ class Algorithm(ABC, Generic[S, C, M]):
     def party_for(self, party: Party, mine: C) -> Party:
         """The party as this algorithm sees it; wrappers put their task here."""
         return party
+
+    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+        """Shapes of what crosses the wire beside the model's own weights, by the field that holds it, as in "Game.D"."""
+        return {}
 
     def start_traffic(self, info: Info) -> Traffic:
         """Bytes of `start` in closed form."""

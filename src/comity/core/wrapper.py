@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
 
 from comity.core.algorithm import Algorithm, AnyAlgorithm, Work
 from comity.core.key import Key
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 W = TypeVar("W")
 """What the wrapper adds to a party's state."""
+Hosts = Annotated[Any, "what the host sends"]
+"""What a wrapper hands on unread: the letter that its host's `view` makes."""
 
 
 @record
@@ -28,7 +30,7 @@ class Wrapped(Generic[W]):
     extra: W
 
 
-class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Any]):
+class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
     """An algorithm around another: it changes the party's task and may make exchanges of its own.
 
     The host's works run unchanged, under the same keys, on the party that `wrap_party` returns.
@@ -87,7 +89,7 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Any]):
     def join(self, s: Wrapped[W | None], net: Net, ids: Sequence[int]) -> Wrapped[W | None]:
         return replace(s, host=self.host.join(s.host, net, ids))
 
-    def view(self, s: Wrapped[W | None], i: int) -> Any:
+    def view(self, s: Wrapped[W | None], i: int) -> Hosts:
         return self.host.view(s.host, i)
 
     def model(self, mine: Wrapped[W], m: Any, party: Party) -> Params:

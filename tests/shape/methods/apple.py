@@ -28,7 +28,7 @@ class AppleState:
 
 @record
 class Sent:
-    parcel: Sealed
+    parcel: Sealed[Model]
 
 
 @algorithm
