@@ -21,6 +21,7 @@ from comity.core import (
     plain,
     record,
     seal,
+    work,
 )
 
 
@@ -42,7 +43,7 @@ class After:
 class Posted:
     """A parcel as the server sees it."""
 
-    parcel: Sealed
+    parcel: Sealed[Parcel]
 
 
 @algorithm
@@ -69,9 +70,11 @@ class Gossip(Algorithm[Empty, Params, Empty]):
         net.call(self.local, dict.fromkeys(ring, Empty()), parcels={(i, after[i]): posted[i].parcel for i in ring})
         return s
 
+    @work
     async def offer(self, mine: Params, m: After, party: Party, key: Key) -> tuple[Params, Posted]:
         return mine, Posted(seal(Parcel(mine), to=m.id))
 
+    @work
     async def local(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Empty]:
         (theirs,) = party.inbox.values()
         mixed = average({0: mine, 1: theirs.theta}, {0: 1 - self.share, 1: self.share})

@@ -6,6 +6,8 @@ And that the seam of training stays what it is: works are coroutines, losses are
 from __future__ import annotations
 
 import ast
+import inspect
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from typing import Any
 import pytest
 
 import comity
-from comity.core import Net
+from comity import algorithms
+from comity.core import Net, work
 
 Rule = Callable[[ast.Module], Iterator[tuple[int, str]]]
 
@@ -229,6 +232,26 @@ def plain_works(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{node.name} is a work and no `async def`"
 
 
+def handed_over(cls: type) -> set[str]:
+    """The coroutine methods of a class that it, or one that it is made from, hands on by name: to `net.call` in the end."""
+    found = set()
+    for base in cls.__mro__:
+        if base.__module__.startswith(("comity.", __name__)):
+            nodes = list(ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base)))))
+            called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+            own = [node for node in nodes if isinstance(node, ast.Attribute) and dotted(node.value) == "self"]
+            found |= {node.attr for node in own if id(node) not in called}
+    return {name for name in found if inspect.iscoroutinefunction(getattr(cls, name, None))}
+
+
+def wrongly_marked(cls: type) -> list[str]:
+    """Works without `@work` above them, and methods that have it and are none."""
+    given = handed_over(cls)
+    defined = [(base.__qualname__, name, method) for base in cls.__mro__ for name, method in vars(base).items()]
+    marks = [(who, name, name in given, hasattr(method, "__work__")) for who, name, method in defined]
+    return [f"{who}.{name} {'is' if is_one else 'is not'} a work" for who, name, is_one, said in marks if is_one is not said]
+
+
 def engines(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Nothing but the run knows where parties live."""
     for node in ast.walk(tree):
@@ -305,6 +328,11 @@ def test_the_global_generator_is_lent_in_one_place() -> None:
 @pytest.mark.parametrize("path", ALGORITHMS, ids=name)
 def test_works_are_coroutines(path: Path) -> None:
     check(path, plain_works)
+
+
+@pytest.mark.parametrize("method", algorithms.names())
+def test_works_are_marked_and_nothing_else_is(method: str) -> None:
+    assert wrongly_marked(algorithms.find(method)) == []
 
 
 def test_parcels_are_opened_where_they_arrive_and_locked_on_their_way_only() -> None:
@@ -427,6 +455,41 @@ def test_the_lint_finds_what_it_looks_for(rule: Rule, text: str) -> None:
 @pytest.mark.parametrize(("rule", "text"), [(rule, text) for rule, texts in GOOD.items() for text in texts])
 def test_the_lint_leaves_the_rest_alone(rule: Rule, text: str) -> None:
     assert not list(rule(ast.parse(text)))
+
+
+class Right:
+    def round(self, net: Any) -> None:
+        net.call(self.local, {})
+        self.averaged(net, self.first if net else self.second)
+
+    def averaged(self, net: Any, posterior: Any) -> None:
+        net.call(posterior, {})
+
+    @work
+    async def local(self) -> None:
+        await self.helper()
+
+    @work
+    async def first(self) -> None: ...
+    @work
+    async def second(self) -> None: ...
+    async def helper(self) -> None: ...
+
+
+class Forgotten(Right):
+    async def second(self) -> None: ...
+
+
+class Superfluous(Right):
+    @work
+    async def helper(self) -> None: ...
+
+
+def test_the_lint_knows_works() -> None:
+    assert handed_over(Right) == {"local", "first", "second"}
+    assert wrongly_marked(Right) == []
+    assert wrongly_marked(Forgotten) == ["Forgotten.second is a work"]
+    assert wrongly_marked(Superfluous) == ["Superfluous.helper is not a work"]
 
 
 def test_code_lines_by_hand() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Empty, Info, Key, Model, Net, Params, Party, Traffic, algorithm, option, plain
+from comity.core import Empty, Info, Key, Model, Net, Params, Party, Traffic, algorithm, option, plain, work
 
 
 @algorithm
@@ -25,6 +25,7 @@ class Tuned(FedAvg):
         net.call(self.tune, {i: self.view(s, i) for i in net.info.parties})
         return s
 
+    @work
     async def tune(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Empty]:
         how = replace(party.training, epochs=self.tune_epochs, steps=None)
         return (await party.fit(plain, m.theta | mine, key, training=how)).theta, Empty()

@@ -130,6 +130,10 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     def view(self, s: Game, i: int) -> Game:
         return s
 
+    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+        D = None if self.slots == "cohort" else self.discriminator(task.width, parties)
+        return {"Game.D": D, "Reps.z": (-1, task.width)}
+
     def round(self, s: Game, net: Net, t: int) -> Game:
         cohort = net.sample(t)
         changing = self.slots == "cohort"
@@ -150,6 +154,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
             net.call(self.align, dict.fromkeys(R, Game(D, {})))  # B.14, iv and v
         return Game(D, average({i: reps.shared for i, reps in R.items()}, {i: net.info.sizes[i] for i in R}) if s.shared else {})
 
+    @work
     async def local(self, mine: AdcolState, m: Game, party: Party, key: Key) -> tuple[AdcolState, Reps]:
         earlier = mine.past or [m.D] * (self.past - 1)  # the first trained D stands for those before it
         F_i, z = await self.trained(mine.F | m.shared, [m.D, *earlier], party, key)  # l.11-17
@@ -159,6 +164,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         past = [] if m.untrained else [m.D, *earlier][: self.past - 1]
         return AdcolState(F_i, past), Reps(z, keep(F_i, shared_names(party.task, self.aggregate)))  # l.18
 
+    @work
     async def align(self, mine: AdcolState, m: Game, party: Party, key: Key) -> tuple[AdcolState, None]:
         F_i, _ = await self.trained(mine.F, [m.D], party, key)
         return replace(mine, F=F_i), None
@@ -193,6 +199,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     def rows(self, n: int) -> int:
         return math.ceil(round(self.sampling * n, 9))  # ⌈r·n⌉, not misled by what floating point makes of r·n
 
+    @work
     async def welcome(self, mine: AdcolState, m: Game, party: Party, key: Key) -> tuple[AdcolState, None]:
         mine, _ = await self.local(mine, m, party, key)
         return mine, None

@@ -55,11 +55,15 @@ class Centralized(Algorithm[Pool, Empty, Model]):
         late = net.call(self.hand_over, {i: Empty() for i in ids}).values()
         return Pool(s.theta, Data(torch.cat([s.data.x, *(r.x for r in late)]), torch.cat([s.data.y, *(r.y for r in late)])))
 
+    @work
     async def hand_over(self, mine: Empty, m: Empty, party: Party, key: Key) -> tuple[Empty, Data]:
         return mine, Data(party.data.train.x, party.data.train.y.int())
 
     def view(self, s: Pool, i: int) -> Model:
         return Model(s.theta)
+
+    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+        return {"Data.x": None, "Data.y": (-1,)}
 
     def round(self, s: Pool, net: Net, t: int) -> Pool:
         pool = Samples(s.data.x, s.data.y.long())

@@ -173,6 +173,7 @@ class Dbe(Piloted):
         net.call(self.agree, dict.fromkeys(ids, s.extra))
         return super().join(s, net, ids)
 
+    @work
     async def mean(self, mine: Wrapped[Mean], m: Model, party: Party, key: Key) -> tuple[Wrapped[Mean], Mean]:
         """One epoch without PRBM and MR; report the mean, throw the weights away."""
         task = self.at_cut(party.task)
@@ -199,6 +200,7 @@ class Dbe(Piloted):
         """(1 − q) z̄ + N(0, s²), element by element."""
         return (1 - self.noise_q) * z + self.noise_s * torch.normal(0.0, 1.0, z.shape, generator=key.noise().generator()).to(z.device)
 
+    @work
     async def agree(self, mine: Wrapped[Mean], m: Mean, party: Party, key: Key) -> tuple[Wrapped[Mean], None]:
         return Wrapped(self.host_state(mine), m), None
 

@@ -38,6 +38,7 @@ class Ditto(AveragedModel[DittoState]):
         theta = party.task.init(key)
         return DittoState(self.private(theta, party.task), theta)
 
+    @work
     async def local(self, mine: DittoState, m: Model, party: Party, key: Key) -> tuple[DittoState, Model]:
         private, reply = await self.averaged(mine.private, m, party, key)
         near = Pull(trainable(m.theta), self.lam) if self.lam else None

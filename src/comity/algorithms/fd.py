@@ -76,9 +76,14 @@ class Fd(Algorithm[Bank, Params, Teacher]):
                 total = total + answers.counts.cpu()
         return Teacher(sums / total.clamp(min=1)[:, None], total > 0)
 
+    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+        c = task.classes
+        return {"Answers.logits": (c, c), "Answers.counts": (c,), "Teacher.logits": (c, c), "Teacher.known": (c,)}
+
     def round(self, s: Bank, net: Net, t: int) -> Bank:
         return Bank(s.classes, s.last | net.call(self.local, {i: self.view(s, i) for i in net.sample(t)}))
 
+    @work
     async def local(self, F_i: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, Answers]:
         task = party.task
         train = party.data.train
@@ -96,6 +101,7 @@ class Fd(Algorithm[Bank, Params, Teacher]):
             gap = F.cross_entropy(logits, target.softmax(1), reduction="none")
         return cross_entropy(logits, batch.y) + self.gamma * (taught * gap).mean()
 
+    @work
     async def welcome(self, F_i: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, None]:
         F_i, _ = await self.local(F_i, m, party, key)
         return F_i, None

@@ -48,6 +48,7 @@ class FedAvg(AveragedModel[Params]):
     def client(self, key: Key, party: Party) -> Params:
         return self.private(party.task.init(key), party.task)
 
+    @work
     async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
         return await self.averaged(mine, m, party, key)
 

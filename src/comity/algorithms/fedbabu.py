@@ -41,10 +41,12 @@ class FedBabu(FedPer):
         net.call(self.tune, {i: self.view(theta, i) for i in net.info.parties})
         return theta
 
+    @work
     async def tune(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, None]:
         how = replace(party.training, epochs=self.finetune_epochs, steps=None)
         return await self.tuned(mine, m, party, key, how), None
 
+    @work
     async def welcome(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, None]:
         return await self.tuned(mine, m, party, key, party.training), None
 

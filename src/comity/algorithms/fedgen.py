@@ -142,6 +142,9 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
     def view(self, s: Source, i: int) -> Taught:
         return Taught(s.theta, s.G)
 
+    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+        return {"Taught.G": self.generator(task), "Labels.counts": (task.classes,)}
+
     def start(self, s: Source, net: Net) -> Source:
         replies = net.call(self.count, dict.fromkeys(net.info.parties, Empty()))
         labels = torch.stack([reply.counts for reply in replies.values()]).sum(0).int()
@@ -156,9 +159,11 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         net.call(self.agree, dict.fromkeys(ids, Labels(s.labels)))
         return super().join(s, net, ids)
 
+    @work
     async def count(self, mine: FedGenState, m: Empty, party: Party, key: Key) -> tuple[FedGenState, Labels]:
         return mine, Labels(torch.bincount(party.data.train.y, minlength=party.task.classes).int())
 
+    @work
     async def agree(self, mine: FedGenState, m: Labels, party: Party, key: Key) -> tuple[FedGenState, None]:
         return replace(mine, labels=m.counts), None
 
@@ -188,6 +193,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         value = F.cross_entropy(logits, batch.y)
         return value + self.diversity * sameness(eps, z) if self.diversity else value
 
+    @work
     async def local(self, mine: FedGenState, m: Taught, party: Party, key: Key) -> tuple[FedGenState, Model]:
         own = Generator(m.G, mine.labels)
         theta = (await party.fit(self.j_k, m.theta | mine.private, key, own, draw=self.wanted)).theta

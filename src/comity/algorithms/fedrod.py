@@ -83,5 +83,6 @@ class FedRod(FedAvg):
     def client(self, key: Key, party: Party) -> Params:
         return super().client(key, self.party_for(party, {}))
 
+    @work
     async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
         return await super().local(mine, m, self.party_for(party, mine), key)

@@ -120,6 +120,9 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     def view(self, s: FedUadServer, i: int) -> Both:
         return Both(s.w, {})
 
+    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+        return {"Both.D": self.discriminator(task.width, parties), "Prior.counts": (task.classes,)}
+
     def round(self, s: FedUadServer, net: Net, t: int) -> FedUadServer:
         return self.averaged(s, net, self.align, {k: self.view(s, k) for k in net.sample(t)})
 
@@ -137,12 +140,14 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         looked = {k: r.accuracy for k, r in replies.items() if r.accuracy is not None}
         return FedUadServer(w, D, velocity, s.accuracy | looked)
 
-    async def prior(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, Sealed]:
+    @work
+    async def prior(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, Sealed[Prior]]:
         w = m.theta or mine.w
         theta = (await party.fit(plain, w | mine.private, key)).theta
         prior = Prior(theta, torch.bincount(party.data.train.y, minlength=party.task.classes).int())
         return replace(mine, w=w, prior=prior), seal(replace(prior, theta=drop(theta, party.task.private)), m.others)
 
+    @work
     async def align(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, Both]:
         others = {j: prior.theta | mine.private for j, prior in party.inbox.items()} if self.uad else {}
         read = {j: features_of(party.task, theta, party.data.train) for j, theta in others.items()}
@@ -205,6 +210,7 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         disc = self.discriminator(task.width, len(D["out.bias"]))
         return value + tell_apart(disc, D, replace(batch, x=z.detach().flatten(1)), owners)
 
+    @work
     async def welcome(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, None]:
         tuned = (await party.fit(plain, m.theta | mine.private, key)).theta
         return replace(mine, private=tuned), None  # a newcomer has no group: it tunes the global model for itself

@@ -53,6 +53,7 @@ class Moon(AveragedModel[MoonState]):
     def client(self, key: Key, party: Party) -> MoonState:
         return MoonState(self.private(party.task.init(key), party.task), {})
 
+    @work
     async def local(self, mine: MoonState, m: Model, party: Party, key: Key) -> tuple[MoonState, Model]:
         w = m.theta | mine.private
         w_i = (await party.fit(self.eq4, w, key, Compared(w, mine.previous or w))).theta

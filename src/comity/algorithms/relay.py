@@ -168,9 +168,16 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
         heard = s.heard_by(u, self.max_age)
         return s.teacher(u, heard, self.m_down, self.age_decay, self.exclude_self)
 
+    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+        c, d = task.classes, task.width
+        up = {"Upload.means": (c, d), "Upload.counts": (c,), "Upload.obs": (-1, c, d), "Upload.seen": (c,)}
+        return up | {"Teacher.means": (c, d), "Teacher.known": (c,), "Teacher.obs": (-1, c, d), "Teacher.seen": (-1, c)}
+
+    @work
     async def show(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Upload]:
         return mine, self.upload(mine, party, key)
 
+    @work
     async def local(self, mine: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, Upload]:
         theta = await self.taught(mine | m.shared, m, party, key)
         shared = keep(theta, shared_names(party.task, self.aggregate))
@@ -180,6 +187,7 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
         made = self.shown(theta, party, key)
         return made if self.weights == "samples" else replace(made, counts=(made.counts > 0).int())
 
+    @work
     async def welcome(self, mine: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, None]:
         mine, _ = await self.local(mine, m, party, key)
         return mine, None

@@ -86,6 +86,7 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
         mean_dc = dc.value()
         return Control(x, {k: c + share * mean_dc[k] for k, c in s.c.items()})  # l.17
 
+    @work
     async def local(self, mine: ScaffoldState, m: Control, party: Party, key: Key) -> tuple[ScaffoldState, Change]:
         drift = {k: c - mine.c[k] for k, c in m.c.items()}
         done = await party.fit(plain, m.theta | mine.private, key, add=drift)  # l.10

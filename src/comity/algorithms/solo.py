@@ -31,9 +31,11 @@ class Solo(Algorithm[Empty, Params, Empty]):
         net.call(self.local, {i: Empty() for i in net.sample(t)})
         return s
 
+    @work
     async def local(self, F_i: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Empty]:
         return (await party.fit(plain, F_i, key)).theta, Empty()
 
+    @work
     async def welcome(self, F_i: Params, m: Empty, party: Party, key: Key) -> tuple[Params, None]:
         F_i, _ = await self.local(F_i, m, party, key)
         return F_i, None

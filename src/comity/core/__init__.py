@@ -1,7 +1,7 @@
 """The language of methods: records, keys, tasks, trainings, algorithms and the net. A method says `from comity.core import *`."""
 
 from comity.core.aggregate import Averaging, average, check_like
-from comity.core.algorithm import SHARES, Algorithm, AnyAlgorithm, C, M, S, Work, algorithm, mixin, option
+from comity.core.algorithm import SHARES, Algorithm, AnyAlgorithm, C, M, S, WireShapes, Work, algorithm, mixin, option, work
 from comity.core.call import Edge
 from comity.core.fit import Draw, FitRequest, Fitted, FoldRequest, Loss, Pull, Working, gradient, plain
 from comity.core.kernels import cross_entropy, input_gradient
@@ -59,6 +59,7 @@ __all__ = [
     "Task",
     "Traffic",
     "Training",
+    "WireShapes",
     "Work",
     "Working",
     "Wrapped",
@@ -83,4 +84,5 @@ __all__ = [
     "seal",
     "trainable",
     "with_task",
+    "work",
 ]

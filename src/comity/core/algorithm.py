@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, dataclass_transform
 
@@ -14,6 +14,7 @@ from comity.core.fit import Working
 from comity.core.key import Key
 from comity.core.party import Info, Party, Traffic
 from comity.core.record import Params
+from comity.core.task import Task
 from comity.errors import Refusal
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Class = TypeVar("Class", bound=type)
+Method = TypeVar("Method", bound=Callable[..., Any])
 S = TypeVar("S")
 """The server's state."""
 C = TypeVar("C")
@@ -29,6 +31,9 @@ M = TypeVar("M")
 """What the server sends a party."""
 Work = Callable[[Any, Any, Party, Key], Working[tuple[Any, Any]]]
 """async (party state, letter, party, key) -> (new party state, reply): all that ever happens at a party."""
+
+WireShapes = Mapping[str, Task | tuple[int, ...] | None]
+"""A tensor's shape (-1: any length), or the network whose weights they are; None for what nobody knows beforehand."""
 
 
 def option(default: T, doc: str, minimum: float | None = None, maximum: float | None = None, above: float | None = None) -> T:
@@ -44,6 +49,16 @@ def algorithm(cls: Class) -> Class:
     made: Class = dataclass(frozen=True)(cls)  # type: ignore[assignment]
     made.__algorithm__ = made.__module__  # type: ignore[attr-defined]
     return made
+
+
+def work(method: Method) -> Method:
+    """Mark a method of an algorithm as a work: something that the server may ask parties for.
+
+    Parties that live elsewhere do nothing else for it, whatever they are asked for by name. A method that overrides a marked
+    one is a work as well.
+    """
+    method.__work__ = True  # type: ignore[attr-defined]
+    return method
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -157,6 +172,7 @@ class Algorithm(ABC, Generic[S, C, M]):
         net.call(self.welcome, {i: self.view(s, i) for i in ids})
         return s
 
+    @work
     async def welcome(self, mine: C, m: M, party: Party, key: Key) -> tuple[C, None]:
         """A newcomer's warm-up by the method's own loss; unless told, it takes what it is sent as it is."""
         return mine, None
@@ -172,6 +188,10 @@ class Algorithm(ABC, Generic[S, C, M]):
     def party_for(self, party: Party, mine: C) -> Party:
         """The party as this algorithm sees it; wrappers put their task here."""
         return party
+
+    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+        """Shapes of what crosses the wire beside the model's own weights, by the field that holds it, as in "Game.D"."""
+        return {}
 
     def start_traffic(self, info: Info) -> Traffic:
         """Bytes of `start` in closed form."""

@@ -107,13 +107,21 @@ def unflatten(skeleton: Skeleton, tensors: Sequence[Tensor]) -> Any:
 class _Tree:
     """A tree while it is put together: the objects made so far, and how many nodes each has."""
 
-    def __init__(self, tensors: Sequence[Tensor], parcels: bool, checked: bool, most_nodes: int) -> None:
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        parcels: bool,
+        checked: bool,
+        most_nodes: int,
+        records: frozenset[type] | None = None,
+    ) -> None:
         self.tensors = tensors
         self.placed = 0
         """How many tensors were referred to; each is for the first time after all those before it."""
         self._parcels = parcels
         self._checked = checked
         self._most_nodes = most_nodes
+        self._records = records
         self._nodes = 1
         self._made: list[Any] = []
         self._sizes: list[int] = []
@@ -195,7 +203,10 @@ class _Tree:
 
     def _record(self, name: str, values: list[Any]) -> Any:
         try:
-            made = record_type(name)(*values)
+            kind = record_type(name)
+            if self._records is not None and kind not in self._records:
+                raise Wrong(f"a record {str(name)[:100]!r} has no place in it")
+            made = kind(*values)
         except (KeyError, TypeError) as why:
             raise Wrong(f"there is no record {str(name)[:100]!r} of {len(values)} fields") from why
         if self._checked and (wrong := mismatch(made)):
@@ -224,10 +235,13 @@ def encode(tree: Any, parcels: bool = False) -> bytes:
     return blob
 
 
-def decode(blob: bytes, parcels: bool = False, most_bytes: int = MOST_BYTES) -> Any:
-    """The tree in a blob; its tensors lie in fresh memory, as BLAS results can depend on alignment."""
+def decode(blob: bytes, parcels: bool = False, most_bytes: int = MOST_BYTES, records: frozenset[type] | None = None) -> Any:
+    """The tree in a blob; its tensors lie in fresh memory, as BLAS results can depend on alignment.
+
+    `records` are the types that may be in it (see `signature.records_of`): another one is refused, not made.
+    """
     try:
         skeleton, tensors = read_blob(blob, most_bytes)
-        return _Tree(tensors, parcels, checked=True, most_nodes=FREE_NODES + len(blob)).whole(skeleton)
+        return _Tree(tensors, parcels, checked=True, most_nodes=FREE_NODES + len(blob), records=records).whole(skeleton)
     except Exception as why:  # whatever bytes that nobody wrote lead to
         raise damaged(why) from why

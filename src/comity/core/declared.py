@@ -40,11 +40,11 @@ def fits(value: Any, hint: Any) -> bool:
 @cache
 def _checks(cls: type) -> list[tuple[str, str, Check]]:
     """The fields of a record type that can be checked, and how they are declared."""
-    found = ((f.name, str(f.type), _check_of(_declared(cls, f))) for f in fields(cls))
+    found = ((f.name, str(f.type), _check_of(declared(cls, f))) for f in fields(cls))
     return [(name, declared, check) for name, declared, check in found if check]
 
 
-def _declared(cls: type, f: Field[Any]) -> Any:
+def declared(cls: type, f: Field[Any]) -> Any:
     """A field's type, whose name is looked up in the module of the class that declares it."""
     owner = next((c for c in cls.__mro__ if f.name in get_annotations(c)), cls)
     try:

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar, dataclass_transform
+from typing import Any, Generic, NamedTuple, dataclass_transform
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from typing_extensions import TypeVar
 
 from comity.core.call import Call
 from comity.errors import ComityError
 
 C = TypeVar("C", bound=type)
+X = TypeVar("X", default=Any)
+"""What is in a parcel."""
 Params = dict[str, Tensor]
 
 _BY_NAME: dict[str, type] = {}
@@ -45,6 +48,11 @@ def is_record(value: object) -> bool:
     return type(value) in _TYPES
 
 
+def is_record_type(cls: object) -> bool:
+    """Whether `cls` is a record type."""
+    return isinstance(cls, type) and cls in _TYPES
+
+
 @dataclass_transform(frozen_default=True)
 def record(cls: C) -> C:
     """Make `cls` a record: frozen, a pytree, and known to the codec."""
@@ -62,16 +70,17 @@ class Postmark(NamedTuple):
     round: int
 
 
-class Sealed:
+class Sealed(Generic[X]):
     """A parcel between parties: whoever carries it learns its `size` and whom it is for (`to`), and nothing else.
 
     There is no accessor, and it can be neither printed, copied nor pickled; a recipient's site opens it. It gets its `postmark`
-    when it leaves its sender's site. Between processes the content is a `Cipher`, whose keys the carrier never had.
+    when it leaves its sender's site. Between processes the content is a `Cipher`, whose keys the carrier never had. A work
+    declares what is in it, `Sealed[Model]`, for its recipients elsewhere, who open nothing else.
     """
 
     __slots__ = ("__content", "__opened", "postmark", "size", "to")
 
-    def __init__(self, content: Any, size: int, to: tuple[int, ...], postmark: Postmark | None = None) -> None:
+    def __init__(self, content: X, size: int, to: tuple[int, ...], postmark: Postmark | None = None) -> None:
         self.__content = content
         self.__opened: dict[int, Call] = {}
         self.size = size
@@ -85,7 +94,7 @@ class Sealed:
         raise TypeError("a sealed parcel cannot be copied or pickled")
 
 
-def seal(content: Any, to: int | Iterable[int]) -> Sealed:
+def seal(content: X, to: int | Iterable[int]) -> Sealed[X]:
     """Close a record for one other party or several, by their numbers; it is charged to each edge it travels on."""
     return Sealed(content, payload(content), (to,) if isinstance(to, int) else tuple(to))
 

@@ -117,6 +117,11 @@ class Task:
         return {k: (tuple(v.shape), v.nbytes) for k, v in self.init(Key(0)).items()}
 
     @cached_property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """What kind of numbers every parameter and buffer holds."""
+        return {k: v.dtype for k, v in self.init(Key(0)).items()}
+
+    @cached_property
     def z_shape(self) -> tuple[int, ...]:
         """The shape of one representation."""
         return self.network.shape_after(self.cut)

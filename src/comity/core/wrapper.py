@@ -5,18 +5,21 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
 
 from comity.core.algorithm import Algorithm, AnyAlgorithm, Work
 from comity.core.key import Key
 from comity.core.party import Info, Party, Traffic
 from comity.core.record import Params, record
+from comity.errors import Refusal
 
 if TYPE_CHECKING:
     from comity.core.net import Net
 
 W = TypeVar("W")
 """What the wrapper adds to a party's state."""
+Hosts = Annotated[Any, "what the host sends"]
+"""What a wrapper hands on unread: the letter that its host's `view` makes."""
 
 
 @record
@@ -27,7 +30,7 @@ class Wrapped(Generic[W]):
     extra: W
 
 
-class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Any]):
+class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
     """An algorithm around another: it changes the party's task and may make exchanges of its own.
 
     The host's works run unchanged, under the same keys, on the party that `wrap_party` returns.
@@ -86,7 +89,7 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Any]):
     def join(self, s: Wrapped[W | None], net: Net, ids: Sequence[int]) -> Wrapped[W | None]:
         return replace(s, host=self.host.join(s.host, net, ids))
 
-    def view(self, s: Wrapped[W | None], i: int) -> Any:
+    def view(self, s: Wrapped[W | None], i: int) -> Hosts:
         return self.host.view(s.host, i)
 
     def model(self, mine: Wrapped[W], m: Any, party: Party) -> Params:
@@ -124,3 +127,23 @@ def work_of(outermost: AnyAlgorithm, depth: int, name: str) -> Work:
         assert isinstance(wrapper, Wrapper)
         work = wrapper.wrap_work(work)
     return work
+
+
+def marked(outermost: AnyAlgorithm, depth: int, name: str) -> bool:
+    """Whether the algorithm at `depth` of the chain has a work `name`: a method that is marked or overrides one that is."""
+    owners = chain(outermost)
+    if type(depth) is not int or type(name) is not str or not 0 <= depth < len(owners):
+        return False
+    found = [vars(cls)[name] for cls in type(owners[depth]).__mro__ if name in vars(cls)]
+    return any(getattr(method, "__work__", False) for method in found)
+
+
+def check_marked(outermost: AnyAlgorithm, depth: int, name: str) -> None:
+    """Refuse to do what is no work: whoever asks from elsewhere may name nothing else."""
+    if marked(outermost, depth, name):
+        return
+    owners = chain(outermost)
+    if type(depth) is not int or not 0 <= depth < len(owners):
+        raise Refusal(f"There is no algorithm at depth {str(depth)[:20]}: there are {len(owners)} of them, from 0.")
+    who = type(owners[depth]).__name__
+    raise Refusal(f"{who} has no work {str(name)[:100]!r}: a method that parties elsewhere may be asked for has @work above it.")

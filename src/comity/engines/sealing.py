@@ -53,9 +53,11 @@ class SharedSecret:
 class Lock:
     """Closes and opens what is in parcels, and remembers what was opened in this round."""
 
-    def __init__(self, keys: PairKeys, run: bytes) -> None:
+    def __init__(self, keys: PairKeys, run: bytes, records: frozenset[type] | None = None) -> None:
         self._keys = keys
         self._run = run
+        self._records = records
+        """What may be in a parcel; None: whatever its sender put there."""
         self._round = -1
         self._opened: dict[tuple[int, bytes], Call] = {}
 
@@ -108,7 +110,7 @@ class Lock:
         try:
             bound = self._bound(sender, recipient, call.round, parcel.size)
             key = self._between(sender, recipient).decrypt(locked[:NONCE], locked[NONCE:], bound)
-            content = decode(ChaCha20Poly1305(key).decrypt(USED_ONCE, cipher.blob.numpy(), None))
+            content = decode(ChaCha20Poly1305(key).decrypt(USED_ONCE, cipher.blob.numpy(), None), records=self._records)
         except InvalidTag as why:
             raise Damaged("A sealed parcel was changed on its way, or is not of this run.") from why
         if payload(content) != parcel.size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-from comity.core import Algorithm, C, Info, Key, M, Params, Party, Refusal, S, Task, Traffic, drop, keep
+from comity.core import Algorithm, C, Info, Key, M, Params, Party, Refusal, S, Task, Traffic, drop, keep, work
 
 
 class AveragesWeights(Algorithm[S, C, M]):
@@ -35,10 +35,12 @@ class AveragesWeights(Algorithm[S, C, M]):
         """What of a model stays at the party."""
         return keep(theta, self.kept(task))
 
+    @work
     @abstractmethod
     async def local(self, mine: C, m: M, party: Party, key: Key) -> tuple[C, Any]:
         """A party's part in a round; its reply holds the weights as `theta`."""
 
+    @work
     async def welcome(self, mine: C, m: M, party: Party, key: Key) -> tuple[C, None]:
         mine, reply = await self.local(mine, m, party, key)
         return self.settled(mine, reply.theta), None

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import Batch, Params, Samples, Task, drop, gradient, in_chunks, mixin, option, record, trainable
+from comity.core import Batch, Params, Samples, Task, WireShapes, drop, gradient, in_chunks, mixin, option, record, trainable
 
 
 @record
@@ -37,6 +37,10 @@ class Overlaps:
     def holds(self) -> bool:
         """Whether a party has peers' samples at hand, whose gradient it takes anew in each step without asking again."""
         return self.mode == "samples"
+
+    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+        """What a `Help` holds beside gradients."""
+        return {"Help.x": None, "Help.y": (-1,)}
 
 
 def losses(task: Task, h: Params, x: Tensor, y: Tensor) -> Tensor:

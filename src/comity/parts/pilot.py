@@ -7,16 +7,18 @@ round 1 on a run is the one whose kappa was given as that number, bit for bit.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor
 
-from comity.core import Info, Key, Net, Party, Traffic, Wrapped, Wrapper, record
+from comity.core import Info, Key, Net, Party, Task, Traffic, WireShapes, Wrapped, Wrapper, record, work
 from comity.core.attendance import NoReplies
 from comity.core.evaluation import Score, validated
 from comity.core.record import once_called
+from comity.core.wrapper import Hosts
 
 CANDIDATES = (0.0, 1.0, 5.0, 50.0)
 TRIED_BYTES, SCORE_BYTES = 5, 12
@@ -114,6 +116,13 @@ class Piloted(Wrapper[Mean]):
             return []
         return [f"kappa={self.kappa:g} may do harm in a network with BatchNorm like this one: kappa=auto asks validation data."]
 
+    @abstractmethod
+    def at_cut(self, task: Task) -> Task:
+        """The task, cut where means are taken."""
+
+    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+        return {"Mean.z": self.at_cut(task).z_shape}
+
     def weight(self, extra: Mean) -> float:
         """kappa, as far as it is known."""
         if self.kappa != "auto":
@@ -153,12 +162,14 @@ class Piloted(Wrapper[Mean]):
         now = mine.extra.kappa
         return now.before if now and now.trial else mine.host
 
+    @work
     async def weigh(self, mine: Wrapped[Mean], m: Tried, party: Party, key: Key) -> tuple[Wrapped[Mean], None]:
         """Back to where the pilot began, with another kappa."""
         host = self.host_state(mine)
         return Wrapped(host, replace(mine.extra, kappa=replace(m, before=host if m.trial else None))), None
 
-    async def judge(self, mine: Wrapped[Mean], m: Any, party: Party, key: Key) -> tuple[Wrapped[Mean], Score]:
+    @work
+    async def judge(self, mine: Wrapped[Mean], m: Hosts, party: Party, key: Key) -> tuple[Wrapped[Mean], Score]:
         """How good the model that the party would deploy is on its validation samples."""
         score = validated(self.party_for(party, mine).task, self.model(mine, m, party), party.data)
         return mine, score if math.isfinite(score.loss) else replace(score, correct=0, loss=HOPELESS)

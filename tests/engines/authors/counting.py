@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Averaging, Batch, Key, Model, Net, Params, Party, Task, algorithm, option, record
+from comity.core import Averaging, Batch, Key, Model, Net, Params, Party, Task, algorithm, option, record, work
 
 
 class Calls:
@@ -41,6 +41,7 @@ class Counting(FedAvg):
             mean.add(reply.theta, weight=net.info.sizes[i])
         return mean.value()
 
+    @work
     async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Any]:
         calls = Calls()
 

@@ -9,7 +9,7 @@ import time
 from typing import Literal
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Key, Model, Net, Params, Party, algorithm, option
+from comity.core import Key, Model, Net, Params, Party, algorithm, option, work
 
 
 @algorithm
@@ -25,6 +25,7 @@ class Leaving(FedAvg):
             net.call(self.local, {i: self.view(first, i) for i in net.sample(t)})
         return first
 
+    @work
     async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
         if party.id in (1, 2):  # in another process than party 0, if there are two
             time.sleep(0.05)

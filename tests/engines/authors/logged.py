@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Averaging, Key, Model, Net, Params, Party, algorithm, option, plain, record
+from comity.core import Averaging, Key, Model, Net, Params, Party, algorithm, option, plain, record, work
 
 LOG: list[tuple[int, int]] = []
 """Party and key of each call."""
@@ -33,6 +33,7 @@ class Logged(FedAvg):
             mean.add(reply.theta, weight=net.info.sizes[i])
         return mean.value()
 
+    @work
     async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Any]:
         call = party.id, key.bits
         LOG.append(call)

@@ -28,7 +28,7 @@ class AppleState:
 
 @record
 class Sent:
-    parcel: Sealed
+    parcel: Sealed[Model]
 
 
 @algorithm
@@ -57,9 +57,11 @@ class Apple(Algorithm[Shares, AppleState, Shares]):
         net.call(self.local, {i: self.view(s, i) for i in everyone}, post)
         return s
 
+    @work
     async def send(self, mine: AppleState, m: Empty, party: Party, key: Key) -> tuple[AppleState, Sent]:
         return mine, Sent(seal(Model(mine.core), to=(j for j in range(party.federation_size) if j != party.id)))
 
+    @work
     async def local(self, mine: AppleState, m: Shares, party: Party, key: Key) -> tuple[AppleState, Empty]:
         lr, names = party.training.lr, list(trainable(mine.core))
         others = {j: sent.theta for j, sent in sorted(party.inbox.items())}

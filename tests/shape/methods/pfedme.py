@@ -40,6 +40,7 @@ class PFedMe(Algorithm[Params, Params, Model]):
         replies = net.call(self.local, {i: self.view(w, i) for i in net.sample(t)})
         return average({i: r.theta for i, r in replies.items()}, {i: net.info.sizes[i] for i in replies})
 
+    @work
     async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
         def step(state: Pair, batch: Batch) -> Pair:
             w, theta = state.w, state.theta

@@ -1,0 +1,148 @@
+"""The gate: what is checked of a letter before a party uses it, and of a reply before it leaves and when it arrives.
+
+It stands where parties are elsewhere. It reads nothing and sends nothing: whoever does asks it, and it refuses in one sentence.
+Bytes are the codec's matter, which makes records of no other types than those that the gate names.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from comity.core.algorithm import AnyAlgorithm, WireShapes
+from comity.core.blob import MOST_BYTES
+from comity.core.call import Call
+from comity.core.declared import declared, fits, mismatch
+from comity.core.finite import first_not_finite, is_finite
+from comity.core.record import Params, is_record, payload
+from comity.core.signature import Signature, parcel_types, records_of, signature, view_type, works
+from comity.core.task import Task
+from comity.core.wrapper import chain, check_marked
+from comity.errors import Refusal
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What may pass between the server and one party in a run of an algorithm."""
+
+    algorithm: AnyAlgorithm
+    task: Task
+    """The party's, without anything of a wrapper's."""
+    parties: int
+    """How many there are."""
+    most_bytes: int = MOST_BYTES
+    """How much a message may weigh."""
+
+    @cached_property
+    def records(self) -> frozenset[type]:
+        """The record types that may be in a message: for `codec.decode`."""
+        return records_of(self.algorithm)
+
+    @cached_property
+    def _declared(self) -> dict[tuple[int, str], Signature]:
+        return {place: signature(self.algorithm, *place) for place in works(self.algorithm)}
+
+    def check_letter(self, call: Call, content: Any) -> None:
+        """Refuse what a party is sent with a call, unless it is what the work declares, of this model, and finite."""
+        self.check_call(call)
+        self._check(f"The letter for {call.work}", content, self._declared[call.depth, call.work].letter, call.depth)
+        _check_finite(f"The letter for {call.work}", content)
+
+    def check_reply(self, call: Call, reply: Any) -> None:
+        """Refuse what a party answers, unless it is what the work declares, of this model.
+
+        Whether it is finite is for the server to say, whose rules tell what becomes of a party that diverged.
+        """
+        self.check_call(call)
+        self._check(f"The reply of {call.work}", reply, self._declared[call.depth, call.work].reply, call.depth)
+
+    def check_view(self, content: Any) -> None:
+        """Refuse what a party is sent to evaluate what it would deploy."""
+        self._check("The letter for evaluate", content, view_type(self.algorithm), 0)
+        _check_finite("The letter for evaluate", content)
+
+    def check_parcel(self, content: Any) -> None:
+        """Refuse what was in a parcel, unless some work declares that it seals such things.
+
+        Whether it is finite is the site's own question: it leaves such parcels aside, and says whose they were.
+        """
+        kinds = parcel_types(self.algorithm) or [Any]
+        self._check("What is in a parcel", content, next((kind for kind in kinds if fits(content, kind)), kinds[0]), 0)
+
+    def check_call(self, call: Call) -> None:
+        """Refuse a call for what is no work, or for no round."""
+        check_marked(self.algorithm, call.depth, call.work)
+        if any(type(number) is not int or number < 0 for number in (call.round, call.use)):
+            raise Refusal(f"{call.work} is asked for in round {str(call.round)[:20]}, which is none.")
+
+    def _check(self, what: str, tree: Any, said: Any, depth: int) -> None:
+        if payload(tree) > self.most_bytes:
+            raise Refusal(f"{what} weighs {payload(tree):,} bytes, and no more than {self.most_bytes:,} may pass.")
+        if said is Any or isinstance(said, TypeVar):
+            raise Refusal(f"{what} may be anything, as its work does not say of which type it is: annotate what goes in and out.")
+        if not fits(tree, said):
+            raise Refusal(f"{what} should be {_words(said)}, but the {type(tree).__name__} that came is not.")
+        inside_out = reversed(chain(self.algorithm)[depth:])
+        shapes = dict(shape for owner in inside_out for shape in owner.wire_shapes(self.task, self.parties).items())
+        if wrong := _first_wrong(tree, "", shapes, self.task):
+            raise Refusal(f"{what} {wrong}.")
+
+
+def _first_wrong(tree: Any, place: str, shapes: WireShapes, task: Task) -> str:
+    """What is wrong first with something that is in a field of a message, or in its list or dict; nothing if all is well."""
+    if isinstance(tree, Tensor):
+        return _wrong_tensor(tree, place, shapes.get(place))
+    if isinstance(tree, dict) and tree and all(isinstance(value, Tensor) for value in tree.values()):
+        like = shapes.get(place, task)
+        return _wrong_weights(tree, place, like) if isinstance(like, Task) else ""
+    if is_record(tree):
+        if wrong := mismatch(tree):
+            return f"is not as declared: {wrong}"
+        inside = [(getattr(tree, f.name), f"{type(tree).__name__}.{f.name}") for f in fields(tree)]
+        if free := [f.name for f in fields(tree) if declared(type(tree), f) is Any and getattr(tree, f.name) is not None]:
+            return f"has something in {free[0]}, and nobody says what that is"
+    elif isinstance(tree, dict | list | tuple):
+        inside = [(value, place) for value in (tree.values() if isinstance(tree, dict) else tree)]
+    else:
+        return ""
+    return next(filter(None, (_first_wrong(value, name, shapes, task) for value, name in inside)), "")
+
+
+def _wrong_tensor(value: Tensor, place: str, like: Task | tuple[int, ...] | None) -> str:
+    if not isinstance(like, tuple):
+        return ""
+    if value.dim() == len(like) and all(want in (-1, side) for want, side in zip(like, value.shape, strict=True)):
+        return ""
+    return f"has {[*value.shape]} as the shape of {place}, where {[*like]} belongs (-1: any)"
+
+
+def _wrong_weights(theta: Params, place: str, like: Task) -> str:
+    for name, value in theta.items():
+        if name not in like.shapes or name in like.private:
+            return f"has {str(name)[:100]!r} in {place or 'it'}, which is not of the model, or stays with its party"
+        if (tuple(value.shape), value.dtype) != (like.shapes[name][0], like.dtypes[name]):
+            right = _kind(like.shapes[name][0], like.dtypes[name])
+            return f"has {_kind(tuple(value.shape), value.dtype)} as {name} in {place or 'it'}, where {right} belongs"
+    return ""
+
+
+def _kind(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    """As in float32[10, 4]."""
+    return f"{str(dtype).removeprefix('torch.')}{[*shape]}"
+
+
+def _words(hint: Any) -> str:
+    """A type as its author wrote it."""
+    return (
+        hint.__name__ if isinstance(hint, type) and not hasattr(hint, "__args__") else re.sub(r"[\w.]+\.(\w+)", r"\1", str(hint))
+    )
+
+
+def _check_finite(what: str, tree: Any) -> None:
+    if not is_finite(tree):
+        raise Refusal(f"{what} has values that are not finite: {first_not_finite(tree)}.")

@@ -1,0 +1,128 @@
+"""What works declare: of which type the letter to each is, and its reply, and so which records may be on the wire at all.
+
+A declaration is looked up where it is written, along inheritance: `M` in a class that is made from
+`AveragesWeights[Params, C, Model]` is Model, and a method without annotations is as the one that it overrides.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+from comity.core.algorithm import AnyAlgorithm
+from comity.core.declared import declared
+from comity.core.record import Cipher, Empty, Sealed, is_record_type
+from comity.core.wrapper import Hosts, chain, marked
+
+
+class Signature(NamedTuple):
+    """The type of a work's letter, and of its reply; Any, where it does not say."""
+
+    letter: Any
+    reply: Any
+
+
+def signature(outermost: AnyAlgorithm, depth: int, name: str) -> Signature:
+    """What the work `name` of the algorithm at `depth` of the chain declares."""
+    owners = chain(outermost)[depth:]
+    returned = get_args(_along(type(owners[0]), name, "return"))
+    reply = returned[1] if len(returned) == 2 else Any
+    return Signature(*(_sent(owners, hint) for hint in (_along(type(owners[0]), name, 1), reply)))
+
+
+def view_type(outermost: AnyAlgorithm) -> Any:
+    """What a party is sent so that it can evaluate what it would deploy."""
+    return Empty if outermost.self_contained else _sent(chain(outermost), Hosts)
+
+
+def works(outermost: AnyAlgorithm) -> list[tuple[int, str]]:
+    """All works that parties may be asked for: depth in the chain, and name."""
+    names = [(depth, name) for depth, owner in enumerate(chain(outermost)) for name in sorted(dir(type(owner)))]
+    return [(depth, name) for depth, name in names if marked(outermost, depth, name)]
+
+
+def wire_types(outermost: AnyAlgorithm) -> list[Any]:
+    """The types of all that goes between the server and a party."""
+    return [view_type(outermost), *(hint for place in works(outermost) for hint in signature(outermost, *place))]
+
+
+def parcel_types(outermost: AnyAlgorithm) -> list[Any]:
+    """The types of all that goes sealed from party to party."""
+    return [get_args(hint)[0] for hint in _parts(wire_types(outermost)) if get_origin(hint) is Sealed]
+
+
+def records_in(*hints: Any) -> frozenset[type]:
+    """The record types that occur in these types, and in the fields of those."""
+    kinds = (get_origin(hint) or hint for hint in _parts(list(hints)))
+    return frozenset(kind for kind in kinds if is_record_type(kind))
+
+
+def records_of(outermost: AnyAlgorithm) -> frozenset[type]:
+    """The record types that may be in letters, replies and parcels: whatever else arrives is foreign."""
+    return records_in(*wire_types(outermost)) | {Cipher}
+
+
+def _parts(hints: list[Any]) -> Iterator[Any]:
+    """Types, what they are made of, and the fields of records among those, each once."""
+    seen: list[Any] = []
+    while hints:
+        hint = hints.pop()
+        if hint in seen:
+            continue
+        seen.append(hint)
+        yield hint
+        hints += get_args(hint)
+        kind = get_origin(hint) or hint
+        if is_record_type(kind):
+            hints += [declared(kind, f) for f in fields(kind)]
+
+
+def _sent(owners: list[AnyAlgorithm], hint: Any) -> Any:
+    """A type in which a wrapper says that something is its host's: then what the host's `view` makes."""
+    if hint != Hosts:
+        return hint
+    views = (_along(type(owner), "view", "return") for owner in owners)
+    return next((view for view in views if view not in (Any, Hosts)), Any)
+
+
+def _along(cls: type, name: str, what: int | str) -> Any:
+    """What a method declares to return, or the type of its n-th argument, by the first definition that says it."""
+    for base in cls.__mro__:
+        if name in vars(base):
+            method = inspect.unwrap(vars(base)[name])
+            names = list(inspect.signature(method).parameters)[1:]
+            said = inspect.get_annotations(method).get(names[what] if isinstance(what, int) else what, inspect.Parameter.empty)
+            if said is not inspect.Parameter.empty:
+                return _bound(_evaluated(said, method.__globals__), _bindings(cls, base))
+    return Any
+
+
+def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
+    try:
+        return get_type_hints(SimpleNamespace(__annotations__={"it": annotation}), names, include_extras=True)["it"]
+    except Exception:  # whatever a user's annotation does when it is looked up
+        return Any
+
+
+def _bindings(cls: type, base: type) -> dict[Any, Any]:
+    """What the type variables of a class stand for in one that is made from it."""
+    if cls is base:
+        return {}
+    for given in vars(cls).get("__orig_bases__", cls.__bases__):
+        parent = get_origin(given) or given
+        if parent is not Generic and issubclass(parent, base):
+            here = dict(zip(getattr(parent, "__parameters__", ()), get_args(given), strict=False))
+            above = _bindings(parent, base) if parent is not base else {var: var for var in getattr(base, "__parameters__", ())}
+            return {var: _bound(hint, here) for var, hint in above.items()}
+    return {}
+
+
+def _bound(hint: Any, bindings: dict[Any, Any]) -> Any:
+    """A type with what its variables stand for; one that nobody gave stays."""
+    if isinstance(hint, TypeVar):
+        return bindings.get(hint, hint)
+    free = () if isinstance(hint, type) else getattr(hint, "__parameters__", ())
+    return hint[tuple(bindings.get(var, var) for var in free)] if free else hint

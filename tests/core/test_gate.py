@@ -1,0 +1,392 @@
+"""The gate: what works declare, and that nothing else passes (`tests/engines/test_gated.py`: all that methods send does)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, Generic, get_args, get_origin
+
+import pytest
+import torch
+from torch import Tensor
+
+import comity.algorithms
+from comity.algorithms.adcol import Game, Reps
+from comity.algorithms.dbe import OFFSET
+from comity.algorithms.fedavg import AveragedModel, FedAvg
+from comity.algorithms.scaffold import Change, Control
+from comity.core import C, Empty, Key, Model, Params, Party, Refusal, Sealed, Task, algorithm, drop, record, seal, work
+from comity.core.call import Call
+from comity.core.codec import decode, encode
+from comity.core.declared import declared
+from comity.core.evaluation import Evaluation, Score
+from comity.core.gate import Gate
+from comity.core.record import Cipher, is_record_type
+from comity.core.signature import _parts, parcel_types, records_in, records_of, signature, view_type, wire_types, works
+from comity.core.task import batchnorm_private
+from comity.core.wrapper import chain
+from comity.errors import Damaged
+from comity.models import build
+from comity.parts.bank import Teacher
+from comity.parts.overlap import Help
+from comity.parts.pilot import Mean, Tried
+
+NETWORK = build("fedbn-cnn(scale=0.06)", (1, 8, 8), 10)
+PRIVATE = batchnorm_private(NETWORK, "params_only")
+TASK = Task(NETWORK, 10, NETWORK.cut, PRIVATE)
+THETA = drop(TASK.init(Key(0)), PRIVATE)
+NAME = next(iter(THETA))
+
+
+def words(hint: Any) -> str:
+    """A type as in its declaration."""
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind is None:
+        return getattr(hint, "__name__", str(hint))
+    if "Union" in str(kind):
+        return " | ".join(map(words, inner))
+    return f"{kind.__name__}[{', '.join(map(words, inner))}]"
+
+
+MODEL = {"local": ("Model", "Model"), "welcome": ("Model", "None")}
+WRAPPER = {
+    "agree": ("Mean", "None"),
+    "judge": ("Model", "Score"),
+    "mean": ("Model", "Mean"),
+    "weigh": ("Tried", "None"),
+    "welcome": ("Model", "None"),
+}
+DECLARED: dict[str, dict[str, tuple[str, str]]] = {
+    "adcol": {"align": ("Game", "None"), "local": ("Game", "Reps"), "welcome": ("Game", "None")},
+    "apfl": MODEL,
+    "centralized": {"hand_over": ("Empty", "Data"), "welcome": ("Model", "None")},
+    "fedavg+dbe": WRAPPER,
+    "ditto": MODEL,
+    "fd": {"local": ("Teacher", "Answers"), "welcome": ("Teacher", "None")},
+    "fed-sps": {
+        "assist": ("Empty", "dict[int, Sealed[Help]]"),
+        "local": ("Empty | More", "dict[int, float]"),
+        "send": ("Group", "dict[int, Sealed[Model]]"),
+        "tuned": ("Empty", "None"),
+        "welcome": ("Empty", "None"),
+    },
+    "fedavg": MODEL,
+    "fedbabu": MODEL | {"tune": ("Model", "None")},
+    "fedbn": MODEL,
+    "fedgen": {
+        "agree": ("Labels", "None"),
+        "count": ("Empty", "Labels"),
+        "local": ("Taught", "Model"),
+        "welcome": ("Taught", "None"),
+    },
+    "fedper": MODEL,
+    "fedprox": MODEL,
+    "fedrep": MODEL,
+    "fedrod": MODEL,
+    "feduad": {"align": ("Both", "Both"), "prior": ("Both", "Sealed[Prior]"), "welcome": ("Both", "None")},
+    "fedufo": {
+        "align": ("Both", "Both"),
+        "local": ("Both", "Both"),
+        "look": ("Both", "float"),
+        "prior": ("Both", "Sealed[Prior]"),
+        "welcome": ("Both", "None"),
+    },
+    "lg-fedavg": MODEL,
+    "moon": MODEL,
+    "fedavg+mr": WRAPPER,
+    "fedavg+prbm": WRAPPER,
+    "relay": {"local": ("Teacher", "Upload"), "show": ("Empty", "Upload"), "welcome": ("Teacher", "None")},
+    "relay-p2p": {"local": ("Empty", "None"), "tell": ("Group", "dict[int, Sealed[Told]]"), "welcome": ("Empty", "None")},
+    "scaffold": {"local": ("Control", "Change"), "welcome": ("Control", "None")},
+    "solo": {"local": ("Empty", "Empty"), "welcome": ("Empty", "None")},
+}
+NAMED_VIEWS = {"feduad": "Both", "fedufo": "Both", "fedgen": "Taught", "scaffold": "Control"}
+"""What parties are sent to evaluate their models, where it is neither a Model nor nothing."""
+
+
+def test_every_method_is_listed() -> None:
+    assert {text.rpartition("+")[2] for text in DECLARED} == set(comity.algorithms.names())
+
+
+@pytest.mark.parametrize("text", DECLARED)
+def test_what_works_declare(text: str) -> None:
+    """Nothing is of any type: a party knows of each letter and each reply what it is to be."""
+    made = comity.algorithms.compose(text)
+    found = {name: signature(made, depth, name) for depth, name in works(made) if depth == 0}
+    assert {name: tuple(map(words, hints)) for name, hints in found.items()} == DECLARED[text]
+    assert words(view_type(made)) == ("Empty" if made.self_contained else NAMED_VIEWS.get(text, "Model"))
+
+
+def test_a_hosts_letters_are_the_hosts() -> None:
+    made = comity.algorithms.compose("scaffold+dbe")
+    assert signature(made, 1, "local") == (Control, Change)
+    assert signature(made, 0, "judge") == (Control, Score)
+    assert signature(made, 0, "welcome").letter is view_type(made) is Control
+
+
+@pytest.mark.parametrize("text", DECLARED)
+def test_the_shape_of_every_tensor_on_the_wire_is_told(text: str) -> None:
+    """Weights are the model's, unless it is said whose; everything else has a shape, or it is said that nobody knows it."""
+    made = comity.algorithms.compose(text)
+    kinds = [kind for kind in _parts([*wire_types(made), *parcel_types(made)]) if is_record_type(kind)]
+    tensors = {f"{kind.__name__}.{f.name}" for kind in kinds for f in fields(kind) if Tensor in _parts([declared(kind, f)])}
+    weights = {f"{kind.__name__}.{f.name}" for kind in kinds for f in fields(kind) if declared(kind, f) == Params}
+    told: dict[str, Any] = {}
+    for owner in chain(made):
+        told |= owner.wire_shapes(TASK, 4)
+    assert told.keys() <= tensors
+    assert tensors - weights <= told.keys()
+
+
+def test_the_records_of_a_run() -> None:
+    assert records_of(comity.algorithms.compose("fedavg")) == {Model, Cipher}
+    assert records_of(comity.algorithms.compose("fedavg+dbe")) == {Model, Mean, Tried, Score, Cipher}
+    assert Help in records_of(comity.algorithms.compose("fed-sps"))  # in a parcel
+    assert Score in records_in(Evaluation)  # in a field
+
+
+# --- whose author says more or less
+
+
+@record
+class Own:
+    """A reply of a user's method."""
+
+    theta: Params
+    more: list[Model]
+
+
+class Between(AveragedModel[C], Generic[C]):
+    """Handed through once more."""
+
+
+@algorithm
+class Undeclared(Between[Params]):
+    """Its overriding `local` says nothing, so it is as the one that it overrides; its `other` says nothing at all."""
+
+    def client(self, key: Key, party: Party) -> Params:
+        return {}
+
+    async def local(self, mine, m, party, key):
+        return mine, m
+
+    @work
+    async def other(self, mine, m, party, key):
+        return mine, m
+
+    @work
+    async def sealing(self, mine: Params, m: Own, party: Party, key: Key) -> tuple[Params, Sealed]:
+        return mine, seal(m, 1)
+
+    def settled(self, mine: Params, theta: Params) -> Params:
+        return mine
+
+    def model(self, mine: Params, m: Model, party: Party) -> Params:
+        return m.theta
+
+
+def test_what_is_not_annotated_is_as_what_it_overrides() -> None:
+    assert signature(Undeclared(), 0, "local") == (Model, Any)  # AveragesWeights leaves replies open
+    assert signature(Undeclared(), 0, "welcome") == (Model, None)
+    assert records_of(Undeclared()) == {Model, Own, Cipher}
+
+
+def test_what_nobody_declares_does_not_pass() -> None:
+    gate = Gate(Undeclared(), TASK, 4)
+    with pytest.raises(Refusal, match=r"The letter for other may be anything, as its work does not say .*: annotate"):
+        gate.check_letter(Call("other", 0, 1, 0), Model(THETA))
+    with pytest.raises(Refusal, match="The reply of local may be anything"):
+        gate.check_reply(Call("local", 0, 1, 0), Model(THETA))
+    with pytest.raises(Refusal, match="What is in a parcel may be anything"):
+        gate.check_parcel(Own({}, []))
+    gate.check_letter(Call("sealing", 0, 1, 0), Own(THETA, [Model(THETA)]))
+    with pytest.raises(Refusal, match=r"has 'nothing\.weight' in Model\.theta"):
+        gate.check_letter(Call("sealing", 0, 1, 0), Own({}, [Model({"nothing.weight": torch.zeros(1)})]))
+
+
+# --- mutants
+
+
+def gate_of(text: str, most_bytes: int = 1 << 30) -> Gate:
+    return Gate(comity.algorithms.compose(text), TASK, 4, most_bytes)
+
+
+def call_of(name: str, depth: int = 0) -> Call:
+    return Call(name, depth, 1, 0)
+
+
+D = comity.algorithms.compose("adcol(hidden=8)").wire_shapes(TASK, 4)["Game.D"]
+assert isinstance(D, Task)
+ONES = torch.ones(10, dtype=torch.bool)
+MEANS = torch.zeros(10, TASK.width)
+TEACHER = Teacher(MEANS, ONES, MEANS[None], ONES[None], {})
+LETTERS = {
+    "fedavg": (call_of("local"), Model(THETA)),
+    "scaffold": (call_of("local"), Control(THETA, {NAME: THETA[NAME]})),
+    "fedavg+dbe": (call_of("agree"), Mean(torch.zeros(TASK.z_shape), Tried(1.0))),
+    "adcol(hidden=8)": (call_of("local"), Game(D.init(Key(0)), {}, Empty())),
+    "relay": (call_of("local"), TEACHER),
+}
+REPLIES = {
+    "fedavg": (call_of("local"), Model(THETA)),
+    "adcol(hidden=8)": (call_of("local"), Reps(torch.zeros(7, TASK.width), {})),
+    "scaffold": (call_of("local"), Change(THETA, {})),
+    "fedufo": (call_of("look"), 0.5),
+}
+
+
+@pytest.mark.parametrize("text", LETTERS)
+def test_what_is_right_passes(text: str) -> None:
+    gate_of(text).check_letter(*LETTERS[text])
+
+
+@pytest.mark.parametrize("text", REPLIES)
+def test_replies_that_are_right_pass(text: str) -> None:
+    gate_of(text).check_reply(*REPLIES[text])
+
+
+def other(**changes: Any) -> Callable[[Any], Any]:
+    return lambda right: replace(right, **changes)
+
+
+WIDE = torch.zeros(3, TASK.width)
+SHORT = {**THETA, NAME: THETA[NAME][:1]}
+BAD: list[tuple[str, Callable[[Any], Any], str]] = [
+    ("fedavg", lambda _: THETA, "The letter for local should be Model, but the dict that came is not."),
+    ("fedavg", lambda _: Control(THETA, {}), "should be Model, but the Control that came is not"),
+    ("fedavg", lambda _: None, "should be Model, but the NoneType"),
+    ("fedavg", lambda right: [right], "should be Model, but the list"),
+    ("fedavg", other(theta={NAME: 1.0}), "is not as declared: Model.theta should be Params"),
+    ("fedavg", other(theta=[]), "is not as declared: Model.theta should be Params"),
+    (
+        "fedavg",
+        other(theta={**THETA, "more.weight": torch.zeros(1)}),
+        "has 'more.weight' in Model.theta, which is not of the model",
+    ),
+    ("fedavg", other(theta=THETA | {OFFSET: torch.zeros(1)}), f"has '{OFFSET}' in Model.theta"),
+    ("fedavg", other(theta=TASK.init(Key(0))), "which is not of the model, or stays with its party"),
+    ("fedavg", other(theta=SHORT), rf"has float32\[1, .*\] as {NAME} in Model.theta, where float32\[.*\] belongs"),
+    ("fedavg", other(theta={**THETA, NAME: THETA[NAME].double()}), f"has float64.* as {NAME} in Model.theta, where float32"),
+    ("fedavg", other(theta={**THETA, NAME: THETA[NAME] * torch.nan}), f"has values that are not finite: theta.{NAME}"),
+    ("fedavg", other(theta={**THETA, NAME: THETA[NAME] / 0}), f"has values that are not finite: theta.{NAME}"),
+    ("scaffold", other(c=SHORT), f"as {NAME} in Control.c, where"),
+    ("fedavg+dbe", other(z=torch.zeros(1)), r"has \[1\] as the shape of Mean.z, where \[.*\] belongs"),
+    ("fedavg+dbe", other(kappa=Tried(1.0, True, Empty())), "has something in before, and nobody says what that is"),
+    ("fedavg+dbe", other(kappa=Tried(float("inf"))), "not finite: kappa.value"),
+    ("fedavg+dbe", other(kappa=1.0), "Mean.kappa should be Tried | None"),
+    ("adcol(hidden=8)", other(D={k: v[:1] for k, v in D.init(Key(0)).items()}), "in Game.D, where"),
+    ("adcol(hidden=8)", other(D=THETA), "in Game.D, which is not of the model"),
+    ("adcol(hidden=8)", other(shared=D.init(Key(0))), "in Game.shared, where"),
+    ("relay", other(means=torch.zeros(10, 1)), r"has \[10, 1\] as the shape of Teacher.means, where \[10, "),
+    ("relay", other(obs=MEANS), r"as the shape of Teacher.obs, where \[-1, 10, "),
+    ("relay", other(known=torch.ones(11)), r"has \[11\] as the shape of Teacher.known, where \[10\]"),
+]
+
+
+@pytest.mark.parametrize(("text", "harm", "sentence"), BAD, ids=lambda value: value[:60] if isinstance(value, str) else "")
+def test_what_is_wrong_is_refused_in_a_sentence(text: str, harm: Callable[[Any], Any], sentence: str) -> None:
+    call, right = LETTERS[text]
+    with pytest.raises(Refusal, match=sentence.replace("| None", r"\| None")):
+        gate_of(text).check_letter(call, harm(right))
+
+
+@pytest.mark.parametrize(
+    ("text", "reply", "sentence"),
+    [
+        ("fedavg", Model(SHORT), f"The reply of local has float32.* as {NAME} in Model.theta"),
+        ("fedavg", Model(TASK.init(Key(0))), "or stays with its party"),
+        ("fedavg", THETA, "should be Model, but the dict"),
+        ("adcol(hidden=8)", Reps(torch.zeros(7, 1), {}), r"as the shape of Reps.z, where \[-1, "),
+        ("adcol(hidden=8)", Reps(torch.zeros(7 * TASK.width), {}), r"as the shape of Reps.z, where \[-1, "),
+        ("fedufo", "0.5", "should be float, but the str"),
+    ],
+)
+def test_so_are_replies(text: str, reply: Any, sentence: str) -> None:
+    with pytest.raises(Refusal, match=sentence):
+        gate_of(text).check_reply(REPLIES[text][0], reply)
+
+
+def test_that_a_party_diverged_is_for_the_server_to_say() -> None:
+    gate_of("fedavg").check_reply(call_of("local"), Model({**THETA, NAME: THETA[NAME] * torch.nan}))
+
+
+def test_too_large() -> None:
+    size = sum(value.nbytes for value in THETA.values())
+    gate_of("fedavg", size).check_letter(call_of("local"), Model(THETA))
+    with pytest.raises(Refusal, match=rf"The letter for local weighs {size:,} bytes, and no more than {size - 1:,} may pass"):
+        gate_of("fedavg", size - 1).check_letter(call_of("local"), Model(THETA))
+    with pytest.raises(Refusal, match="The reply of local weighs"):
+        gate_of("fedavg", size - 1).check_reply(call_of("local"), Model(THETA))
+    with pytest.raises(Refusal, match="The letter for evaluate weighs"):
+        gate_of("fedavg", 3).check_view(Model(THETA))
+    with pytest.raises(Refusal, match="What is in a parcel weighs"):
+        gate_of("fed-sps", 3).check_parcel(Model(THETA))
+
+
+@pytest.mark.parametrize("name", ["client", "__init__", "round", "view", "model", "trained", "evaluate", "wire_shapes", "", None])
+def test_no_works(name: Any) -> None:
+    for check in (gate_of("fedavg").check_letter, gate_of("fedavg").check_reply):
+        with pytest.raises(Refusal, match="FedAvg has no work"):
+            check(call_of(name), Model(THETA))
+
+
+@pytest.mark.parametrize("depth", [-1, 1, 2, True, None])
+def test_no_depths(depth: Any) -> None:
+    with pytest.raises(Refusal, match="There is no algorithm at depth"):
+        gate_of("fedavg").check_letter(call_of("local", depth), Model(THETA))
+
+
+@pytest.mark.parametrize("when", [(-1, 0), (1, -1), (1.5, 0), (True, 0), ("1", 0), (1, None)])
+def test_no_rounds(when: tuple[Any, Any]) -> None:
+    with pytest.raises(Refusal, match="which is none"):
+        gate_of("fedavg").check_letter(Call("local", 0, *when), Model(THETA))
+
+
+def test_what_is_looked_at() -> None:
+    gate_of("fedavg+dbe").check_view(Model(THETA))
+    gate_of("adcol").check_view(Empty())
+    for text, content in (("fedavg", Empty()), ("adcol", Game({}, {})), ("fedavg", Model(SHORT))):
+        with pytest.raises(Refusal, match="The letter for evaluate"):
+            gate_of(text).check_view(content)
+
+
+def test_parcels() -> None:
+    helped = Help({NAME: THETA[NAME]}, None, None, 0.5, 3, 0.5)
+    for right in (Model(THETA), helped):
+        gate_of("fed-sps").check_parcel(right)
+    wrong = (Empty(), THETA, Model(SHORT), replace(helped, grads=SHORT), replace(helped, y=torch.zeros(2, 2)))
+    for content in wrong:
+        with pytest.raises(Refusal, match="What is in a parcel"):
+            gate_of("fed-sps").check_parcel(content)
+    with pytest.raises(Refusal, match="What is in a parcel"):
+        gate_of("fedavg").check_parcel(Model(THETA))  # which seals nothing
+
+
+# --- records that have no place in a message
+
+
+def test_other_records_are_not_even_made() -> None:
+    made: list[str] = []
+
+    @record
+    class Spy:
+        """Says that it was made."""
+
+        x: int
+
+        def __post_init__(self) -> None:
+            made.append("made")
+
+    blob = encode([Model(THETA), Spy(1)])
+    made.clear()
+    with pytest.raises(Damaged, match=r"a record '.*Spy' has no place in it"):
+        decode(blob, records=records_of(comity.algorithms.compose("fedavg")))
+    assert made == []
+    assert decode(blob)[1].x == 1
+    with pytest.raises(Damaged, match="Model' has no place in it"):
+        decode(encode(Model(THETA)), records=frozenset())
+
+
+def test_a_method_is_no_record() -> None:
+    """Frozen as they are, algorithms are nothing that a message can make."""
+    assert not any(is_record_type(cls) for cls in (FedAvg, Task, Gate, Call, dict, Sealed, Key))

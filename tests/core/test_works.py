@@ -1,0 +1,105 @@
+"""Works are marked: nothing else can be asked for by name where parties are elsewhere, and nothing else about them changes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import comity
+from comity.algorithms import compose
+from comity.algorithms.fedavg import FedAvg
+from comity.core import Key, Model, Params, Party, Refusal, algorithm, work
+from comity.core.wrapper import check_marked, marked, work_of
+
+
+@algorithm
+class Overriding(FedAvg):
+    """Its `local` is a work by its name; its `other` is none."""
+
+    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+        return mine, m
+
+    async def other(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+        return mine, m
+
+
+def test_a_mark_changes_nothing() -> None:
+    async def local(self: Any, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+        """What it does."""
+        return mine, m
+
+    before = (local.__name__, local.__doc__, inspect.signature(local), inspect.iscoroutinefunction(local))
+    assert work(local) is local
+    assert (local.__name__, local.__doc__, inspect.signature(local), inspect.iscoroutinefunction(local)) == before
+
+
+def test_works_along_the_chain_and_along_inheritance() -> None:
+    dbe = compose("fedavg+dbe")
+    assert [marked(dbe, 0, name) for name in ("mean", "agree", "weigh", "judge", "welcome", "local")] == [True] * 5 + [False]
+    assert [marked(dbe, 1, name) for name in ("local", "welcome", "mean")] == [True, True, False]
+    assert marked(Overriding(), 0, "local")
+
+
+NO_WORKS = ("client", "server", "round", "view", "model", "trained", "averaged", "__init__", "__class__", "shares", "", "nothing")
+
+
+@pytest.mark.parametrize("name", NO_WORKS)
+def test_nothing_else_can_be_named(name: str) -> None:
+    with pytest.raises(Refusal, match=f"FedAvg has no work {name!r}: .* has @work above it"):
+        check_marked(compose("fedavg+dbe"), 1, name)
+
+
+@pytest.mark.parametrize("name", [None, 3, ["local"], b"local", ("local",)])
+def test_a_name_is_text(name: Any) -> None:
+    with pytest.raises(Refusal, match="FedAvg has no work"):
+        check_marked(compose("fedavg"), 0, name)
+
+
+@pytest.mark.parametrize("depth", [-1, -2, 2, 10**30, True, 0.0, None, "0"])
+def test_depths_that_are_not_there(depth: Any) -> None:
+    with pytest.raises(Refusal, match=r"There is no algorithm at depth .*: there are 2 of them, from 0"):
+        check_marked(compose("fedavg+dbe"), depth, "local")
+
+
+def test_an_unmarked_work_runs_where_everything_is_one_process(tmp_path: Path) -> None:
+    """Files that people wrote before there was a mark still do."""
+    old = tmp_path / "old.py"
+    old.write_text(
+        "from comity.core import *\n"
+        "from comity.algorithms.solo import Solo\n"
+        "@algorithm\n"
+        "class Old(Solo):\n"
+        "    def round(self, s, net, t):\n"
+        "        net.call(self.learn, {i: Empty() for i in net.sample(t)})\n"
+        "        return s\n"
+        "    async def learn(self, mine, m, party, key):\n"
+        "        return (await party.fit(plain, mine, key)).theta, Empty()\n"
+    )
+    data = (torch.randn(20, 4), torch.arange(20) % 2)
+    fed = comity.Federation.from_arrays({f"p{i}": (data, data) for i in range(2)}, validation=0.0, classes=2)
+    result = comity.run(str(old), fed, model="linear", rounds=1, engine="loop", out=tmp_path / "run")
+    assert result.summary["rounds"] == 1
+    with pytest.raises(Refusal, match="Old has no work 'learn'"):
+        check_marked(result.job.algorithm, 0, "learn")
+
+
+def test_wrappers_may_wrap_as_they_like() -> None:
+    """What goes around a work may copy its attributes or not: it is the owner that is asked."""
+    dbe = compose("fedavg+dbe")
+
+    def wrapping(inner: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(inner)
+        async def wrapped(*args: Any) -> Any:
+            return await inner(*args)
+
+        return wrapped
+
+    object.__setattr__(dbe, "wrap_work", wrapping)
+    assert work_of(dbe, 1, "local").__name__ == "local"
+    assert marked(dbe, 1, "local")
