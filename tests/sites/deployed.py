@@ -122,7 +122,9 @@ class Deployed:
 
     def job_process(self, name: str) -> psutil.Process:
         """The process of the job that a server or a site runs now."""
-        (process,) = [one for one in self.tree(name) if any(".runner_process" in w or ".worker_process" in w for w in one.cmdline())]
+        (process,) = [
+            one for one in self.tree(name) if any(".runner_process" in w or ".worker_process" in w for w in one.cmdline())
+        ]
         return process
 
     def kill(self, name: str) -> None:
@@ -156,8 +158,7 @@ class Deployed:
             time.sleep(0.2)
 
     def _ours(self, process: psutil.Process) -> bool:
-        words = " ".join(process.info["cmdline"] or [])
-        return process.pid != os.getpid() and str(self.folder) in words and "comity.sites" in words + "comity.sites" * ("nvflare" in words)
+        return process.pid != os.getpid() and any(str(self.folder) in word for word in process.info["cmdline"] or ())
 
 
 @contextmanager

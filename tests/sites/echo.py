@@ -31,7 +31,11 @@ def serve(courier: Courier, order: dict[str, Any], folder: Path) -> None:
                     said = None if answer is None else len(answer) if step.get("bytes") else answer.decode()
                     answers[name] = [said, round(time.monotonic() - begun, 4)]
                 took = time.monotonic() - begun
-                print(json.dumps({"ask": step["ask"], "answers": answers, "took": took, "names": courier.names}), file=file, flush=True)
+                print(
+                    json.dumps({"ask": step["ask"], "answers": answers, "took": took, "names": courier.names}),
+                    file=file,
+                    flush=True,
+                )
 
 
 class Echo:

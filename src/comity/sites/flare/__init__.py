@@ -1,8 +1,8 @@
 """NVIDIA FLARE 2.9 as the way between sites; nothing outside of this folder knows of it.
 
-`kits` makes the folders with certificates that server, sites and researchers need, `hardening` writes into them what FLARE may do;
-`processes` runs a server or a site in the foreground, `jobs` submits an order and waits for its end; `apps` is what runs in the
-processes of a job, `launcher` how a site starts them.
+`kits` makes the folders with certificates that server, sites and researchers need, `hardening` writes into them what FLARE may
+do; `processes` runs a server or a site in the foreground, `jobs` submits an order and waits for its end; `apps` is what runs in
+the processes of a job, `launcher` how a site starts them.
 """
 
 from __future__ import annotations

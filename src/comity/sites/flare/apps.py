@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.collab import collab
+from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 
 from comity.errors import ComityError, shown
 from comity.sites.courier import Courier
@@ -28,6 +29,7 @@ FOLDER = "COMITY_SITES_FOLDER"  # the folder of this server or site, set by whoe
 DESK = "COMITY_SITES_DESK"  # another module with open_desk, and serve: tests and measurements set it where they start processes
 FAILED = "This site failed to answer."
 UNASKED = "Only the server may ask."
+HERE = 5.0  # seconds for a site that was silent to say that it is there
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +42,25 @@ class Desk(Protocol):
         ...
 
 
+class Line(Protocol):
+    """The way to one site."""
+
+    def ask(self, request: bytes, seconds: float) -> Any:
+        """What `SiteApp.ask` returns there; raises if nothing comes within so many seconds."""
+        ...
+
+    def here(self, seconds: float) -> Any:
+        """Raises if the site is not there."""
+        ...
+
+
 class FlareCourier:
     """Carries requests as calls of `SiteApp.ask`, one thread for each site asked."""
 
-    def __init__(self, sites: Mapping[str, Callable[[bytes, float], Any]], aborted: Callable[[], bool]) -> None:
+    def __init__(self, sites: Mapping[str, Line], aborted: Callable[[], bool]) -> None:
         self._sites = dict(sorted(sites.items()))
         self._aborted = aborted
+        self._silent: set[str] = set()
 
     @property
     def names(self) -> list[str]:
@@ -55,38 +70,45 @@ class FlareCourier:
     def ask(self, requests: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, bytes | None]]:
         """Ask all at once; answers as they come, None for a site that failed or was silent for `seconds`.
 
-        An answer that comes later is dropped. The deadline is kept here, since FLARE's own is one for each part of a call. Raises
-        only when the whole job is aborted.
+        An answer that comes later is dropped. A site that was silent the last time is asked whether it is there, before it is
+        asked anything else: if it is gone for good, it costs the time of this question from then on. The deadline is kept here,
+        since FLARE's own is one for each part of a call. Raises only when the whole job is aborted.
         """
         arrived: queue.SimpleQueue[tuple[str, bytes | None]] = queue.SimpleQueue()
         waiting = set(requests)
         end = time.monotonic() + seconds
-
-        def one(name: str, request: bytes) -> None:
-            answer = None
-            try:
-                answer = self._sites[name](request, seconds)
-                if not isinstance(answer, bytes):
-                    log.warning("%s did not answer: %s", name, shown(answer, 200))
-                    answer = None
-            except BaseException as why:  # whatever it is, this site did not answer
-                log.warning("%s did not answer: %s", name, why)
-            arrived.put((name, answer))
-
         for name, request in requests.items():
-            threading.Thread(target=one, args=(name, request), name=f"ask-{name}", daemon=True).start()
+            asking = threading.Thread(target=lambda *a: arrived.put(self._one(*a)), args=(name, request, seconds), daemon=True)
+            asking.start()
         while waiting:
             try:
                 name, answer = arrived.get(timeout=min(1.0, max(0.0, end - time.monotonic())))
             except queue.Empty:
                 if self._aborted():
                     raise ComityError("The job was aborted.") from None
-                if time.monotonic() < end:
-                    continue
-                yield from ((name, None) for name in sorted(waiting))
-                return
-            waiting.discard(name)
-            yield name, answer
+                if time.monotonic() >= end:
+                    break
+            else:
+                waiting.discard(name)
+                yield name, answer
+        self._silent |= waiting
+        yield from ((name, None) for name in sorted(waiting))
+
+    def _one(self, name: str, request: bytes, seconds: float) -> tuple[str, bytes | None]:
+        try:
+            site = self._sites[name]
+            if name in self._silent:
+                site.here(min(seconds, HERE))
+                self._silent.discard(name)
+            answer = site.ask(request, seconds)
+        except BaseException as why:  # whatever it is, this site did not answer
+            log.warning("%s did not answer: %s", name, why)
+            self._silent.add(name)
+            return name, None
+        if isinstance(answer, bytes):
+            return name, answer
+        log.warning("%s did not answer: %s", name, shown(answer, 200))
+        return name, None
 
 
 class ServerApp:
@@ -101,15 +123,22 @@ class ServerApp:
         """Conduct the run that was ordered."""
         context = collab.context
         serve: Callable[[Courier, dict[str, Any], Path], None] = _ours("comity.sites.server").serve
-        courier = FlareCourier({site.name: _caller(site) for site in collab.clients}, context.is_aborted)
-        serve(courier, self._order, _folder())
+        serve(FlareCourier({site.name: Calls(site) for site in collab.clients}, context.is_aborted), self._order, _folder())
 
 
-def _caller(site: Any) -> Callable[[bytes, float], Any]:
-    def call(request: bytes, seconds: float) -> Any:
-        return site(timeout=seconds).ask(request)
+class Calls:
+    """The way to one site by FLARE's calls."""
 
-    return call
+    def __init__(self, site: Any) -> None:
+        self._site = site
+
+    def ask(self, request: bytes, seconds: float) -> Any:
+        """Call `SiteApp.ask`."""
+        return self._site(timeout=seconds).ask(request)
+
+    def here(self, seconds: float) -> Any:
+        """Call `SiteApp.here`."""
+        return self._site(timeout=seconds).here()
 
 
 class SiteApp:
@@ -132,11 +161,25 @@ class SiteApp:
             log.exception("A request could not be answered.")  # in this site's own log
             return FAILED
 
+    @collab.publish
+    def here(self) -> bool:
+        """Whether this site is there: it is, and says so even while it works on an answer."""
+        return True
+
     def _open(self) -> Desk:
         if self._desk is None:
-            meta = collab.fl_ctx.get_prop(FLContextKey.JOB_META) or {}
-            self._desk = _ours("comity.sites.desk").open_desk(_folder(), str(meta.get("submitter_name", "")))
+            self._desk = _ours("comity.sites.desk").open_desk(_folder(), _submitter())
         return self._desk
+
+
+def _submitter() -> str:
+    """Whose certificate signed this job, which is not left to the server to say."""
+    context = collab.fl_ctx
+    root = Path(context.get_prop(FLContextKey.WORKSPACE_OBJECT).get_startup_kit_dir()) / "rootCA.pem"
+    signed, signers = verify_folder_signature_and_get_signers(context.get_prop(FLContextKey.APP_ROOT), str(root))
+    if not signed or len(signers) != 1:
+        raise ComityError("The job is not signed by one person whom the root knows.")
+    return str(signers[0][0])
 
 
 def _folder() -> Path:

@@ -1,7 +1,8 @@
 """What FLARE may do, written into a kit's `local` folder: far less than its defaults allow.
 
-- No job may bring code, whoever submits it; a job may only name the classes in `CLASSES`, which are this package's two apps and
-  FLARE's two adapters around them.
+- A job is signed by whoever submits it, and checked against the root at every site.
+- No job may bring code, whoever submits it; a job may only name this package's app there and FLARE's
+  adapter around it.
 - Nobody gets a shell, restarts or stops a site, changes its log or reads its errors from afar.
 - A site sends no logs; a server has nobody who would receive them.
 - Jobs are kept below the server's own folder, not in the system's temporary one.
@@ -21,7 +22,8 @@ AT_SERVER = [CONTROLLER, SERVER_APP]
 AT_SITE = [EXECUTOR, SITE_APP]
 ROLES = ("project_admin", "org_admin", "lead", "member")
 RIGHTS = (
-    "submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands", "byoc", "server-predeployed-flwr",
+    "submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands", "byoc",
+    "server-predeployed-flwr",
 )  # fmt: skip
 SILENCE = 30  # seconds without a heartbeat (one every ten), after which the server takes a site for gone
 
@@ -47,13 +49,17 @@ def harden_server(kit: Path, folder: Path) -> None:
         "components": [
             _component("job_scheduler", "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler", max_jobs=1),
             _component(
-                "job_manager", "nvflare.apis.impl.job_def_manager.SimpleJobDefManager", uri_root=str(kept), job_store_id="job_store"
+                "job_manager",
+                "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
+                uri_root=str(kept),
+                job_store_id="job_store",
             ),
             _component("job_store", storage),
             _component("process_launcher", launcher),
         ],
     }
     _write(kit, "resources.json", resources)
+    _only_signed(kit / "startup" / "fed_server.json")
 
 
 def harden_site(kit: Path) -> None:
@@ -70,13 +76,22 @@ def harden_site(kit: Path) -> None:
             _component(
                 "resource_manager",
                 "nvflare.app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
-                num_of_gpus=0, mem_per_gpu_in_GiB=0, expiration_period=300,
-            ),  # fmt: skip
+                num_of_gpus=0,
+                mem_per_gpu_in_GiB=0,
+                expiration_period=300,
+            ),
             _component("resource_consumer", "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer"),
             _component("process_launcher", "comity.sites.flare.launcher.Launcher"),
         ],
     }
     _write(kit, "resources.json", resources)
+    _only_signed(kit / "startup" / "fed_client.json")
+
+
+def _only_signed(file: Path) -> None:
+    """FLARE wants jobs signed unless told otherwise; here it is told."""
+    held = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(held | {"require_signed_jobs": True}, indent=2) + "\n", encoding="utf-8")
 
 
 def _permissions(given: dict[str, dict[str, str]]) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,8 @@ class Jobs:
 
         session = None
         try:
-            session = new_secure_session(researcher(kit), str(kit.resolve()), timeout=seconds)
+            with redirect_stdout(io.StringIO()):  # it tells the screen that it connects
+                session = new_secure_session(researcher(kit), str(kit.resolve()), timeout=seconds)
             yield cls(session)
         except (NoConnection, AuthenticationError) as why:
             raise ComityError(f"The server did not let this kit in, or is not there: {why}") from None
@@ -101,7 +103,9 @@ def write_job(order: dict[str, Any], folder: Path) -> None:
     threads = {"max_call_threads": THREADS}
     server = {
         "format_version": 2,
-        "workflows": [{"id": "controller", "path": CONTROLLER, "args": {"server_obj_id": "server", "sync_task_timeout": SYNC} | threads}],
+        "workflows": [
+            {"id": "controller", "path": CONTROLLER, "args": {"server_obj_id": "server", "sync_task_timeout": SYNC} | threads}
+        ],
         "components": [{"id": "server", "path": SERVER_APP, "args": {"order": written}}],
     }
     site = {

@@ -73,6 +73,17 @@ def init(folder: Path, host: str, port: int, researcher: str = "lead@comity.loca
     if (folder / ROOT).exists():
         raise Refusal(f"{folder} has a root already: it is not made anew, as every site's certificate hangs on it.")
     (folder / ROOT).mkdir(parents=True, mode=0o700)
+    try:
+        invite = _init(folder, host, port, researcher, project)
+    except BaseException:
+        for made in (folder / ROOT, folder / SERVER, folder / LEAD):
+            shutil.rmtree(made, ignore_errors=True)
+        raise
+    invite.save(folder / INVITE)
+    return invite
+
+
+def _init(folder: Path, host: str, port: int, researcher: str, project: str) -> Invite:
     profile = folder / PROFILE
     _write_yaml(
         profile,
@@ -87,13 +98,11 @@ def init(folder: Path, host: str, port: int, researcher: str = "lead@comity.loca
     ):
         _own_kit(folder, kit, project, entry, fingerprint)
     harden_server(folder / SERVER, folder)
-    invite = Invite(project, host, port, fingerprint)
-    invite.save(folder / INVITE)
-    return invite
+    return Invite(project, host, port, fingerprint)
 
 
 def add_user(folder: Path, kit: str, user: str, role: str) -> Path:
-    """One more kit in the operator's `folder`, for a person with one of FLARE's roles (lead, member, org_admin, project_admin)."""
+    """One more kit in the operator's `folder`, for a person with a role of FLARE's (lead, member, org_admin or project_admin)."""
     needs_flare()
     invite = Invite.load(folder / INVITE)
     _own_kit(folder, kit, invite.project, {"name": user, "type": "admin", "org": ORGANISATION, "role": role}, invite.fingerprint)

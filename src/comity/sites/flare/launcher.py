@@ -22,8 +22,20 @@ class Handle(ProcessHandle):
 
 
 class Launcher(ClientProcessJobLauncher):
-    """Starts a site's job processes."""
+    """Starts a site's job processes, one at a time.
+
+    When a server was killed, the processes of its job wait at the sites until it is back and has heard of them. By then it may
+    run the same order again: what a party keeps must not be in the hands of two.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: Handle | None = None
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: Any) -> Handle:
-        """Start one, as FLARE does."""
-        return Handle(process_adapter=super().launch_job(job_meta, fl_ctx).adapter)
+        """Start one, as FLARE does, after the end of the one before."""
+        if self._last is not None and self._last.poll() == JobReturnCode.UNKNOWN:
+            self._last.terminate()
+            self._last.wait()
+        self._last = Handle(process_adapter=super().launch_job(job_meta, fl_ctx).adapter)
+        return self._last

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,8 +84,11 @@ def _run(folder: Path, kit: Path, command: list[str], settings: list[str]) -> No
     try:
         flare = subprocess.Popen(
             [sys.executable, "-u", "-m", *command, "--set", *settings],
-            env=env, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_with_parent(),
-        )  # fmt: skip
+            env=env,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_with_parent(),  # noqa: PLW1509 -- one call to the system, that no other thread has to do with
+        )
         try:
             flare.wait()
         except InterruptedError:
@@ -139,7 +143,5 @@ def descendants(pids: list[int]) -> list[psutil.Process]:
 def _send(process: psutil.Process, number: int) -> None:
     import psutil
 
-    try:
+    with suppress(psutil.NoSuchProcess):
         process.send_signal(number)
-    except psutil.NoSuchProcess:
-        pass
