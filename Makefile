@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo five check quick test soak docs test-browser screenshot bench bench-scale bench-peers clean
+.PHONY: demo five check quick test soak docs test-browser test-sites screenshot bench bench-scale bench-peers clean
 
 # torch first and pinned: any other request for it pulls gigabytes of GPU packages.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -63,6 +63,16 @@ docs: $(VENV)/docs-ready
 test-browser: $(VENV)/ready
 	@sh tests/browser/prepare.sh $(BIN)
 	COMITY_BROWSER=1 $(BIN)/pytest tests/browser
+
+# NVIDIA FLARE, beside the others but only when wanted.
+$(VENV)/sites-ready: $(VENV)/ready
+	@echo 'Adding NVIDIA FLARE to $(VENV) ...'
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,sites]"
+	@touch $@
+
+# A real server and real sites on this machine, with faults: some minutes.
+test-sites: $(VENV)/sites-ready
+	COMITY_SITES=1 $(BIN)/pytest tests/sites
 
 # The README's picture, of the demo's page.
 screenshot: $(VENV)/ready

@@ -1,0 +1,173 @@
+"""A whole deployment on this machine: real processes, mutual TLS, loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from comity.sites.flare import kits
+from comity.sites.flare.jobs import Jobs
+from comity.sites.flare.processes import descendants, end_all
+
+HERE = Path(__file__).parent
+START = "import sys; from pathlib import Path; from comity.sites.flare.processes import {what}; {what}(*map(Path, sys.argv[1:]))"
+
+
+def free_port() -> int:
+    """A port that nobody listens at, for now."""
+    with socket.socket() as at:
+        at.bind(("127.0.0.1", 0))
+        return int(at.getsockname()[1])
+
+
+class Deployed:
+    """A server and sites that can be started, killed and started again; `desk` is the module that answers in their jobs."""
+
+    def __init__(self, folder: Path, names: Sequence[str], desk: str = "echo") -> None:
+        self.folder = folder
+        self.hub = folder / "hub"
+        self.names = list(names)
+        self.desk = desk
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.seen: dict[int, psutil.Process] = {}
+        invite = kits.init(self.hub, "localhost", free_port())
+        for name in names:
+            request = kits.join(invite, name, self.site(name))
+            kits.accept(kits.approve(self.hub, request), self.site(name), invite.fingerprint)
+
+    def site(self, name: str) -> Path:
+        """A site's own folder."""
+        return self.folder / name
+
+    def start(self, *names: str) -> None:
+        """Start "server" or sites by name; all of them unless told."""
+        for name in names or ("server", *self.names):
+            at = [self.hub, self.hub / kits.SERVER] if name == "server" else [self.site(name), self.site(name) / kits.KIT]
+            env = os.environ | {"COMITY_SITES_DESK": self.desk}
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+            what = "run_server" if name == "server" else "run_site"
+            with (self.folder / f"{name}.out").open("ab") as out:
+                self.processes[name] = subprocess.Popen(
+                    [sys.executable, "-c", START.format(what=what), *map(str, at)], env=env, stdout=out, stderr=out
+                )
+            if name == "server":
+                self._wait_for_port()
+
+    def _wait_for_port(self) -> None:
+        port = kits.Invite.load(self.hub / kits.INVITE).port
+        for _ in range(300):
+            with socket.socket() as at:
+                if at.connect_ex(("127.0.0.1", port)) == 0:
+                    return
+            time.sleep(0.1)
+        raise TimeoutError(self.said("server"))
+
+    def said(self, name: str) -> str:
+        """What a server or site wrote to the screen."""
+        return (self.folder / f"{name}.out").read_text(encoding="utf-8", errors="replace")
+
+    def log(self, name: str) -> str:
+        """FLARE's own log there."""
+        kit = self.hub / kits.SERVER if name == "server" else self.site(name) / kits.KIT
+        return "".join(file.read_text(encoding="utf-8", errors="replace") for file in sorted(kit.rglob("log.txt*")))
+
+    @contextmanager
+    def jobs(self, kit: str = kits.LEAD, seconds: float = 20) -> Iterator[Jobs]:
+        """The researcher's way to the server."""
+        with Jobs.at(self.hub / kit, seconds) as jobs:
+            yield jobs
+
+    def wait_for(self, jobs: Jobs, *names: str, seconds: float = 60) -> None:
+        """Wait until these sites are connected."""
+        end = time.monotonic() + seconds
+        while not set(names or self.names) <= set(jobs.sites()):
+            assert time.monotonic() < end, f"{jobs.sites()} are there after {seconds} s, not {names or self.names}"
+            time.sleep(0.5)
+
+    def steps(self) -> list[dict[str, Any]]:
+        """What came of the steps so far."""
+        return [step for step in self._lines() if "answers" in step]
+
+    def _lines(self) -> list[dict[str, Any]]:
+        file = self.hub / "steps.jsonl"
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+
+    def wait_until_asked(self, ask: str, seconds: float = 90) -> None:
+        """Wait until the server has begun a step."""
+        end = time.monotonic() + seconds
+        while not any(line.get("begun") == ask for line in self._lines()):
+            assert time.monotonic() < end, f"{ask} was not asked within {seconds} s\n{self.log('server')[-3000:]}"
+            time.sleep(0.05)
+
+    def go(self, name: str) -> None:
+        """Let a step that waits for a file of this name begin."""
+        (self.hub / name).touch()
+
+    def tree(self, name: str) -> list[psutil.Process]:
+        """All processes of a server or a site, this one's own command first, then FLARE's, then the jobs'."""
+        found = descendants([self.processes[name].pid])
+        self.seen |= {process.pid: process for process in found}
+        return found
+
+    def job_process(self, name: str) -> psutil.Process:
+        """The process of the job that a server or a site runs now."""
+        (process,) = [
+            one for one in self.tree(name) if any(".runner_process" in w or ".worker_process" in w for w in one.cmdline())
+        ]
+        return process
+
+    def kill(self, name: str) -> None:
+        """Kill all processes of a server or a site at once, as a power cut would."""
+        for process in self.tree(name):
+            process.kill()
+        self.processes.pop(name).wait()
+
+    def stop(self, name: str, number: int = signal.SIGTERM) -> int:
+        """Tell a server or site to stop, and wait for it; returns its exit code."""
+        self.tree(name)
+        process = self.processes.pop(name)
+        process.send_signal(number)
+        return process.wait(timeout=30)
+
+    def close(self) -> None:
+        """Stop all, and see that nothing is left; the folder's name tells our processes from others."""
+        for name in list(self.processes):
+            self.stop(name)
+        left = self.left()
+        end_all([process.pid for process in left])
+        assert not left, f"left behind: {[process.info for process in left]}"
+
+    def left(self, seconds: float = 5) -> list[psutil.Process]:
+        """Processes that have this folder in their command, after some seconds at most."""
+        end = time.monotonic() + seconds
+        while True:
+            found = [p for p in psutil.process_iter(["pid", "cmdline"]) if self._ours(p)]
+            if not found or time.monotonic() > end:
+                return found
+            time.sleep(0.2)
+
+    def _ours(self, process: psutil.Process) -> bool:
+        return process.pid != os.getpid() and any(str(self.folder) in word for word in process.info["cmdline"] or ())
+
+
+@contextmanager
+def deployed(folder: Path, names: Sequence[str], start: bool = True) -> Iterator[Deployed]:
+    """A deployment that is stopped at the end, with a look at what is left."""
+    one = Deployed(folder, names)
+    try:
+        if start:
+            one.start()
+        yield one
+    finally:
+        one.close()
