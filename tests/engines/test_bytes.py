@@ -241,7 +241,7 @@ def test_personal_weights_and_data_do_not_cross_under_any_name(text: str, wire: 
     for call, reply, state in wire.replies:
         sent = tensors_in(reply)
         assert not [t for t in sent if tuple(t.shape[1:]) == shape], f"{call.work} sent samples"
-        if shares in ("nothing", "representations"):
+        if shares in ("nothing", "representations", "means"):
             own = [t for t in tensors_in(state) if t.numel() > 1]
             assert own
             assert not [t for t in sent for w in own if t.shape == w.shape and torch.equal(t, w)], f"{call.work} sent weights"

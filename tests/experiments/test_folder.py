@@ -35,7 +35,7 @@ def test_a_run_has_begun_with_its_settings(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     with pytest.raises(Refusal, match=r"holds no run: it has no config\.toml"):
         folder.check_begun()
-    folder.begin("seed = 1\n", "{}", {"code": "a commit"})
+    folder.begin("seed = 1\n", {"code": "a commit"}, split="{}")
     folder.check_begun()
     assert folder.begun
     assert folder.remains

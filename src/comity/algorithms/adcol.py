@@ -103,6 +103,10 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     rep_mode: Literal["after", "last_epoch"] = option("after", "representations: after training, or as the last epoch made them")
     objective: Literal["ce", "simsiam", "ntxent"] = option("ce", "labels, or self-supervision with a linear probe (future work)")
 
+    @property
+    def leaves(self) -> frozenset[str]:
+        return super().leaves | ({"weights"} if self.aggregate != "none" else set())
+
     def check(self, info: Info) -> None:
         info.same_width("adcol")
         if self.aggregate != "none":

@@ -110,6 +110,7 @@ class Dbe(Piloted):
         ),
     )
     start_weights = "theta"
+    also_leaves = ("means",)
     bytes_formula = (
         "the host's, and N · (S + 8·K) once before round 1; kappa=auto: 4 · pilot_rounds rounds and N · (4·S + 73) more"
     )
@@ -198,7 +199,8 @@ class Dbe(Piloted):
 
     def noised(self, z: Tensor, key: Key) -> Tensor:
         """(1 − q) z̄ + N(0, s²), element by element."""
-        return (1 - self.noise_q) * z + self.noise_s * torch.normal(0.0, 1.0, z.shape, generator=key.noise().generator()).to(z.device)
+        drawn = torch.normal(0.0, 1.0, z.shape, generator=key.noise().generator()).to(z.device)
+        return (1 - self.noise_q) * z + self.noise_s * drawn
 
     @work
     async def agree(self, mine: Wrapped[Mean], m: Mean, party: Party, key: Key) -> tuple[Wrapped[Mean], None]:

@@ -50,7 +50,8 @@ class Teacher:
 
 @algorithm
 class Fd(Algorithm[Bank, Params, Teacher]):
-    shares = "representations"
+    shares = "means"
+    also_leaves = ("class counts",)
     self_contained = True
     start_weights = ""
     bytes_formula = "Σ_t |S_t| · (8·C² + 5·C): logits both ways, counts up, a mask of known classes down"

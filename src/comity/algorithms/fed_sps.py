@@ -62,6 +62,7 @@ class Overlapping:
 @algorithm
 class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
     shares = "gradients"
+    also_leaves = ("weights",)
     self_contained = True
     hears_peers = True
     bytes_formula = "Σ_t Σ_{i asks j} collab_steps·(S + S_g + 12), S_g = the gradient; samples: S + 12 + |ODA_ij|·(4·dim x + 4)"
@@ -81,6 +82,10 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
     beta: float = option(0.5, "β, weight of the overlap with peers", minimum=0)
     score: Literal["gain", "overlap"] = option("gain", "what a peer gave: the drop of a held-out loss by its step, or overlap")
     code_compat: bool = option(False, "as the code: T on the first weights, own samples too, clean losses")
+
+    @property
+    def leaves(self) -> frozenset[str]:
+        return super().leaves | ({"samples"} if self.mode == "samples" else set())
 
     def check(self, info: Info) -> None:
         info.needs_classes("fed-sps", "looks where models confuse classes")

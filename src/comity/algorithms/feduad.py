@@ -78,6 +78,7 @@ class Adversary:
 @algorithm
 class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     start_weights = "theta"
+    also_leaves = ("class counts",)
     bytes_formula = "Σ_t K_c · (2·S + 2·S_D + (K_c − 1) · (S + 4·C + 4)); no S_D unless D is averaged"
 
     uad: bool = field(default=True, init=False)  # fedufo has a choice here

@@ -44,7 +44,8 @@ class Drawn:
 class SharesRepresentations(Algorithm[S, C, M]):
     """The loss and what is shown to others: with a relay and without."""
 
-    shares = "representations"
+    shares = "means"
+    also_leaves = ("class counts",)
     self_contained = True
     hears_peers = True
 
@@ -143,6 +144,10 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
         super().check(info)
         if self.aggregate != "none":
             info.same_architecture(f"relay with aggregate={self.aggregate}")
+
+    @property
+    def leaves(self) -> frozenset[str]:
+        return super().leaves | ({"weights"} if self.aggregate != "none" else set())
 
     def server(self, key: Key, info: Info) -> Bank:
         shared = keep(info.task.init(key), shared_names(info.task, self.aggregate))

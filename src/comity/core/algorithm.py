@@ -75,9 +75,22 @@ SHARES = {
     "model": "shares the whole model",
     "generic": "shares a generic model and keeps a head of its own at the party",
     "representations": "shares representations and keeps all weights at the party",
+    "means": "shares means of representations and keeps all weights at the party",
     "gradients": "shares gradients and keeps all weights at the party",
     "data": "pools the data",
 }
+
+
+LEAVES = {
+    "weights": "weights of a model",
+    "representations": "representations of single samples",
+    "means": "means over a party's samples, or over those of a class",
+    "gradients": "gradients",
+    "class counts": "how many samples there are of each class",
+    "samples": "samples themselves, or near-copies of them",
+}
+"""The kinds of what methods have parties send, to the server or to each other."""
+_LEAVES_BY_SHARES = {"nothing": (), "data": ("samples",)} | {name: (name,) for name in ("representations", "means", "gradients")}
 
 
 class Algorithm(ABC, Generic[S, C, M]):
@@ -88,6 +101,8 @@ class Algorithm(ABC, Generic[S, C, M]):
 
     shares: ClassVar[str] = "model"
     """What crosses the wire, one of SHARES: wrappers look here to know whether they make sense."""
+    also_leaves: ClassVar[tuple[str, ...]] = ()
+    """What else parties send, of LEAVES."""
     self_contained: ClassVar[bool] = False
     """Whether `model` needs nothing from the server, so that evaluation sends nothing down."""
     hears_peers: ClassVar[bool] = False
@@ -122,6 +137,11 @@ class Algorithm(ABC, Generic[S, C, M]):
     def needs_validation(self) -> str:
         """Why nothing can be done without validation samples, and what to do about it; empty if they are not needed."""
         return ""
+
+    @property
+    def leaves(self) -> frozenset[str]:
+        """The kinds (of LEAVES) of what parties send, be it sealed or not: a site allows each of them, or takes no part."""
+        return frozenset((*_LEAVES_BY_SHARES.get(self.shares, ("weights",)), *self.also_leaves))
 
     def cautions(self, info: Info) -> list[str]:
         """What a user should know before running the method as it is set."""

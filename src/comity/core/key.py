@@ -47,7 +47,6 @@ class Key:
         """`count` of 0..n-1 without replacement, in ascending order."""
         return sorted(self.permutation(n)[:count].tolist())
 
-
     def noise(self) -> Key:
         """The key of noise that hides something: in a simulation this one, which everybody could compute."""
         return self

@@ -365,9 +365,7 @@ class RunFolder:
 
     # Writers.
 
-    def begin(
-        self, settings: str, environment: Mapping[str, Any], *, split: str = "", parties: str = "", plan: str = ""
-    ) -> None:
+    def begin(self, settings: str, environment: Mapping[str, Any], *, split: str = "", parties: str = "", plan: str = "") -> None:
         """Write what a run begins with; the settings last, so that whoever sees them sees the rest."""
         for path, text in ((self.split, split), (self.parties, parties), (self.plan, plan)):
             if text:

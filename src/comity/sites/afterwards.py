@@ -34,7 +34,8 @@ class AtSite(Result):
         site = self.run.brought(version)
         own = self.run.federation
         names = own.class_names or tuple(map(str, range(own.classes)))
-        return Deployed(*site.deployed(Letter(content, version)), Inputs(own.shape, own.preprocess.for_party(party), own.schema), names)
+        inputs = Inputs(own.shape, own.preprocess.for_party(party), own.schema)
+        return Deployed(*site.deployed(Letter(content, version)), inputs, names)
 
     def state(self, party: str) -> object:
         assert self.run is not None

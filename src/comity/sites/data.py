@@ -37,7 +37,9 @@ def own_federation(name: str, data: Path, experiment: Experiment) -> Federation:
     """
     dataset = load_dataset(str(data))
     if dataset.scale == "shared":
-        raise Refusal(f"The data of {name} are to be scaled by everybody's figures, which sites do not exchange: use own or fixed.")
+        raise Refusal(
+            f"The data of {name} are to be scaled by everybody's figures, which sites do not exchange: use own or fixed."
+        )
     groups = dataset.groups.get(PARTY)
     if groups is None or len(groups.names) != 1:
         raise Refusal(f"{data} must hold the data of one party, as comity deploy join imports them.")

@@ -97,7 +97,9 @@ class Desk:
     def _worked(self, run: SiteRun, head: messages.Work, body: bytes, law: Law) -> bytes:
         before = run.book.sent
         answer = run.work(head, body, law)
-        self.say(f"round {head.call[2]}: {head.call[0]} is done, {size(run.book.sent - before)} leave, {size(run.book.sent)} in all")
+        self.say(
+            f"round {head.call[2]}: {head.call[0]} is done, {size(run.book.sent - before)} leave, {size(run.book.sent)} in all"
+        )
         return answer
 
     def _ended(self, run: SiteRun, head: messages.End) -> None:

@@ -1,7 +1,7 @@
 """Parties at sites of their own: what is asked of them goes through a courier, and their states stay where they are.
 
-A letter names the state that it is for, so a site needs no other word to go on, be it after a restart, a lost reply or a round that
-did not count. A site that says nothing in time, or refuses, is a party that was not heard.
+A letter names the state that it is for, so a site needs no other word to go on, be it after a restart, a lost reply or a round
+that did not count. A site that says nothing in time, or refuses, is a party that was not heard.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class SitesEngine(Engine):
         return list(self._remarks)
 
     def _asked(self, heads: Mapping[int, Any], contents: Mapping[int, Any], kind: type) -> Iterator[tuple[int, Any, bytes]]:
-        """Ask sites; of those who answer so, the head and what is behind it. What most often is one and the same is encoded once."""
+        """Ask sites; the heads of this kind that they answer, and what is behind them. One letter for many is encoded once."""
         bodies: dict[int, bytes] = {}
         for content in contents.values():
             if id(content) not in bodies:

@@ -140,4 +140,3 @@ def spent(folder: Path, party: str) -> int:
     """Bytes that left this site in all its runs."""
     found = (LEDGER.salvage(path.parent).rows for path in sorted((folder / "runs").glob(f"*/{LEDGER.name}")))
     return sum(row.bytes for rows in found for row in rows if row.src == party)
-

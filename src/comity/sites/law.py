@@ -1,4 +1,4 @@
-"""A site's own law, `site.toml`: what may run there, and what may leave. It is read anew for every run; nobody else can change it.
+"""A site's own law, `site.toml`: what may run there, and what may leave. It is read anew for every request.
 
 What a law does not allow is refused before data are touched, in a sentence that names the line which forbids it.
 """
@@ -25,7 +25,7 @@ from comity.units import size
 
 NAME = "site.toml"
 SCALES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-TEXT = '''\
+TEXT = """\
 # What {name} allows. Comity reads this file before every run; the server and researchers cannot see or change it.
 name = "{name}"
 data = "{data}"                     # the folder that `comity deploy join` imported this site's files to
@@ -45,7 +45,7 @@ class_counts = false                # whether the server may know how many sampl
 [budget]                            # over all runs together, from the day that this site joined
 bytes = "100 GB"
 epsilon = "inf"                     # a number refuses every run whose privacy loss is not accounted for: so far, all
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,16 @@ class Law:
         name = called(experiment.algorithm)
         if not any(fnmatchcase(submitter, one) for one in self.submitters):
             raise Refusal(f"{self.name} takes no orders from {shown(submitter, 100)} (submitters).")
-        for text in (experiment.algorithm, experiment.model, experiment.metric, *(own.model or "" for own in experiment.party.values())):
+        own = [party.model or "" for party in experiment.party.values()]
+        for text in (experiment.algorithm, experiment.model, experiment.metric, *own):
             if any(is_code(parse(part).name) for part in split(text, "+") if part):
-                raise Refusal(f"{self.name} runs no files that a run names, as {shown(text, 100)}: install it there as a package.")
+                raise Refusal(f"{self.name} runs no files that a run names, as {shown(text, 100)}: install a package there.")
         self._check_method(name, experiment, algorithm)
         if experiment.rounds > self.rounds:
             raise Refusal(f"{self.name} takes part in {self.rounds} rounds at most, not in {experiment.rounds} (rounds).")
         if math.isfinite(self.budget_epsilon):
-            raise Refusal(f"{self.name} allows a privacy loss of {self.budget_epsilon:g}, but that of {name} is not accounted for.")
+            most = f"{self.budget_epsilon:g}"
+            raise Refusal(f"{self.name} allows a privacy loss of {most}, and that of {name} is not known (budget: epsilon).")
 
     def _check_method(self, name: str, experiment: Experiment, algorithm: AnyAlgorithm) -> None:
         for part in split(experiment.algorithm, "+"):
@@ -112,15 +114,15 @@ class Law:
                 raise Refusal(f"{self.name} never takes part in {forbidden} (never).")
         for one in chain(algorithm):
             if others := sorted(one.leaves - set(self.kinds)):
-                raise Refusal(f"In {name} {LEAVES[others[0]]} would leave, which {self.name} does not allow (kinds: {others[0]}).")
+                raise Refusal(f"{self.name} does not let {LEAVES[others[0]]} leave, as {name} would (kinds: {others[0]}).")
 
     def check_records(self, train: int, counts: tuple[int, ...], algorithm: AnyAlgorithm) -> None:
         """Refuse to send what too few records are behind: of so many training samples, of which each class has its `counts`."""
         if train < self.records:
             raise Refusal(f"{self.name} has fewer than {self.records} training samples (records).")
         few = [count for count in counts if 0 < count < self.records]
-        if few and any("means" in one.leaves for one in chain(algorithm)) and len(counts) > 1:
-            raise Refusal(f"{self.name} has a class of fewer than {self.records} training samples, whose mean would leave (records).")
+        if few and chain(algorithm)[-1].shares == "means":
+            raise Refusal(f"{self.name} has a class of {min(few)} training samples, and its mean would leave (records).")
 
 
 def _is(one: AnyAlgorithm, forbidden: str) -> bool:
@@ -144,9 +146,9 @@ def _value(path: Path, name: str, given: Any) -> Any:
         if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
             raise Refusal(f"{path}: {name} must be a list of names, not {shown(given)}.")
         return tuple(given)
-    wanted = {"int": int, "bool": bool, "str": str, "Path": str}[kind]
-    if type(given) is not wanted or (wanted is int and given < 0):
-        raise Refusal(f"{path}: {name} must be a {'truth value' if wanted is bool else 'whole number'}, not {shown(given)}.")
+    wanted = {"int": "a whole number", "bool": "true or false", "str": "a text", "Path": "a text"}[kind]
+    if type(given).__name__ != kind.replace("Path", "str") or (kind == "int" and given < 0):
+        raise Refusal(f"{path}: {name} must be {wanted}, not {shown(given)}.")
     return given
 
 

@@ -39,7 +39,8 @@ class Identity:
     def read(startup: Path) -> Identity:
         """Of a site's kit."""
         try:
-            certificate, root = (x509.load_pem_x509_certificate((startup / name).read_bytes()) for name in ("client.crt", "rootCA.pem"))
+            pems = [(startup / name).read_bytes() for name in ("client.crt", "rootCA.pem")]
+            certificate, root = map(x509.load_pem_x509_certificate, pems)
             signer = load_pem_private_key((startup / "client.key").read_bytes(), None)
         except (OSError, ValueError) as why:
             raise Refusal(f"The certificate and key in {startup} cannot be read: comity deploy accept makes them.") from why
@@ -103,8 +104,8 @@ def keys_of(
 ) -> SitesKeys:
     """The keys of this site in a run with parties of these names, each of whose passports is checked."""
     own = names.index(identity.name)
-    others = {i: identity.public_key(run, name, passports[name]) for i, name in enumerate(names) if i != own and name in passports}
-    return SitesKeys(run, own, key, others)
+    there = [i for i, name in enumerate(names) if i != own and name in passports]
+    return SitesKeys(run, own, key, {i: identity.public_key(run, names[i], passports[names[i]]) for i in there})
 
 
 def _bound(run: str, name: str, public: str) -> bytes:

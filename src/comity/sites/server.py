@@ -108,10 +108,10 @@ def conduct(courier: Courier, order: Order, folder: Path, progress: Progress) ->
         if not begun:
             _write_beginning(run, outline, everybody)
         engine = SitesEngine(courier, outline, order.run, order.deadline, MOST_BYTES)
-        said = [f"{name} takes no part: {why}" for name, why in refused.items()]
+        remarks = [f"{name} takes no part: {why}" for name, why in refused.items()]
         rounds = 0
         try:
-            summary = execute(outline, lambda: engine, run, progress, Trackers(), resume=begun, remarks=said)
+            summary = execute(outline, lambda: engine, run, progress, Trackers(), resume=begun, remarks=remarks)
             rounds = summary["rounds"]
         finally:
             _tell(courier, order, everybody, End(order.run, rounds, rounds > 0))
@@ -179,7 +179,9 @@ def _read(answer: bytes | None) -> Introduced | str:
     return head if isinstance(head, Introduced) else "it answered something else than it was asked."
 
 
-def _begin_everywhere(courier: Courier, order: Order, there: Mapping[str, Introduced], everybody: Mapping[str, Introduced]) -> None:
+def _begin_everywhere(
+    courier: Courier, order: Order, there: Mapping[str, Introduced], everybody: Mapping[str, Introduced]
+) -> None:
     """Tell sites who takes part. All must agree to that, or the run does not begin."""
     passports = {name: one.passport for name, one in there.items() if one.passport}
     head = Begin(order.run, {name: one.said for name, one in everybody.items()}, passports)
@@ -212,4 +214,3 @@ def read_parties(run: RunFolder) -> dict[str, Introduced]:
         return {name: Introduced(**one | {"said": Introduction(**one["said"]), "passport": None}) for name, one in told.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as why:
         raise ComityError(f"{run.parties} cannot be read: it is damaged.") from why
-

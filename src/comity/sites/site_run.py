@@ -117,7 +117,7 @@ class SiteRun:
         law.check(chosen, algorithm, submitter)
         federation = own_federation(law.name, law.data, chosen)
         if asked.schema != schema_mark(federation.schema):
-            raise Refusal(f"The data of {law.name} follow another schema than the server's: import them again by its schema.json.")
+            raise Refusal(f"The data of {law.name} follow another schema than the server's: import them again by that one.")
         chosen = judged_by(chosen, federation.classes)
         check_fits(chosen.metric, federation.classes)
         own = federation.parties[law.name]
