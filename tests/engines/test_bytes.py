@@ -199,10 +199,10 @@ class Wire:
                 self.replies.append((call, answer.reply, engine.sites[i].mine))
                 yield i, answer
 
-        def evaluated(engine: LoopEngine, letters: Mapping[int, Any], final: bool) -> Iterator[Any]:
+        def evaluated(engine: LoopEngine, letters: Mapping[int, Any], look: Any) -> Iterator[Any]:
             call = Call("evaluate", -1, -1, 0)
             self.letters += [(call, letter.content) for letter in letters.values()]
-            for i, evaluation in evaluate(engine, letters, final):
+            for i, evaluation in evaluate(engine, letters, look):
                 self.replies.append((call, evaluation, engine.sites[i].mine))
                 yield i, evaluation
 

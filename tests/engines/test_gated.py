@@ -13,7 +13,7 @@ import torch
 from matrix import VARIANTS, run, tables, weights
 
 from comity.core import Sealed
-from comity.core.call import Answer, Call, Letter
+from comity.core.call import Answer, Call, Letter, Look
 from comity.core.codec import decode, encode
 from comity.core.gate import Gate
 from comity.core.record import unseal
@@ -78,12 +78,12 @@ class Watched:
                 self.passed[call.work] += 1
                 yield i, Answer(reply, *answer[1:])
 
-        def evaluated(engine: LoopEngine, letters: Mapping[int, Letter], final: bool) -> Iterator[Any]:
+        def evaluated(engine: LoopEngine, letters: Mapping[int, Letter], look: Look) -> Iterator[Any]:
             came = {i: sent(letter, gate(engine, i)) for i, letter in letters.items()}
             for i, letter in came.items():
                 gate(engine, i).check_view(letter.content)
             self.passed["evaluate"] += len(came)
-            return evaluate(engine, came, final)
+            return evaluate(engine, came, look)
 
         patch.setattr(LoopEngine, "work", worked)
         patch.setattr(LoopEngine, "evaluate", evaluated)

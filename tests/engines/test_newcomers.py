@@ -66,9 +66,9 @@ class Witness:
             self.hear(engine, call.work, letters)
             return work(engine, call, letters, parcels)
 
-        def evaluated(engine: LoopEngine, letters: Mapping[int, Any], final: bool) -> Iterator[Any]:
+        def evaluated(engine: LoopEngine, letters: Mapping[int, Any], look: Any) -> Iterator[Any]:
             self.hear(engine, "evaluate", letters)
-            return evaluate(engine, letters, final)
+            return evaluate(engine, letters, look)
 
         def evaluated_alone(engine: LoopEngine, ids: Iterable[int], t: int) -> Iterator[Any]:
             assert t == self.round

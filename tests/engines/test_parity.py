@@ -138,8 +138,8 @@ def test_the_order_of_replies_does_not_matter(monkeypatch: pytest.MonkeyPatch, t
         seen.append([i for i, _ in answers])
         return iter(answers)
 
-    def evaluated(engine: LoopEngine, letters: Any, final: bool) -> Iterator[Any]:
-        return evaluate(engine, dict(reversed(letters.items())), final)
+    def evaluated(engine: LoopEngine, letters: Any, look: Any) -> Iterator[Any]:
+        return evaluate(engine, dict(reversed(letters.items())), look)
 
     expected = {text: on_loop(text) for text in ("fedavg", "scaffold", "adcol", "fedavg+dbe", "centralized")}
     monkeypatch.setattr(LoopEngine, "work", worked)

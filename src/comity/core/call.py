@@ -36,6 +36,16 @@ class Letter(NamedTuple):
     """Whether no round has counted yet: a party that starts from weights of its own puts them in place of those in `content`."""
 
 
+class Look(NamedTuple):
+    """A look at how good parties' models are."""
+
+    round: int
+    final: bool
+    """Whether it is the last one: then they are judged by all metrics, and give their answers."""
+    stage: str = ""
+    """What is looked at, if it is not what parties have after a round: `unfinished`, `offered`, `joined`."""
+
+
 class Answer(NamedTuple):
     """What comes back of a call from one party."""
 

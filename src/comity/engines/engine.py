@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from comity.core.call import Answer, Call, Edge, Letter
+from comity.core.call import Answer, Call, Edge, Letter, Look
 from comity.core.evaluation import Evaluation
 from comity.core.record import Sealed
 from comity.engines.saved import Saved
@@ -26,7 +26,7 @@ class Engine(ABC):
         """Have each party that gets a letter do the work that is called for."""
 
     @abstractmethod
-    def evaluate(self, letters: Mapping[int, Letter], final: bool) -> Iterator[tuple[int, Evaluation]]:
+    def evaluate(self, letters: Mapping[int, Letter], look: Look) -> Iterator[tuple[int, Evaluation]]:
         """Have each party evaluate what it would deploy, given what the server would send it."""
 
     @abstractmethod

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from comity.core.call import Answer, Call, Edge, Letter
+from comity.core.call import Answer, Call, Edge, Letter, Look
 from comity.core.evaluation import Evaluation
 from comity.core.record import Sealed
 from comity.engines.engine import Engine, Inboxes, Scheduler, Sites, inboxes
@@ -38,8 +38,8 @@ class LoopEngine(Engine):
     def work(self, call: Call, letters: Mapping[int, Letter], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
         return map(self._released, self._scheduler.work(self.sites, call, letters, inboxes(parcels)))
 
-    def evaluate(self, letters: Mapping[int, Letter], final: bool) -> Iterator[tuple[int, Evaluation]]:
-        return map(self._released, self._scheduler.evaluate(self.sites, letters, final))
+    def evaluate(self, letters: Mapping[int, Letter], look: Look) -> Iterator[tuple[int, Evaluation]]:
+        return map(self._released, self._scheduler.evaluate(self.sites, letters, look.final))
 
     def evaluate_solo(self, ids: Iterable[int], t: int) -> Iterator[tuple[int, Evaluation]]:
         return map(self._released, ((i, self.sites[i].evaluate_solo(t)) for i in ids))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.call import Answer, Call, Edge, Letter
+from comity.core.call import Answer, Call, Edge, Letter, Look
 from comity.core.evaluation import Evaluation
 from comity.core.key import Key
 from comity.core.party import Party
@@ -87,9 +87,9 @@ class ProcessEngine(Engine):
         for i, answer in self._answers(asks):
             yield i, Answer(*answer)
 
-    def evaluate(self, letters: Mapping[int, Letter], final: bool) -> Iterator[tuple[int, Evaluation]]:
+    def evaluate(self, letters: Mapping[int, Letter], look: Look) -> Iterator[tuple[int, Evaluation]]:
         hands = enumerate(self._deal(letters))
-        asks = {w: {"do": "evaluate", "letters": {i: letters[i] for i in hand}, "final": final} for w, hand in hands}
+        asks = {w: {"do": "evaluate", "letters": {i: letters[i] for i in hand}, "final": look.final} for w, hand in hands}
         yield from self._answers(asks)
 
     def evaluate_solo(self, ids: Iterable[int], t: int) -> Iterator[tuple[int, Evaluation]]:

@@ -70,6 +70,8 @@ def prepare(
 
     `absent` is the table of planned absences as a run that was begun before has kept it.
     """
+    if experiment.engine == "flare":
+        raise Refusal("Parties at sites of their own are reached with --federation, and their runs reopened there.")
     experiment = judged_by(experiment, federation.classes)
     use(experiment.metric)
     check_fits(experiment.metric, federation.classes)

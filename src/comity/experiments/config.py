@@ -139,8 +139,10 @@ class Experiment(BaseModel):
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(
         "auto", description="where tensors live; auto: a GPU if there is one, but none was ever tested"
     )
-    engine: Literal["auto", "loop", "process", "stacked"] = Field(
-        "auto", description="where parties live: one after another, in processes, or many as one computation"
+    engine: Literal["auto", "loop", "process", "stacked", "flare"] = Field(
+        "auto",
+        description="where parties live: one after another, in processes, or many as one computation; flare: at sites of their "
+        "own, with --federation",
     )
     workers: int | None = Field(None, ge=1, description="worker processes; one a core unless told")
     set: dict[str, Any] = Field(default_factory=dict, description="a method's own options")

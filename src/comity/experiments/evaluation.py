@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from comity.core.call import Letter
+from comity.core.call import Letter, Look
 from comity.core.evaluation import Evaluation, Score
 from comity.core.metrics import ACCURACY, METRICS
 from comity.core.net import Net, in_order
@@ -67,7 +67,7 @@ def _figure(score: Score, metric: str) -> float | None:
 def evaluate(job: Outline, net: Net, engine: Engine, s: Any, *, final: bool) -> Evaluations:
     """Each party evaluates what it would deploy; after the last round (`final`) by all metrics, and it gives its answers."""
     letters = _letters(job, s, job.info.parties)
-    found = Evaluations(_asked(net, engine, letters, final), len(letters), job.metric.name)
+    found = Evaluations(_asked(net, engine, letters, Look(net.round, final)), len(letters), job.metric.name)
     _note(net, found.by_party, job.metric.name)
     if found.complete and job.info.task.classes and job.algorithm.one_model and not any(task.private for task in job.info.tasks):
         net.note("accuracy", found.pooled, None, "pooled")
@@ -80,12 +80,17 @@ def evaluate(job: Outline, net: Net, engine: Engine, s: Any, *, final: bool) -> 
 
 def evaluate_unfinished(job: Outline, net: Net, engine: Engine, s: Any) -> None:
     """What parties have before a method's last step, its `finish`."""
-    _note(net, _asked(net, engine, _letters(job, s, job.info.parties), final=False), job.metric.name, "-unfinished")
+    _staged(job, net, engine, s, job.info.parties, "unfinished")
 
 
 def evaluate_newcomers(job: Outline, net: Net, engine: Engine, s: Any, stage: str) -> None:
     """What newcomers have at a stage of their joining: what they are `offered`, or have once they have `joined`."""
-    _note(net, _asked(net, engine, _letters(job, s, job.info.late), final=False), job.metric.name, f"-{stage}")
+    _staged(job, net, engine, s, job.info.late, stage)
+
+
+def _staged(job: Outline, net: Net, engine: Engine, s: Any, ids: Iterable[int], stage: str) -> None:
+    found = _asked(net, engine, _letters(job, s, ids), Look(net.round, False, stage))
+    _note(net, found, job.metric.name, f"-{stage}")
 
 
 def evaluate_newcomers_alone(job: Outline, net: Net, engine: Engine) -> None:
@@ -97,14 +102,14 @@ def evaluate_newcomers_alone(job: Outline, net: Net, engine: Engine) -> None:
     _note(net, found, job.metric.name, "-alone")
 
 
-def _asked(net: Net, engine: Engine, letters: Mapping[int, Any], final: bool) -> dict[int, Evaluation]:
+def _asked(net: Net, engine: Engine, letters: Mapping[int, Any], look: Look) -> dict[int, Evaluation]:
     """Evaluations of the parties that are heard, in party order; what crosses for them is charged as `eval`."""
     roll = net.attendance.roll_call(net.looking(), letters)
     sent = {i: letters[i] for i in roll.there}
     net.charge_letters("evaluate", sent, "eval")
     asked = {i: Letter(letter, net.versions.get(i)) for i, letter in sent.items()}
     found = {}
-    for i, evaluation in in_order(sent, engine.evaluate(asked, final)):
+    for i, evaluation in in_order(sent, engine.evaluate(asked, look)):
         if roll.arrives(i):
             net.charge_reply("evaluate", i, evaluation, "eval")
             found[i] = evaluation

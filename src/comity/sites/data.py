@@ -22,10 +22,10 @@ DATA = "sites"
 """What the settings of a run between sites say of its data."""
 
 
-def bring(source: Path, out: Path, schema: Path | None) -> Dataset:
-    """Import a site's own file, or its one folder of pictures; a table follows the schema."""
+def bring(source: Path, out: Path, schema: Path | None, classes: int | None = None) -> Dataset:
+    """Import a site's own file, or its one folder of pictures; a table follows the schema, arrays have so many classes."""
     found = parties_in(source) if source.is_file() else {source.name: source}
-    made = read_federation(found, source.name, schema=Schema.read(schema) if schema else None)
+    made = read_federation(found, source.name, schema=Schema.read(schema) if schema else None, classes=classes)
     save(made, out)
     return made
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from comity.core.call import Answer, Call, Edge, Letter
+from comity.core.call import Answer, Call, Edge, Letter, Look
 from comity.core.codec import decode, encode
 from comity.core.evaluation import Answers, Evaluation, Score
 from comity.core.gate import Gate
@@ -66,8 +66,9 @@ class SitesEngine(Engine):
                 continue
             yield i, Answer(reply, head.steps, head.keeps, head.ruined, head.remark, head.unusable)
 
-    def evaluate(self, letters: Mapping[int, Letter], final: bool) -> Iterator[tuple[int, Evaluation]]:
-        heads = {i: Evaluate(self._run, named(letter.after), final, self._round) for i, letter in letters.items()}
+    def evaluate(self, letters: Mapping[int, Letter], look: Look) -> Iterator[tuple[int, Evaluation]]:
+        self._round = look.round
+        heads = {i: Evaluate(self._run, named(letter.after), *look) for i, letter in letters.items()}
         return self._evaluated(self._asked(heads, {i: letter.content for i, letter in letters.items()}, Done))
 
     def evaluate_solo(self, ids: Iterable[int], t: int) -> Iterator[tuple[int, Evaluation]]:

@@ -74,8 +74,9 @@ class Evaluate:
 
     run: str
     after: Named | None
-    final: bool
     round: int
+    final: bool
+    stage: str
 
 
 @record

@@ -31,7 +31,7 @@ from comity.experiments.outline import Outline, Progress, Quiet, judged_by
 from comity.experiments.run import at_work
 from comity.experiments.server_side import agree
 from comity.sites.courier import Courier
-from comity.sites.data import schema_mark
+from comity.sites.data import DATA, schema_mark
 from comity.sites.engine import SitesEngine
 from comity.sites.messages import ANSWERED, Begin, Done, End, Failed, Introduce, Introduced, pack, unpack
 from comity.track import Trackers
@@ -87,7 +87,7 @@ def conduct(courier: Courier, order: Order, folder: Path, progress: Progress) ->
     """The run itself."""
     run = RunFolder(folder / RUNS / order.run)
     begun = run.begun
-    experiment = run.read_experiment() if begun else config.experiment(order.settings)
+    experiment = run.read_experiment() if begun else settled(config.experiment(order.settings))
     if run.ended:
         raise Refusal(f"Run {order.run} has ended already.")
     schema = folder / SCHEMA
@@ -116,6 +116,11 @@ def conduct(courier: Courier, order: Order, folder: Path, progress: Progress) ->
         finally:
             _tell(courier, order, everybody, End(order.run, rounds, rounds > 0))
     return summary
+
+
+def settled(experiment: Experiment) -> Experiment:
+    """The settings of a run between sites: where it is computed, and that each site is a party, is no choice."""
+    return experiment.but(engine="flare", workers=None, device="cpu", data=DATA, partition="natural", parties=None)
 
 
 def outline_of(experiment: Experiment, everybody: Mapping[str, Introduced], plan: str | None) -> Outline:

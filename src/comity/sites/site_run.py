@@ -205,7 +205,7 @@ class SiteRun:
         seat.gate.check_view(content)
         self.book.down(head.round, "evaluate", "eval", payload(content))
         found = self.brought(after).evaluate(Letter(content, after), head.final)
-        self.book.note(self._notes(found, head.round, head.final))
+        self.book.note(self._notes(found, head))
         if head.final:
             write_view(self.folder.path, content, after)
             if found.answers is not None:
@@ -233,13 +233,13 @@ class SiteRun:
         self.book.up(round, work, "eval", payload(told))
         return told
 
-    def _notes(self, found: Evaluation, round: int, final: bool) -> Iterator[Note]:
+    def _notes(self, found: Evaluation, head: messages.Evaluate) -> Iterator[Note]:
         """The rows of the site's own table of figures."""
         classes, metric = self.federation.classes, self.seat.outline.metric.name
         for split, name, figure in figures(found, classes, metric):
-            yield Note(round, self.party, split, name, figure)
-        for name, figure in further_figures(found, metric) if final else ():
-            yield Note(round, self.party, "test", name, figure)
+            yield Note(head.round, self.party, f"{split}-{head.stage}" if head.stage else split, name, figure)
+        for name, figure in further_figures(found, metric) if head.final else ():
+            yield Note(head.round, self.party, "test", name, figure)
 
     def _check_amount(self, law: Law, more: int) -> None:
         """Refuse to send more than the law allows, in this run and in all."""

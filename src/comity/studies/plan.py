@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from comity.core.call import Letter
+from comity.core.call import Letter, Look
 from comity.core.party import Traffic
 from comity.core.record import payload
 from comity.engines.site import Site
@@ -158,7 +158,7 @@ def _round_with(job: Job, ids: list[int]) -> _Tried:
         s = job.algorithm.round(s, net, 1)
         trained = time.perf_counter()
         letters = {i: Letter(job.algorithm.view(s, i), net.versions.get(i)) for i in ids}
-        evaluated_by = dict(engine.evaluate(letters, final=False))
+        evaluated_by = dict(engine.evaluate(letters, Look(1, False)))
         assert len(evaluated_by) == len(ids)
         evaluated = time.perf_counter()
     finally:
