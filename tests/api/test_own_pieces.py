@@ -165,7 +165,7 @@ def test_functions_are_as_good_as_files(mine: Path) -> None:
             metric=str(mine),
             parties=3,
             rounds=2,
-            engine="loop",
+            engine=engine,
         )
         assert [row.value for row in given.metrics] == [row.value for row in file.metrics]
         assert given.summary["near"]["mean"] == file.summary[mine.stem]["mean"]
