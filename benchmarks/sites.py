@@ -3,8 +3,9 @@
     python benchmarks/sites.py --echo [--sites 3] [--times 30] [--megabytes 1 10 100]
 
 `--echo` asks all sites at once with a request that they send back as it is: an empty one, then larger ones. Prints medians and
-quartiles of the seconds until the last answer is there, and how many megabytes a second that is, both ways and all sites together.
-Also how long it takes from submitting a job to its first request, and from its last answer to its end, and the memory of processes.
+quartiles of the seconds until the last answer is there, and how many megabytes a second that is, both ways and all sites
+together. Also how long it takes from submitting a job to its first answers, and from its last ones to its end, and the memory of
+processes.
 """
 
 from __future__ import annotations

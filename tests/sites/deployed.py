@@ -49,8 +49,8 @@ class Deployed:
         """A site's own folder."""
         return self.folder / name
 
-    def start(self, *names: str) -> None:
-        """Start "server" or sites by name."""
+    def start(self, *names: str, first: str = "") -> None:
+        """Start "server" or sites by name; `first` is code that their processes begin with."""
         for name in names:
             at = [self.hub, self.hub / kits.SERVER] if name == "server" else [self.site(name), self.site(name) / kits.KIT]
             env = os.environ | {"COMITY_SITES_DESK": self.desk}
@@ -58,7 +58,7 @@ class Deployed:
             what = "run_server" if name == "server" else "run_site"
             with (self.folder / f"{name}.out").open("ab") as out:
                 self.processes[name] = subprocess.Popen(
-                    [sys.executable, "-c", START.format(what=what), *map(str, at)], env=env, stdout=out, stderr=out
+                    [sys.executable, "-c", first + START.format(what=what), *map(str, at)], env=env, stdout=out, stderr=out
                 )
             if name == "server":
                 self._wait_for_port()
@@ -92,6 +92,13 @@ class Deployed:
         end = time.monotonic() + seconds
         while not set(names or self.names) <= set(jobs.sites()):
             assert time.monotonic() < end, f"{jobs.sites()} are there after {seconds} s, not {names or self.names}"
+            time.sleep(0.5)
+
+    def wait_until_gone(self, jobs: Jobs, name: str, seconds: float = 90) -> None:
+        """Wait until the server has noticed that a site is gone, which it does by its silence."""
+        end = time.monotonic() + seconds
+        while name in jobs.sites():
+            assert time.monotonic() < end, f"{name} is still there after {seconds} s"
             time.sleep(0.5)
 
     def steps(self) -> list[dict[str, Any]]:
