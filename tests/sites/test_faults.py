@@ -6,7 +6,10 @@ import signal
 import time
 
 import psutil
+import pytest
 from deployed import Deployed
+
+from comity.errors import ComityError
 
 
 def said(step: dict[str, dict[str, list[object]]], *names: str) -> list[object]:
@@ -78,6 +81,10 @@ def test_a_server_that_is_killed(place: Deployed) -> None:
         place.wait_until_asked("sleep 300")
         old = {name: place.job_process(name).pid for name in place.names}
         place.kill("server")
+        begun = time.monotonic()
+        with pytest.raises(ComityError, match="The server did not answer"):
+            jobs.wait(lost)
+        assert time.monotonic() - begun < 60
     place.start("server")
     with place.jobs() as jobs:
         place.wait_for(jobs)
