@@ -40,7 +40,6 @@ class Deployed:
         self.names = list(names)
         self.desk = desk
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.seen: dict[int, psutil.Process] = {}
         invite = kits.init(self.hub, "localhost", free_port())
         for name in names:
             request = kits.join(invite, name, self.site(name))
@@ -50,16 +49,16 @@ class Deployed:
         """A site's own folder."""
         return self.folder / name
 
-    def start(self, *names: str) -> None:
-        """Start "server" or sites by name; all of them unless told."""
-        for name in names or ("server", *self.names):
+    def start(self, *names: str, first: str = "") -> None:
+        """Start "server" or sites by name; `first` is code that their processes begin with."""
+        for name in names:
             at = [self.hub, self.hub / kits.SERVER] if name == "server" else [self.site(name), self.site(name) / kits.KIT]
             env = os.environ | {"COMITY_SITES_DESK": self.desk}
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
             what = "run_server" if name == "server" else "run_site"
             with (self.folder / f"{name}.out").open("ab") as out:
                 self.processes[name] = subprocess.Popen(
-                    [sys.executable, "-c", START.format(what=what), *map(str, at)], env=env, stdout=out, stderr=out
+                    [sys.executable, "-c", first + START.format(what=what), *map(str, at)], env=env, stdout=out, stderr=out
                 )
             if name == "server":
                 self._wait_for_port()
@@ -95,6 +94,13 @@ class Deployed:
             assert time.monotonic() < end, f"{jobs.sites()} are there after {seconds} s, not {names or self.names}"
             time.sleep(0.5)
 
+    def wait_until_gone(self, jobs: Jobs, name: str, seconds: float = 90) -> None:
+        """Wait until the server has noticed that a site is gone, which it does by its silence."""
+        end = time.monotonic() + seconds
+        while name in jobs.sites():
+            assert time.monotonic() < end, f"{name} is still there after {seconds} s"
+            time.sleep(0.5)
+
     def steps(self) -> list[dict[str, Any]]:
         """What came of the steps so far."""
         return [step for step in self._lines() if "answers" in step]
@@ -102,6 +108,14 @@ class Deployed:
     def _lines(self) -> list[dict[str, Any]]:
         file = self.hub / "steps.jsonl"
         return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+
+    def wait_for_steps(self, count: int, seconds: float = 90) -> list[dict[str, Any]]:
+        """Wait until so many steps are done; returns them."""
+        end = time.monotonic() + seconds
+        while len(self.steps()) < count:
+            assert time.monotonic() < end, f"{len(self.steps())} steps after {seconds} s\n{self.log('server')[-3000:]}"
+            time.sleep(0.05)
+        return self.steps()
 
     def wait_until_asked(self, ask: str, seconds: float = 90) -> None:
         """Wait until the server has begun a step."""
@@ -116,9 +130,7 @@ class Deployed:
 
     def tree(self, name: str) -> list[psutil.Process]:
         """All processes of a server or a site, this one's own command first, then FLARE's, then the jobs'."""
-        found = descendants([self.processes[name].pid])
-        self.seen |= {process.pid: process for process in found}
-        return found
+        return descendants([self.processes[name].pid])
 
     def job_process(self, name: str) -> psutil.Process:
         """The process of the job that a server or a site runs now."""
@@ -135,10 +147,15 @@ class Deployed:
 
     def stop(self, name: str, number: int = signal.SIGTERM) -> int:
         """Tell a server or site to stop, and wait for it; returns its exit code."""
-        self.tree(name)
         process = self.processes.pop(name)
         process.send_signal(number)
         return process.wait(timeout=30)
+
+    def mend(self) -> None:
+        """Let all run, and forget what was asked so far."""
+        for file in [*self.hub.glob("go*"), self.hub / "steps.jsonl"]:
+            file.unlink(missing_ok=True)
+        self.start(*(name for name in ("server", *self.names) if name not in self.processes))
 
     def close(self) -> None:
         """Stop all, and see that nothing is left; the folder's name tells our processes from others."""
@@ -159,15 +176,3 @@ class Deployed:
 
     def _ours(self, process: psutil.Process) -> bool:
         return process.pid != os.getpid() and any(str(self.folder) in word for word in process.info["cmdline"] or ())
-
-
-@contextmanager
-def deployed(folder: Path, names: Sequence[str], start: bool = True) -> Iterator[Deployed]:
-    """A deployment that is stopped at the end, with a look at what is left."""
-    one = Deployed(folder, names)
-    try:
-        if start:
-            one.start()
-        yield one
-    finally:
-        one.close()

@@ -59,7 +59,7 @@ class Echo:
         if word == "exit":
             raise SystemExit(3)
         if word == "only" and argument != self._folder.name:
-            time.sleep(60)
+            time.sleep(4)
         return request
 
 

@@ -84,13 +84,14 @@ class FlareCourier:
             try:
                 name, answer = arrived.get(timeout=min(1.0, max(0.0, end - time.monotonic())))
             except queue.Empty:
-                if self._aborted():
-                    raise ComityError("The job was aborted.") from None
-                if time.monotonic() >= end:
-                    break
-            else:
+                name, answer = "", None
+            if answer is None and self._aborted():
+                raise ComityError("The job was aborted.")
+            if name:
                 waiting.discard(name)
                 yield name, answer
+            elif time.monotonic() >= end:
+                break
         self._silent |= waiting
         yield from ((name, None) for name in sorted(waiting))
 

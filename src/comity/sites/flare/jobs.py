@@ -61,7 +61,8 @@ class Jobs:
 
     def status(self, job: str) -> str:
         """FLARE's word for how a job stands: SUBMITTED, RUNNING, FINISHED:COMPLETED and the like."""
-        return str(self._session.get_job_status(job))
+        with _in_our_words():
+            return str(self._session.get_job_status(job))
 
     def wait(self, job: str, heard: Callable[[str], None] = lambda _: None, seconds: float | None = None) -> str:
         """Wait until a job has ended, or for so many seconds; `heard` is called with every new status. Returns the last one."""
@@ -78,11 +79,22 @@ class Jobs:
 
     def abort(self, job: str) -> None:
         """End a job before its time."""
-        self._session.abort_job(job)
+        with _in_our_words():
+            self._session.abort_job(job)
 
     def sites(self) -> list[str]:
         """The sites that are connected to the server, by name."""
-        return sorted(client.name for client in self._session.get_connected_client_list())
+        with _in_our_words():
+            return sorted(client.name for client in self._session.get_connected_client_list())
+
+
+@contextmanager
+def _in_our_words() -> Iterator[None]:
+    """FLARE's many exceptions, which have no parent of their own in common, as one."""
+    try:
+        yield
+    except Exception as why:
+        raise ComityError(f"The server did not answer, or refused: {why}") from why
 
 
 def researcher(kit: Path) -> str:

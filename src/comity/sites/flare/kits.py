@@ -102,7 +102,7 @@ def _init(folder: Path, host: str, port: int, researcher: str, project: str) -> 
 
 
 def add_user(folder: Path, kit: str, user: str, role: str) -> Path:
-    """One more kit in the operator's `folder`, for a person with a role of FLARE's (lead, member, org_admin or project_admin)."""
+    """One more kit in the operator's `folder`, for a person with a role of FLARE's (lead, member or org_admin)."""
     needs_flare()
     invite = Invite.load(folder / INVITE)
     _own_kit(folder, kit, invite.project, {"name": user, "type": "admin", "org": ORGANISATION, "role": role}, invite.fingerprint)
@@ -226,8 +226,9 @@ def _nvflare(home: Path, *words: object) -> dict[str, Any]:
         last = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
         raise ComityError(f"nvflare {words[0]} failed and said: {last}") from None
     if said.get("status") != "ok":
-        hint = said.get("hint") or ""
-        raise Refusal(f"{said.get('message', 'NVIDIA FLARE refused')} {hint}".strip())
+        # Some hints are of its own command line, which nobody used.
+        hint = "" if said.get("error_code") == "INVALID_ARGS" else said.get("hint") or ""
+        raise Refusal(f"{said.get('message', 'NVIDIA FLARE refused, and did not say why.')} {hint}".strip())
     return dict(said["data"])
 
 

@@ -8,6 +8,7 @@ SIGTERM or SIGINT it ends FLARE and every job's process, gently at first. If it 
 from __future__ import annotations
 
 import ctypes
+import datetime
 import json
 import os
 import signal
@@ -17,6 +18,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from cryptography import x509
 
 from comity.errors import ComityError, Refusal, fate
 from comity.sites.flare import needs_flare
@@ -32,12 +35,14 @@ PID = "pid"  # in the kit: the process that `run_server` or `run_site` was
 
 def run_server(folder: Path, kit: Path) -> None:
     """Run the server whose own folder and kit these are, until this process is told to stop."""
+    check_certificate(kit, "server.crt")
     _run(folder, kit, ["nvflare.private.fed.app.server.server_train", "-m", str(kit), "-s", "fed_server.json"], [])
 
 
 def run_site(folder: Path, kit: Path) -> None:
     """Run the site whose own folder (with site.toml) and kit these are, until this process is told to stop."""
     name = site_name(kit)
+    check_certificate(kit, "client.crt")
     _run(folder, kit, ["nvflare.private.fed.app.client.client_train", "-m", str(kit), "-s", "fed_client.json"], [f"uid={name}"])
 
 
@@ -47,6 +52,19 @@ def site_name(kit: Path) -> str:
         return str(json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))["client"]["fqsn"])
     except (OSError, ValueError, KeyError):
         raise Refusal(f"{kit} is not a site's kit: comity deploy accept makes one.") from None
+
+
+def check_certificate(kit: Path, name: str) -> None:
+    """Refuse a kit whose certificate is not valid today: the other side would drop the connection without a word."""
+    try:
+        held = x509.load_pem_x509_certificate((kit / "startup" / name).read_bytes())
+    except (OSError, ValueError):
+        raise Refusal(f"There is no certificate {kit / 'startup' / name}, or it is damaged.") from None
+    now = datetime.datetime.now(datetime.UTC)
+    if held.not_valid_after_utc < now:
+        raise Refusal(f"The certificate in {kit} expired on {held.not_valid_after_utc:%Y-%m-%d}: join again for a new one.")
+    if held.not_valid_before_utc > now:
+        raise Refusal(f"The certificate in {kit} is valid from {held.not_valid_before_utc:%Y-%m-%d} on: is the clock right?")
 
 
 def running(kit: Path) -> int | None:

@@ -1,0 +1,81 @@
+"""What it costs to ask sites through NVIDIA FLARE: a real server and real sites on this machine, mutual TLS on loopback.
+
+    python benchmarks/sites.py --echo [--sites 3] [--times 30] [--megabytes 1 10 100]
+
+`--echo` asks all sites at once with a request that they send back as it is: an empty one, then larger ones. Prints medians and
+quartiles of the seconds until the last answer is there, and how many megabytes a second that is, both ways and all sites
+together. Also how long it takes from submitting a job to its first answers, and from its last ones to its end, and the memory of
+processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "sites"))
+
+from deployed import Deployed
+
+
+def echo(sites: int, times: int, megabytes: list[float]) -> None:
+    """Requests of several sizes, there and back."""
+    sizes = [0.0, *megabytes]
+    steps: list[dict[str, Any]] = [{"ask": "echo", "times": 3}]
+    for size in sizes:
+        fewer = max(3, int(times / max(1.0, size / 3)))
+        steps.append({"ask": f"echo {size:g}", "bytes": int(size * 1e6), "times": fewer, "seconds": 600})
+    with tempfile.TemporaryDirectory(prefix="comity-sites-") as folder:
+        place = Deployed(Path(folder), [f"site-{k}" for k in range(sites)])
+        try:
+            place.mend()
+            run(place, [*steps, {"ask": "echo last", "after": "go"}])
+        finally:
+            place.close()
+        done = place.steps()
+    for size in sizes:
+        took = [step["took"] for step in done if step["ask"] == f"echo {size:g}"]
+        low, middle, high = statistics.quantiles(took, n=4)
+        speed = f"{2 * sites * size / middle:8.0f} MB/s" if size else ""
+        print(f"{size:6g} MB there and back, {sites} sites: {middle:7.3f} s [{low:.3f}, {high:.3f}] of {len(took)}{speed}")
+
+
+def run(place: Deployed, steps: list[dict[str, Any]]) -> None:
+    """One job, and how long it takes around its exchanges."""
+    with place.jobs() as jobs:
+        place.wait_for(jobs)
+        begun = time.monotonic()
+        job = jobs.submit({"steps": steps})
+        place.wait_for_steps(1)
+        print(f"submitted to first answers: {time.monotonic() - begun:.1f} s")
+        place.wait_until_asked(steps[-2]["ask"], 3600)
+        place.wait_for_steps(sum(step.get("times", 1) for step in steps[:-1]), 3600)
+        for name in ("server", place.names[0]):
+            held = [process.memory_info().rss / 1e6 for process in place.tree(name)]
+            print(f"{name}: MB in its command, FLARE's process and the job's:", *(f"{one:.0f}" for one in held))
+        place.go("go")
+        place.wait_for_steps(sum(step.get("times", 1) for step in steps))
+        begun = time.monotonic()
+        print(f"{jobs.wait(job)} {time.monotonic() - begun:.1f} s after the last answer")
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--echo", action="store_true", help="requests that come back as they are")
+    parser.add_argument("--sites", type=int, default=3)
+    parser.add_argument("--times", type=int, default=30)
+    parser.add_argument("--megabytes", type=float, nargs="*", default=[1, 10, 100])
+    asked = parser.parse_args()
+    if not asked.echo:
+        parser.error("nothing to measure: --echo")
+    echo(asked.sites, asked.times, asked.megabytes)
+
+
+if __name__ == "__main__":
+    main()

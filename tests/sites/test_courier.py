@@ -1,0 +1,84 @@
+"""The courier alone, with sites that are functions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from comity.errors import ComityError
+
+
+class Far:
+    """A site that answers as it is told, and counts what it was asked."""
+
+    def __init__(self, answer: Callable[[bytes], object], there: bool = True) -> None:
+        self._answer = answer
+        self.there = there
+        self.asked = 0
+
+    def ask(self, request: bytes, seconds: float) -> object:
+        self.asked += 1
+        return self._answer(request)
+
+    def here(self, seconds: float) -> object:
+        if not self.there:
+            raise TimeoutError
+        return True
+
+
+def later(seconds: float) -> Callable[[bytes], object]:
+    def answer(request: bytes) -> bytes:
+        time.sleep(seconds)
+        return request
+
+    return answer
+
+
+def fails(request: bytes) -> bytes:
+    raise SystemExit
+
+
+def test_answers_come_as_they_arrive() -> None:
+    from comity.sites.flare.apps import FlareCourier
+
+    courier = FlareCourier({"slow": Far(later(0.3)), "quick": Far(later(0)), "never": Far(later(2))}, lambda: False)
+    assert courier.names == ["never", "quick", "slow"]
+    begun = time.monotonic()
+    assert list(courier.ask(dict.fromkeys(courier.names, b"x"), 0.8)) == [("quick", b"x"), ("slow", b"x"), ("never", None)]
+    assert 0.8 <= time.monotonic() - begun < 1.5
+    assert list(courier.ask({}, 1)) == []
+
+
+def test_a_fault_is_no_answer() -> None:
+    from comity.sites.flare.apps import FAILED, FlareCourier
+
+    courier = FlareCourier({"a": Far(fails), "b": Far(lambda _: FAILED), "c": Far(lambda _: b"well")}, lambda: False)
+    assert dict(courier.ask(dict.fromkeys([*courier.names, "nobody"], b""), 5)) == {
+        "a": None,
+        "b": None,
+        "c": b"well",
+        "nobody": None,
+    }
+
+
+def test_who_was_silent_is_asked_whether_it_is_there() -> None:
+    from comity.sites.flare.apps import FlareCourier
+
+    gone = Far(later(1))
+    courier = FlareCourier({"gone": gone}, lambda: False)
+    assert list(courier.ask({"gone": b""}, 0.1)) == [("gone", None)]
+    gone.there = False
+    assert list(courier.ask({"gone": b""}, 5)) == [("gone", None)]
+    assert gone.asked == 1  # not asked in vain
+    gone.there = True
+    assert list(courier.ask({"gone": b"back"}, 5)) == [("gone", b"back")]
+
+
+def test_an_aborted_job_is_nobodys_silence() -> None:
+    from comity.sites.flare.apps import FlareCourier
+
+    courier = FlareCourier({"a": Far(fails), "b": Far(later(5))}, lambda: True)
+    with pytest.raises(ComityError, match="aborted"):
+        list(courier.ask({"a": b"", "b": b""}, 10))

@@ -1,0 +1,137 @@
+"""Kits: who makes which key, what is signed, and what the hardened files allow."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from comity.errors import Refusal
+from comity.sites.flare import hardening, kits
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kits") / "hub"
+    kits.init(folder, "localhost", 18999)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def joined(hub: Path) -> tuple[Path, Path]:
+    """A site that asked, and its request."""
+    site = hub.parent / "north"
+    return site, kits.join(kits.Invite.load(hub / kits.INVITE), "north", site)
+
+
+def read(file: Path) -> dict[str, object]:
+    held = json.loads(file.read_text(encoding="utf-8"))
+    assert isinstance(held, dict)
+    return held
+
+
+def test_an_invitation_holds_no_secret(hub: Path) -> None:
+    assert set(read(hub / kits.INVITE)) == {"project", "host", "port", "fingerprint"}
+    assert kits.Invite.load(hub / kits.INVITE).fingerprint.startswith("SHA256:")
+
+
+def test_keys_are_their_owners_only(hub: Path, joined: tuple[Path, Path]) -> None:
+    site, request = joined
+    for key in [*hub.rglob("*.key"), *site.rglob("*.key")]:
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600, key
+    assert sorted(key.name for key in hub.rglob("*.key")) == ["client.key", "rootCA.key", "server.key"]
+    with zipfile.ZipFile(request) as held:
+        assert sorted(held.namelist()) == ["north.csr", "request.json", "site.yaml"]
+        assert not any(b"PRIVATE" in held.read(name) for name in held.namelist())
+
+
+def test_a_root_is_not_made_twice(hub: Path) -> None:
+    with pytest.raises(Refusal, match="has a root already"):
+        kits.init(hub, "localhost", 18999)
+
+
+def test_nothing_is_left_of_an_init_that_failed(tmp_path: Path) -> None:
+    with pytest.raises(Refusal):
+        kits.init(tmp_path, "not a host", 18999)
+    assert not (tmp_path / kits.ROOT).exists()
+
+
+@pytest.mark.parametrize("name", ["", "no/rth", "n" * 64, "a b", "-north"])
+def test_names_that_sites_cannot_have(hub: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(Refusal, match="letters, digits and hyphens"):
+        kits.join(kits.Invite.load(hub / kits.INVITE), name, tmp_path)
+
+
+def test_only_sites_are_approved(hub: Path, tmp_path: Path) -> None:
+    """A request that asks for more than a site's place would make its owner a researcher."""
+    entry = {"name": "eve@comity.local", "type": "admin", "org": "comity", "role": "org_admin"}
+    request = kits._request(tmp_path / "eve", "comity", entry)
+    with pytest.raises(Refusal, match="'user', not a site"):
+        kits.approve(hub, request)
+    with pytest.raises(Refusal, match="is not a request"):
+        kits.approve(hub, hub / kits.INVITE)
+    with pytest.raises(Refusal, match="No such file"):
+        kits.approve(hub, tmp_path / "none.request.zip")
+
+
+def test_a_request_that_lies_about_its_kind_is_refused(hub: Path, tmp_path: Path) -> None:
+    entry = {"name": "eve@comity.local", "type": "admin", "org": "comity", "role": "lead"}
+    request = kits._request(tmp_path / "eve", "comity", entry)
+    lie = tmp_path / "lie.request.zip"
+    with zipfile.ZipFile(request) as held, zipfile.ZipFile(lie, "w") as out:
+        for name in held.namelist():
+            content = held.read(name)
+            if name == "request.json":
+                content = json.dumps(json.loads(content) | {"kind": "site", "cert_type": "client", "cert_role": None}).encode()
+            out.writestr(name, content)
+    with pytest.raises(Refusal):
+        kits.approve(hub, lie)
+    assert not list(tmp_path.glob("*.signed.zip"))
+
+
+def test_from_request_to_kit(hub: Path, joined: tuple[Path, Path], tmp_path: Path) -> None:
+    site, request = joined
+    invite = kits.Invite.load(hub / kits.INVITE)
+    signed = kits.approve(hub, request)
+    assert kits.approve(hub, request, again=False) == signed  # the same key once more
+    other = kits.join(invite, "north", tmp_path / "other")
+    with pytest.raises(Refusal, match="another key was approved"):
+        kits.approve(hub, other)
+
+    wrong = invite.fingerprint[:-2] + ("00" if invite.fingerprint[-2:] != "00" else "01")
+    with pytest.raises(Refusal, match=r"(?i)fingerprint"):
+        kits.accept(signed, site, wrong)
+    assert not (site / kits.KIT).exists()
+    with pytest.raises(Refusal):  # signed for another key than the one that lies here
+        kits.accept(signed, tmp_path / "other", invite.fingerprint)
+    kit = kits.accept(signed, site, invite.fingerprint)
+    assert not (site / kits.REQUEST).exists()
+    assert stat.S_IMODE((kit / "startup" / "client.key").stat().st_mode) == 0o600
+    with pytest.raises(Refusal, match="has a kit already"):
+        kits.join(invite, "north", site)
+
+
+def test_what_kits_allow(hub: Path, tmp_path: Path) -> None:
+    shutil.copytree(hub / kits.SERVER, tmp_path / "server")
+    (tmp_path / "site" / "local").mkdir(parents=True)
+    (tmp_path / "site" / "startup").mkdir()
+    (tmp_path / "site" / "startup" / "fed_client.json").write_text("{}", encoding="utf-8")
+    hardening.harden_site(tmp_path / "site")
+    for kit, start in ((tmp_path / "server", "fed_server.json"), (tmp_path / "site", "fed_client.json")):
+        permissions = read(kit / "local" / "authorization.json")["permissions"]
+        assert isinstance(permissions, dict)
+        assert set(permissions) == {"project_admin", "org_admin", "lead", "member"}
+        for rights in permissions.values():
+            assert {rights[name] for name in ("byoc", "shell_commands", "operate", "download_job", "clone_job")} == {"none"}
+        assert [role for role, rights in permissions.items() if rights["submit_job"] != "none"] == ["lead"]
+        resources = read(kit / "local" / "resources.json")
+        assert resources["class_list_enforcement_mode"] == "enforce"
+        assert "streamer" not in json.dumps(resources)
+        assert "log_receiver" not in json.dumps(resources)
+        assert '"/tmp/nvflare' not in json.dumps(resources)
+        assert read(kit / "startup" / start)["require_signed_jobs"] is True
+    assert read(tmp_path / "site" / "local" / "resources.json")["allow_log_streaming"] is False
