@@ -31,6 +31,13 @@ data_app = App(
     help="Look at federations, and bring one's own.", no_args_is_help=True, rich_markup_mode=None, suggest_commands=False
 )
 app.add_typer(data_app, name="data")
+deploy_app = App(
+    help="Runs between real sites: an operator admits them, each keeps its own law.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    suggest_commands=False,
+)
+app.add_typer(deploy_app, name="deploy")
 
 
 def _version(wanted: bool) -> None:

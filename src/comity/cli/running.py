@@ -34,19 +34,34 @@ from comity.experiments.config import Experiment, experiment
 from comity.names import called
 
 if TYPE_CHECKING:
+    from comity.sites.ordering import Ordered
     from comity.studies.compare import Findings
     from comity.studies.standing import Standing
 
 
 @app.command()
 @with_experiment
-def run(algo: Algo, settings: Settings, out: Out = None, track: Track = None, trust: Trust = False) -> None:
+def run(
+    algo: Algo,
+    settings: Settings,
+    out: Out = None,
+    track: Track = None,
+    trust: Trust = False,
+    federation: Annotated[
+        Path | None, typer.Option("--federation", help="at the sites of this federation (comity deploy), not here", metavar="DIR")
+    ] = None,
+    deadline: Annotated[float, typer.Option("--deadline", help="with --federation: seconds that a site has for an answer")] = 600,
+    wait: Annotated[float, typer.Option("--wait", help="with --federation: seconds to wait for sites")] = 60,
+) -> None:
     """Run one method, or an experiment's file."""
     from comity.cli import screen
     from comity.experiments.build import federation_of, prepare
     from comity.experiments.run import start
 
     chosen = chosen_experiment(algo, settings, trust)
+    if federation is not None:
+        _order(chosen, settings, federation, out, track, deadline, wait)
+        return
     job = prepare(chosen, federation_of(chosen))
     for text in job.cautions():
         caution(text)
@@ -68,7 +83,11 @@ def resume(
     from comity.experiments.folder import RunFolder
     from comity.experiments.longer import ask_for
     from comity.experiments.run import reopen, resume_in
+    from comity.sites.ordering import ORDER, Ordered
 
+    if (run_dir / ORDER).is_file():
+        _conduct(Ordered.read(run_dir), run_dir)
+        return
     begun = RunFolder(run_dir)
     begun.check_begun()
     others = trackers(track, run_dir.resolve().parent)
@@ -83,6 +102,49 @@ def resume(
             job = reopen(run_dir, trust=trust)
             done = resume_in(job, run_dir, screen.progress(called(job.experiment.algorithm)), others).summary
         _finish(run_dir, done)
+
+
+def _order(
+    chosen: Experiment,
+    settings: Settings,
+    federation: Path,
+    out: Path | None,
+    track: list[str] | None,
+    deadline: float,
+    wait: float,
+) -> None:
+    """A run at the sites of a federation."""
+    from comity.sites.ordering import Ordered
+
+    here = {"data", "partition", "parties", "engine", "workers", "device"} & settings.keys()
+    if here or track:
+        named = f"--{min(here)}" if here else "--track"
+        raise Refusal(f"{named} is not for a run between sites: they have their own data, and each computes for itself.")
+    folder = out or free_folder(f"{called(chosen.algorithm)}-{federation.resolve().name}-s{chosen.seed}")
+    ordered = Ordered.new(federation, chosen, folder, deadline, wait)
+    _conduct(ordered, folder)
+
+
+def _conduct(ordered: Ordered, folder: Path) -> None:
+    """Follow a run between sites to its end."""
+    from comity.cli import screen
+    from comity.cli.tail import Followed
+
+    ordered.told = lambda text: screen.out.print(text, soft_wrap=True)
+    course = Followed(ordered.folder.path)
+    shown = -1
+
+    def followed(_: object) -> None:
+        nonlocal shown
+        course.look()
+        if course.done > shown:
+            shown = course.done
+            figure = course.line.get(shown)
+            told = f"{course.metric.title} {course.metric.text(figure)}" if figure is not None else ""
+            screen.out.print(f"round {shown}/{course.rounds}  {told}  {screen.size(sum(course.bytes.values()))}")
+
+    with resumable(f"comity resume {folder}"):
+        _finish(folder, ordered.conduct(folder, followed))
 
 
 def _finish(folder: Path, summary: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ class Jobs:
         from nvflare.fuel.flare_api.api_spec import AuthenticationError, NoConnection
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
+        logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # what it says of connections is said below, in a sentence
         session = None
         try:
             with redirect_stdout(io.StringIO()):  # it tells the screen that it connects

@@ -36,14 +36,19 @@ PID = "pid"  # in the kit: the process that `run_server` or `run_site` was
 def run_server(folder: Path, kit: Path) -> None:
     """Run the server whose own folder and kit these are, until this process is told to stop."""
     check_certificate(kit, "server.crt")
-    _run(folder, kit, ["nvflare.private.fed.app.server.server_train", "-m", str(kit), "-s", "fed_server.json"], [])
+    _run(folder, kit, ["nvflare.private.fed.app.server.server_train", "-m", str(kit.resolve()), "-s", "fed_server.json"], [])
 
 
 def run_site(folder: Path, kit: Path) -> None:
     """Run the site whose own folder (with site.toml) and kit these are, until this process is told to stop."""
     name = site_name(kit)
     check_certificate(kit, "client.crt")
-    _run(folder, kit, ["nvflare.private.fed.app.client.client_train", "-m", str(kit), "-s", "fed_client.json"], [f"uid={name}"])
+    _run(
+        folder,
+        kit,
+        ["nvflare.private.fed.app.client.client_train", "-m", str(kit.resolve()), "-s", "fed_client.json"],
+        [f"uid={name}"],
+    )
 
 
 def site_name(kit: Path) -> str:
