@@ -21,6 +21,7 @@ from comity.sites.flare.jobs import Jobs
 from comity.sites.flare.processes import descendants, end_all
 
 HERE = Path(__file__).parent
+OUTSIDE = (Path("/tmp/nvflare"), Path.home() / ".nvflare")  # where FLARE writes unless told
 START = "import sys; from pathlib import Path; from comity.sites.flare.processes import {what}; {what}(*map(Path, sys.argv[1:]))"
 
 
@@ -40,6 +41,7 @@ class Deployed:
         self.names = list(names)
         self.desk = desk
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.before = [folder for folder in OUTSIDE if folder.exists()]
         invite = kits.init(self.hub, "localhost", free_port())
         for name in names:
             request = kits.join(invite, name, self.site(name))

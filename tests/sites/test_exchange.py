@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import psutil
-from deployed import Deployed
+from deployed import OUTSIDE, Deployed
 
 from comity.sites.flare import kits
 
@@ -83,8 +83,7 @@ def test_abort(place: Deployed) -> None:
 
 def test_nothing_outside_of_the_folders(place: Deployed) -> None:
     """FLARE's defaults write to the temporary folder and the home directory."""
-    assert not Path("/tmp/nvflare").exists()
-    assert not (Path.home() / ".nvflare").exists()
+    assert [folder for folder in OUTSIDE if folder.exists()] == place.before
     assert {entry.name for entry in (place.hub / "jobs").iterdir()} >= {"snapshots"}
 
 

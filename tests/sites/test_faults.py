@@ -112,6 +112,20 @@ def test_stopping_leaves_nothing(place: Deployed) -> None:
     assert not [process for tree in trees.values() for process in tree if alive(process)]
 
 
+def test_flare_that_ends_by_itself(place: Deployed) -> None:
+    """In the middle of a job: the command that started it says so, and the job's process does not stay."""
+    with place.jobs() as jobs:
+        place.wait_for(jobs)
+        jobs.submit({"steps": [{"ask": "sleep 300", "seconds": 400}]})
+        place.wait_until_asked("sleep 300")
+    command, flare, job = place.tree("north")
+    flare.kill()
+    assert place.processes.pop("north").wait(timeout=30) == 1
+    assert "process was ended by SIGKILL" in place.said("north")
+    assert not [process for process in (command, flare, job) if alive(process)]
+    place.stop("server")  # and with it the job
+
+
 def alive(process: psutil.Process) -> bool:
     """Whether it runs; one that ended and that nobody asked about yet (this machine's first process may not care) does not."""
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 FOLDER = "COMITY_SITES_FOLDER"  # as in `apps`, which only job processes import
 GRACE = 5.0  # seconds for a process to end when it is asked to
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 PID = "pid"  # in the kit: the process that `run_server` or `run_site` was
 
 
@@ -98,11 +99,14 @@ def _run(folder: Path, kit: Path, command: list[str], settings: list[str]) -> No
     env = os.environ | {FOLDER: str(folder.resolve())}
     env.setdefault("OMP_NUM_THREADS", "1")
     told: list[int] = []
+    waiting = False
 
     def stop(number: int, _: object) -> None:
         told.append(number)
-        raise InterruptedError
+        if waiting:
+            raise InterruptedError
 
+    _adopt_orphans()
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         flare = subprocess.Popen(
@@ -113,13 +117,15 @@ def _run(folder: Path, kit: Path, command: list[str], settings: list[str]) -> No
             preexec_fn=_with_parent(),  # noqa: PLW1509 -- one call to the system, that no other thread has to do with
         )
         try:
-            flare.wait()
+            waiting = True
+            if not told:
+                flare.wait()
         except InterruptedError:
             pass
         finally:
-            for number in before:
-                signal.signal(number, signal.SIG_IGN)  # what is under way is the end
-            end_all([flare.pid])
+            waiting = False
+            end_all([child.pid for child in me.children()])
+            flare.wait()
     finally:
         (kit / PID).unlink(missing_ok=True)
         for number, handler in before.items():
@@ -134,6 +140,12 @@ def _with_parent() -> Callable[[], None] | None:
         return None
     libc = ctypes.CDLL(None)  # found before the fork: little may be done after it
     return lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _adopt_orphans() -> None:
+    """Make this process the parent of jobs' processes whose own parent is gone, FLARE's process: so they are found."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_all(pids: list[int]) -> None:
