@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from comity.checksums import Checksum
 from comity.core.call import Letter
@@ -42,8 +43,8 @@ class AtSite(Result):
         return self.run.seat.site.mine
 
 
-def finish(run: SiteRun, rounds: int) -> list[str]:
-    """Write the summary, the model and the page into the site's folder of the run; what there is to say of them."""
+def finish(run: SiteRun, rounds: int, model: bool) -> list[str]:
+    """Write the summary, the page and, if wanted, the model into the site's folder of the run; what there is to say of them."""
     folder = run.folder
     if folder.ended:
         return [f"run {run.name} had ended here before"]
@@ -56,19 +57,18 @@ def finish(run: SiteRun, rounds: int) -> list[str]:
     summary = summarise(outline, rows, [], total, made, {})
     written = [name for name in (METRICS.name, LEDGER.name, OUTCOMES) if (folder.path / name).exists()]
     folder.write_summary(summary, {name: Checksum.of((folder.path / name).read_bytes()) for name in written})
-    job = Job(
-        outline.experiment,
-        outline.common,
-        outline.algorithm,
-        outline.info,
-        federation=run.federation,
-        parties=[run.seat.site.party],
-    )
-    said = []
-    try:
-        said += export(AtSite(folder.path, job, summary, run=run), run.party, folder.path / MODEL)
-        said.append(f"the model is in {folder.path / MODEL}: python predict.py there answers for new samples")
-    except (ComityError, OSError) as why:
-        said.append(f"no model was written: {why}")
+    said = _exported(run, summary) if model else []
     page = report(folder.path, quick=True)
     return [*said, f"the page of this run is {page}"]
+
+
+def _exported(run: SiteRun, summary: dict[str, Any]) -> list[str]:
+    """Write the model; what there is to say of it."""
+    out, outline = run.folder.path / MODEL, run.seat.outline
+    known = (outline.experiment, outline.common, outline.algorithm, outline.info)
+    job = Job(*known, federation=run.federation, parties=[run.seat.site.party])
+    try:
+        remarks = export(AtSite(run.folder.path, job, summary, run=run), run.party, out)
+    except (ComityError, OSError) as why:
+        return [f"no model was written: {why}"]
+    return [*remarks, f"the model is in {out}: python predict.py there answers for new samples"]

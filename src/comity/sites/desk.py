@@ -70,7 +70,7 @@ class Desk:
 
     def _answered(self, head: Any, body: bytes, law: Law) -> bytes:
         if isinstance(head, messages.Introduce):
-            self.say(f"{self._submitter} asks for run {head.run}: {head.settings}")
+            self.say(f"{self._submitter} asks for run {head.run}")
             self._run = SiteRun.opened(self._folder, head, law, self._submitter, self._identity)
             self.say(f"accepted: {self._run.about()}")
             return pack(self._run.introduced)
@@ -89,7 +89,7 @@ class Desk:
             case messages.Committed():
                 run.states.forget_before(call_of(head.version))
             case messages.End():
-                self._ended(run, head)
+                self._ended(run, head, law)
             case _:
                 raise Refusal("A message asks for nothing.")
         return pack(Done())
@@ -102,8 +102,8 @@ class Desk:
         )
         return answer
 
-    def _ended(self, run: SiteRun, head: messages.End) -> None:
+    def _ended(self, run: SiteRun, head: messages.End, law: Law) -> None:
         self.say(f"run {run.name} {f'is over after {head.rounds} rounds' if head.finished else 'was given up'}")
         if head.finished:
-            for remark in run.finish(head.rounds):
+            for remark in run.finish(head.rounds, law.export):
                 self.say(remark)

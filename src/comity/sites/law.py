@@ -28,7 +28,8 @@ SCALES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 TEXT = """\
 # What {name} allows. Comity reads this file before every run; the server and researchers cannot see or change it.
 name = "{name}"
-data = "{data}"                     # the folder that `comity deploy join` imported this site's files to
+data = "{data}"                       # the folder that `comity deploy join` imported this site's files to
+export = true                       # whether the model is written after each run, ready for use
 
 [allow]
 methods = ["*"]                     # as in `comity list algorithms`; "fedavg*" is every method whose name begins so
@@ -54,6 +55,7 @@ class Law:
 
     name: str
     data: Path
+    export: bool = True
     methods: tuple[str, ...] = ("*",)
     never: tuple[str, ...] = ("centralized", "fed-sps(mode=samples)")
     kinds: tuple[str, ...] = ("weights", "representations", "means", "gradients", "class counts")

@@ -30,14 +30,13 @@ from comity.engines.site import Site
 from comity.errors import Refusal
 from comity.experiments import config
 from comity.experiments.common import CommonGround, Introduction, Introductions
-from comity.experiments.config import Experiment
+from comity.experiments.config import WHERE, Experiment
 from comity.experiments.environment import digest, environment
 from comity.experiments.evaluation import figures, further_figures
 from comity.experiments.folder import RunFolder
 from comity.experiments.outline import Outline, judged_by
 from comity.experiments.party_side import make_party
 from comity.experiments.server_side import agree
-from comity.names import called
 from comity.sites import messages
 from comity.sites.data import own_federation, schema_mark
 from comity.sites.home import Book, States, spent, write_view
@@ -142,7 +141,10 @@ class SiteRun:
         """What the site has agreed to, in a line."""
         kinds = sorted({kind for one in chain(self.algorithm) for kind in one.leaves})
         told = f"of its data there would leave {', '.join(kinds)}" if kinds else "nothing of its data would leave"
-        return f"run {self.name}, {called(self.experiment.algorithm)}, {self.experiment.rounds} rounds; {told}"
+        usual = Experiment().model_dump()
+        others = {name: value for name, value in self.experiment.model_dump().items() if value != usual[name] and value}
+        settings = ", ".join(f"{name} {value}" for name, value in others.items() if name not in WHERE | {"data", "partition"})
+        return f"run {self.name} ({settings}); {told}"
 
     def begin(self, head: messages.Begin, law: Law) -> None:
         """Everybody has introduced themselves: take a seat."""
@@ -216,11 +218,11 @@ class SiteRun:
         """Evaluate what the site's own data alone would have given it."""
         return self._leaving(self.seat.site.evaluate_solo(head.round), law, head.round, "alone")
 
-    def finish(self, rounds: int) -> list[str]:
-        """The run is over: its summary, its page and the model are made here; what there is to say of that."""
+    def finish(self, rounds: int, model: bool) -> list[str]:
+        """The run is over: its summary, its page and, if wanted, the model are made here; what there is to say of that."""
         from comity.sites.afterwards import finish
 
-        return finish(self, rounds)
+        return finish(self, rounds, model)
 
     def _leaving(self, found: Evaluation, law: Law, round: int, work: str) -> Evaluation:
         """What of an evaluation may leave: figures that enough samples are behind, and answers if the law says so."""
