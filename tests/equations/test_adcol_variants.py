@@ -647,15 +647,15 @@ def test_a9_representations_as_the_last_epoch_made_them(
     )
     assert same(mine.F, plain.F), "training is the same"
     assert_near(mine.F, F_1, 1e-8)
-    torch.testing.assert_close(usual.z, afterwards, rtol=0, atol=1e-8)
+    torch.testing.assert_close(usual.z, afterwards, rtol=0, atol=1e-7)
     seen = ~rows[:, 0].isnan()
     assert int(seen.sum()) == n - (n % 5 < min_batch and n % 5 > 0)
-    torch.testing.assert_close(reply.z[seen], rows[seen], rtol=0, atol=1e-8)
+    torch.testing.assert_close(reply.z[seen], rows[seen], rtol=0, atol=1e-7)
     assert (rows[seen] - afterwards[seen]).abs().max() > 0.01, "the two modes differ"
     assert reply.z.shape == (n, task.width)
     assert reply.z.isfinite().all()
     if epochs == 1:  # a row that no batch held is the one after training
-        torch.testing.assert_close(reply.z[~seen], afterwards[~seen], rtol=0, atol=1e-8)
+        torch.testing.assert_close(reply.z[~seen], afterwards[~seen], rtol=0, atol=1e-7)
 
 
 def test_a9_bytes_and_sampling_are_the_same() -> None:

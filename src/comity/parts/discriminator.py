@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from comity.core import Batch, Params, Refusal, Samples, Task, cross_entropy, record
+from comity.core import Batch, Params, Refusal, Samples, Task, cross_entropy, on_device, record
 from comity.models.stack import Builder, conv, flat, image, linear, mean_over_image, relu
 
 HIDDEN = {"linear": 0, "shallow": 1, "mlp": 2, "deep": 4}
@@ -39,6 +39,7 @@ def labelled(representations: Mapping[int, Tensor]) -> Samples:
 
 def carried(old: Params, fresh: Params, how: str) -> Params:
     """A discriminator whose outputs change their meaning: its `trunk` lives on, all that fits (`keep`), or nothing (`reinit`)."""
+    fresh = on_device(fresh, old["out.bias"].device)
     kept = {"trunk": {k for k in old if not k.startswith("out.")}, "keep": set(old), "reinit": set[str]()}[how]
     return {k: old[k] if k in kept and old[k].shape == v.shape else v for k, v in fresh.items()}
 
