@@ -56,6 +56,7 @@ def run(
     test: str | None = None,
     validation: float | None = None,
     eval_every: int = 1,
+    eval_share: float = 1.0,
     patience: int | None = None,
     metric: str | Function = "accuracy",
     augment: str = "none",
@@ -72,7 +73,7 @@ def run(
     on_nonfinite: Literal["drop", "stop"] = "drop",
     seed: int = 0,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
-    engine: Literal["auto", "loop", "process", "stacked"] = "auto",
+    engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
     workers: int | None = None,
     set: Mapping[str, Option] | None = None,
     party: Mapping[str, Any] | None = None,
@@ -110,6 +111,7 @@ def run(
         validation: share of a party's training samples held out to choose by; 0.1 unless told, and always the
             federation's own if one is given
         eval_every: rounds between evaluations; the last round is always evaluated
+        eval_share: share of the parties that evaluate, others each time; after the last round all do
         patience: end the run when it got no better for so many rounds, judged on validation data (on test data if
             validation is 0)
         metric: what rounds, settings and methods are chosen and judged by: accuracy, balanced_accuracy, macro_f1,
@@ -189,6 +191,7 @@ def compare(
     test: str | None = None,
     validation: float | None = None,
     eval_every: int = 1,
+    eval_share: float = 1.0,
     patience: int | None = None,
     metric: str | Function = "accuracy",
     augment: str = "none",
@@ -205,7 +208,7 @@ def compare(
     on_nonfinite: Literal["drop", "stop"] = "drop",
     seed: int = 0,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
-    engine: Literal["auto", "loop", "process", "stacked"] = "auto",
+    engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
     workers: int | None = None,
     set: Mapping[str, Option] | None = None,
     party: Mapping[str, Any] | None = None,
@@ -270,6 +273,7 @@ def tune(
     test: str | None = None,
     validation: float | None = None,
     eval_every: int = 1,
+    eval_share: float = 1.0,
     patience: int | None = None,
     metric: str | Function = "accuracy",
     augment: str = "none",
@@ -286,7 +290,7 @@ def tune(
     on_nonfinite: Literal["drop", "stop"] = "drop",
     seed: int = 0,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
-    engine: Literal["auto", "loop", "process", "stacked"] = "auto",
+    engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
     workers: int | None = None,
     set: Mapping[str, Option] | None = None,
     party: Mapping[str, Any] | None = None,
@@ -343,6 +347,7 @@ def leave_one_out(
     test: str | None = None,
     validation: float | None = None,
     eval_every: int = 1,
+    eval_share: float = 1.0,
     patience: int | None = None,
     metric: str | Function = "accuracy",
     augment: str = "none",
@@ -359,7 +364,7 @@ def leave_one_out(
     on_nonfinite: Literal["drop", "stop"] = "drop",
     seed: int = 0,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
-    engine: Literal["auto", "loop", "process", "stacked"] = "auto",
+    engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
     workers: int | None = None,
     set: Mapping[str, Option] | None = None,
     party: Mapping[str, Any] | None = None,

@@ -1,0 +1,432 @@
+"""Parties spread over the actors of a Ray cluster (the extra `comity[ray]`): `--engine ray`.
+
+An actor gets the experiment's settings and the split as text and loads the data where it runs; no sample is ever sent. What is
+the same for several actors goes into Ray's object store once, and from there to each machine once. Replies come as they are
+ready; the net reduces them in party order, so that numbers are those of every other engine.
+
+Without RAY_ADDRESS a small Ray of our own is started on this machine, reachable from this machine only, with a token that only
+our processes have, and ended with the run. With it, actors are started on the cluster that runs there, under its rules.
+
+Parcels are locked by a secret that the first actor draws and hands to the others; it does not pass through this process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from comity.engines.allocator import keep_freed_memory
+from comity.engines.bundles import Bytes, packed, packed_for, unpacked
+from comity.engines.loop import OneByOne
+from comity.engines.sealing import KEY, RUN, Lock, SharedSecret
+from comity.engines.site_store import SiteStore
+from comity.engines.workers import Ask, Message, Worker, WorkersEngine
+from comity.errors import ComityError, Refusal, WorkerLost, describe
+
+ADDRESS = "RAY_ADDRESS"
+START_SECONDS = 120.0  # until all actors are there
+LOOPBACK, STAY = "127.0.0.1", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+LOCAL = {
+    STAY: "0",  # what the name does not say: nobody on another machine is listened to
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),  # whoever talks to it must have it; Ray would leave one in a file
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # its own messages are not printed: errors say what there is to know
+}
+"""The environment of a Ray of our own."""
+AGAIN = 3  # actors that are replaced in one run before it is given up
+
+
+def check_installed() -> None:
+    """Refuse if the package is not there."""
+    if importlib.util.find_spec("ray") is None:
+        raise Refusal("The ray engine needs more packages: pip install comity[ray].")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that an actor needs to make a run's parties, as text."""
+
+    settings: str
+    """The experiment as TOML."""
+    split: str
+    plan: str | None
+    """The table of planned absences."""
+    code: Mapping[str, str]
+    """Digests of the users' files that the settings name."""
+
+
+class Actor:
+    """A worker on the cluster: for several runs, one after the other; data stay while they are the same."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        self._secret = b""
+        self._data: tuple[tuple[str, str], Any] | None = None
+        self._worker: Worker | None = None
+        self._sites: SiteStore | None = None
+
+    def versions(self) -> list[str]:
+        """What is installed here, which must be the same everywhere."""
+        from comity import __version__
+
+        return [__version__, torch.__version__.partition("+")[0]]
+
+    def begin(self, settings: str, split: str, plan: str | None, code: Mapping[str, str]) -> str:
+        """Make the parties of a run; what is wrong, if something is."""
+        try:
+            self._sites = self._made(settings, split, plan, code)
+        except Exception as why:
+            return describe(why)
+        return ""
+
+    def _made(self, settings: str, split: str, plan: str | None, code: Mapping[str, str]) -> SiteStore:
+        from comity.data import load
+        from comity.data.split import Split
+        from comity.experiments import config
+        from comity.experiments.build import prepare
+        from comity.plugins import digest
+
+        experiment = config.experiment(tomllib.loads(settings))
+        if other := next((file for file, own in code.items() if digest(file) != own), None):
+            raise Refusal(f"{other} is not the same file there as here.")
+        which = (experiment.data, split)
+        if self._data is None or self._data[0] != which:
+            self._data = None
+            self._data = which, load(experiment.data).split(Split.from_json(split))
+        job = prepare(experiment, self._data[1], None, plan)
+        return SiteStore(job.algorithm, job.parties, job.root)
+
+    def share_secret(self, others: Sequence[Any], anew: bool) -> None:
+        """Hand on the secret that parcels are locked by, which is drawn here if it is to be new."""
+        import ray
+
+        if anew:
+            self.take_secret(os.urandom(KEY + RUN))
+        ray.get([other.take_secret.remote(self._secret) for other in others])
+
+    def take_secret(self, secret: bytes) -> None:
+        """Parties begin anew, with parcels that are locked by it."""
+        assert self._sites
+        self._secret = secret
+        self._worker = Worker(self._sites, OneByOne(), Lock(SharedSecret(secret[:KEY]), secret[KEY:]))
+
+    def answer(self, header: bytes, *bundles: Bytes) -> Iterator[tuple[bytes, Bytes]]:
+        """What the worker says to an ask, as it comes."""
+        try:
+            assert self._worker
+            for message in self._worker.answer(unpacked(header, *bundles)):
+                yield packed(message)
+                del message
+        except Exception as why:
+            yield packed({"error": describe(why), "last": True})
+
+    def end(self) -> None:
+        """The run is over; the data stay for the next one."""
+        self._worker = self._sites = None
+
+
+class Cluster:
+    """A connection to Ray, and the actors that were started through it."""
+
+    def __init__(self, workers: int) -> None:
+        self._local = not os.environ.get(ADDRESS)
+        with _environment(LOCAL if self._local else {}):  # some of it is read when Ray is imported
+            import ray
+
+        self.actors: list[Any] = []
+        self._folder = ""
+        self._ours = not ray.is_initialized()
+        if self._ours:
+            self._connect(workers)
+        try:
+            if self._ours and self._local:
+                self._check_loopback()
+            self._check_room(workers)
+            self._kind = ray.remote(num_cpus=1, max_concurrency=1)(Actor)
+            self.actors = [self._new() for _ in range(workers)]
+            self.check_alike(self.actors)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, workers: int) -> None:
+        import ray
+
+        quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": "critical"}
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            if not self._local:
+                ray._raylet.Config.initialize("")
+                ray.init(**quiet)
+                return
+            self._folder = tempfile.mkdtemp(prefix="comity-ray-")
+            with _environment(LOCAL):
+                ray._raylet.Config.initialize("")  # Ray has read its variables when it was imported
+                ray.init(
+                    address="local",
+                    num_cpus=workers,
+                    num_gpus=0,
+                    include_dashboard=False,
+                    _node_ip_address=LOOPBACK,
+                    _temp_dir=self._folder,
+                    **quiet,
+                )
+        except (ConnectionError, RuntimeError, ValueError, OSError) as why:
+            self.close()
+            where = "on this machine" if self._local else f"at {os.environ[ADDRESS]} ({ADDRESS})"
+            raise ComityError(f"There is no Ray {where} to run on: {str(why).splitlines()[0]}") from why
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)  # Ray has its own for SIGTERM; ours ends the run as Ctrl-C does
+
+    def _check_loopback(self) -> None:
+        """Refuse a Ray of our own that others could reach, as one that was imported before it was told not to would be."""
+        import ray
+
+        if ray.util.get_node_ip_address() != LOOPBACK:
+            raise ComityError(
+                "Ray was imported before Comity could tell it to stay on this machine: set "
+                f"{STAY}=0 before Python starts, or give {ADDRESS}."
+            )
+
+    def _check_room(self, workers: int) -> None:
+        import ray
+
+        cpus = int(ray.cluster_resources().get("CPU", 0))
+        if cpus < workers:
+            raise Refusal(f"The Ray cluster has {cpus} CPUs, fewer than {workers} workers: give --workers {max(1, cpus)}.")
+
+    def _new(self) -> Any:
+        return self._kind.options(scheduling_strategy="SPREAD").remote()
+
+    def check_alike(self, actors: Sequence[Any]) -> None:
+        """Wait for actors, and refuse those with other versions."""
+        import ray
+
+        from comity import __version__
+
+        here = [__version__, torch.__version__.partition("+")[0]]
+        try:
+            there = ray.get([actor.versions.remote() for actor in actors], timeout=START_SECONDS)
+        except ray.exceptions.GetTimeoutError as why:
+            raise ComityError(f"The Ray cluster has had no room for the workers within {START_SECONDS:.0f} seconds.") from why
+        except ray.exceptions.RayError as why:
+            raise ComityError(f"A worker could not begin on the Ray cluster: {_said(why)}") from why
+        if other := next((versions for versions in there if versions != here), None):
+            raise Refusal(
+                f"The Ray cluster has comity {other[0]} and torch {other[1]}, but here are {here[0]} and {here[1]}: "
+                "install the same everywhere."
+            )
+
+    def replace(self, w: int) -> Any:
+        """Another actor in place of one that is dead, or as good as dead."""
+        import ray
+
+        ray.kill(self.actors[w])
+        self.actors[w] = self._new()
+        self.check_alike([self.actors[w]])
+        return self.actors[w]
+
+    def close(self) -> None:
+        """End all that was started here."""
+        import ray
+
+        for actor in self.actors if ray.is_initialized() else []:
+            ray.kill(actor)
+        self.actors = []
+        if self._ours:
+            ray.shutdown()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _Kept:
+    """The actors that wait for another run."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.cluster: Cluster | None = None
+
+
+_kept = _Kept()
+
+
+@contextmanager
+def actors_kept() -> Iterator[None]:
+    """Runs in here that follow each other have the same actors, which need not start, nor load the same data, again."""
+    _kept.depth += 1
+    try:
+        yield
+    finally:
+        _kept.depth -= 1
+        if not _kept.depth and _kept.cluster:
+            _kept.cluster.close()
+            _kept.cluster = None
+
+
+class RayEngine(WorkersEngine):
+    """Actors on a cluster; letters go to the actor where the party lives."""
+
+    def __init__(self, recipe: Recipe, loads: Mapping[int, int], workers: int) -> None:
+        check_installed()
+        super().__init__(loads, max(1, min(workers, len(loads))))
+        self._recipe = recipe
+        self._told: list[tuple[int, Any]] = []
+        """What actors are told that need not answer: an error of theirs is heard at the next exchange."""
+        self._replaced = 0
+        waiting, _kept.cluster = _kept.cluster, None
+        if waiting and len(waiting.actors) != self._workers:
+            waiting.close()
+            waiting = None
+        self._cluster: Cluster | None = waiting or Cluster(self._workers)
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def _actors(self) -> list[Any]:
+        assert self._cluster, "the engine is closed"
+        return self._cluster.actors
+
+    def _begin(self) -> None:
+        """Have all actors make their parties; one that died while it waited for this run is replaced."""
+        import ray
+
+        assert self._cluster
+        for w, actor in enumerate(self._actors):
+            try:
+                ray.get(actor.versions.remote(), timeout=START_SECONDS)
+            except ray.exceptions.RayError:
+                self._cluster.replace(w)
+        self._prepare(self._actors)
+        first, *others = self._actors
+        ray.get(first.share_secret.remote(others, True))
+
+    def _prepare(self, actors: Iterable[Any]) -> None:
+        import ray
+
+        split = ray.put(self._recipe.split)
+        asked = [a.begin.remote(self._recipe.settings, split, self._recipe.plan, dict(self._recipe.code)) for a in actors]
+        try:
+            wrong = next(filter(None, ray.get(asked)), "")
+        except ray.exceptions.RayError as why:
+            raise WorkerLost(f"A worker on the Ray cluster was lost ({_said(why)}); the run can be resumed.") from why
+        if wrong:
+            raise ComityError(f"A worker on the Ray cluster cannot take part: {wrong}")
+
+    def _exchange(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, Message]]:
+        import ray
+
+        self._check_told()
+        rest = {w: dict(ask) for w, ask in asks.items()}
+        streams = self._asked(rest)
+        while streams:
+            (stream, *_), _ = ray.wait(list(streams), num_returns=1)
+            w = streams[stream]
+            try:
+                message = self._heard(next(stream))
+            except ray.exceptions.RayError as why:
+                del streams[stream]
+                streams |= self._asked_again(w, rest[w], why)
+                continue
+            if message["last"]:
+                del streams[stream], rest[w]
+            elif "letters" in rest[w]:
+                rest[w]["letters"] = {i: letter for i, letter in rest[w]["letters"].items() if i not in message["answers"]}
+            yield w, message
+
+    def _asked(self, asks: Mapping[int, Ask]) -> dict[Any, int]:
+        """What each actor says to its ask, as a stream."""
+        import ray
+
+        posts, bundles = packed_for(asks)
+        stored = [ray.put(bundle) for bundle in bundles]
+        return {self._actors[w].answer.remote(header, *(stored[g] for g in own)): w for w, (header, own) in posts.items()}
+
+    def _heard(self, message: Any) -> Message:
+        import ray
+
+        heard: Message = unpacked(*ray.get(message))
+        if "error" in heard:
+            raise ComityError(heard["error"])
+        return heard
+
+    def _asked_again(self, w: int, ask: Ask, why: Exception) -> dict[Any, int]:
+        """Have another actor answer what one that died has left; not if states died with it, which others may be ahead of."""
+        import ray
+
+        assert self._cluster
+        others = [actor for v, actor in enumerate(self._actors) if v != w]
+        stateful = w in self._homes.values() or (ask.get("inboxes") and not others)
+        if stateful or self._replaced >= AGAIN:
+            raise WorkerLost(f"A worker on the Ray cluster was lost ({_said(why)}); the run can be resumed.") from why
+        self._replaced += 1
+        new = self._cluster.replace(w)
+        self._prepare([new])
+        try:
+            ray.get((others[0] if others else new).share_secret.remote([new] if others else [], not others))
+        except ray.exceptions.RayError as another:
+            raise WorkerLost(f"Workers on the Ray cluster were lost ({_said(another)}); the run can be resumed.") from another
+        return self._asked({w: ask})
+
+    def _tell(self, asks: Mapping[int, Ask]) -> None:
+        self._check_told()
+        self._told = [(w, stream) for stream, w in self._asked(asks).items()]
+
+    def _check_told(self) -> None:
+        import ray
+
+        told, self._told = self._told, []
+        for _, stream in told:
+            try:
+                for said in stream:
+                    self._heard(said)
+            except ray.exceptions.RayError as why:
+                raise WorkerLost(f"A worker on the Ray cluster was lost ({_said(why)}); the run can be resumed.") from why
+
+    def close(self) -> None:
+        cluster, self._cluster = self._cluster, None
+        if cluster is None:
+            return
+        if _kept.depth and not _kept.cluster:
+            for actor in cluster.actors:
+                actor.end.remote()
+            _kept.cluster = cluster
+        else:
+            cluster.close()
+
+
+def _said(why: BaseException) -> str:
+    """What Ray says of an error, in short."""
+    lines = [line.strip() for line in str(why).splitlines() if line.strip()]
+    return (lines[0] if lines else type(why).__name__).rstrip(".:")
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """These variables for a while, for processes that are started meanwhile."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
