@@ -44,6 +44,7 @@ LOCAL = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # its own messages are not printed: errors say what there is to know
 }
 """The environment of a Ray of our own."""
+LONGEST = 40  # of the name of a folder in which Ray's sockets can still have names
 AGAIN = 3  # actors that are replaced in one run before it is given up
 
 
@@ -53,6 +54,13 @@ def check_installed() -> None:
         raise Refusal("The ray engine needs more packages: pip install comity[ray].")
 
 
+def installed() -> list[str]:
+    """The versions that must be the same everywhere."""
+    from comity import __version__
+
+    return [__version__, torch.__version__.partition("+")[0]]
+
+
 @dataclass(frozen=True)
 class Recipe:
     """All that an actor needs to make a run's parties, as text."""
@@ -60,8 +68,6 @@ class Recipe:
     settings: str
     """The experiment as TOML."""
     split: str
-    plan: str | None
-    """The table of planned absences."""
     code: Mapping[str, str]
     """Digests of the users' files that the settings name."""
 
@@ -77,21 +83,21 @@ class Actor:
         self._worker: Worker | None = None
         self._sites: SiteStore | None = None
 
-    def versions(self) -> list[str]:
-        """What is installed here, which must be the same everywhere."""
-        from comity import __version__
+    def introduce(self) -> tuple[list[str], str, int]:
+        """What is installed where the actor is, and where that is: node and process."""
+        import ray
 
-        return [__version__, torch.__version__.partition("+")[0]]
+        return installed(), ray.get_runtime_context().get_node_id(), os.getpid()
 
-    def begin(self, settings: str, split: str, plan: str | None, code: Mapping[str, str]) -> str:
+    def begin(self, settings: str, split: str, code: Mapping[str, str]) -> str:
         """Make the parties of a run; what is wrong, if something is."""
         try:
-            self._sites = self._made(settings, split, plan, code)
+            self._sites = self._made(settings, split, code)
         except Exception as why:
             return describe(why)
         return ""
 
-    def _made(self, settings: str, split: str, plan: str | None, code: Mapping[str, str]) -> SiteStore:
+    def _made(self, settings: str, split: str, code: Mapping[str, str]) -> SiteStore:
         from comity.data import load
         from comity.data.split import Split
         from comity.experiments import config
@@ -105,7 +111,7 @@ class Actor:
         if self._data is None or self._data[0] != which:
             self._data = None
             self._data = which, load(experiment.data).split(Split.from_json(split))
-        job = prepare(experiment, self._data[1], None, plan)
+        job = prepare(experiment, self._data[1])
         return SiteStore(job.algorithm, job.parties, job.root)
 
     def share_secret(self, others: Sequence[Any], anew: bool) -> None:
@@ -146,6 +152,8 @@ class Cluster:
             import ray
 
         self.actors: list[Any] = []
+        self.places: list[tuple[str, int]] = []
+        """On which node and in which process each actor is."""
         self._folder = ""
         self._ours = not ray.is_initialized()
         if self._ours:
@@ -156,7 +164,7 @@ class Cluster:
             self._check_room(workers)
             self._kind = ray.remote(num_cpus=1, max_concurrency=1)(Actor)
             self.actors = [self._new() for _ in range(workers)]
-            self.check_alike(self.actors)
+            self.places = self._found(self.actors)
         except BaseException:
             self.close()
             raise
@@ -172,9 +180,11 @@ class Cluster:
                 ray._raylet.Config.initialize("")
                 ray.init(**quiet)
                 return
-            self._folder = tempfile.mkdtemp(prefix="comity-ray-")
+            long = len(tempfile.gettempdir()) > LONGEST
+            self._folder = tempfile.mkdtemp(prefix="comity-ray-", dir="/tmp" if long else None)
             with _environment(LOCAL):
-                ray._raylet.Config.initialize("")  # Ray has read its variables when it was imported
+                ray._raylet.Config.initialize("")  # what Ray has read when it was imported, which may have been before
+                ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
                 ray.init(
                     address="local",
                     num_cpus=workers,
@@ -193,14 +203,11 @@ class Cluster:
                 signal.signal(number, handler)  # Ray has its own for SIGTERM; ours ends the run as Ctrl-C does
 
     def _check_loopback(self) -> None:
-        """Refuse a Ray of our own that others could reach, as one that was imported before it was told not to would be."""
+        """Refuse a Ray of our own that others could reach."""
         import ray
 
-        if ray.util.get_node_ip_address() != LOOPBACK:
-            raise ComityError(
-                "Ray was imported before Comity could tell it to stay on this machine: set "
-                f"{STAY}=0 before Python starts, or give {ADDRESS}."
-            )
+        if (where := ray.util.get_node_ip_address()) != LOOPBACK:
+            raise ComityError(f"A Ray of our own would be at {where}, where other machines may reach it: give {ADDRESS} instead.")
 
     def _check_room(self, workers: int) -> None:
         import ray
@@ -212,24 +219,23 @@ class Cluster:
     def _new(self) -> Any:
         return self._kind.options(scheduling_strategy="SPREAD").remote()
 
-    def check_alike(self, actors: Sequence[Any]) -> None:
-        """Wait for actors, and refuse those with other versions."""
+    def _found(self, actors: Sequence[Any]) -> list[tuple[str, int]]:
+        """Wait for actors, and refuse those with other versions; where they are."""
         import ray
 
-        from comity import __version__
-
-        here = [__version__, torch.__version__.partition("+")[0]]
+        here = installed()
         try:
-            there = ray.get([actor.versions.remote() for actor in actors], timeout=START_SECONDS)
+            there = ray.get([actor.introduce.remote() for actor in actors], timeout=START_SECONDS)
         except ray.exceptions.GetTimeoutError as why:
             raise ComityError(f"The Ray cluster has had no room for the workers within {START_SECONDS:.0f} seconds.") from why
         except ray.exceptions.RayError as why:
             raise ComityError(f"A worker could not begin on the Ray cluster: {_said(why)}") from why
-        if other := next((versions for versions in there if versions != here), None):
+        if other := next((versions for versions, *_ in there if versions != here), None):
             raise Refusal(
                 f"The Ray cluster has comity {other[0]} and torch {other[1]}, but here are {here[0]} and {here[1]}: "
                 "install the same everywhere."
             )
+        return [(node, process) for _, node, process in there]
 
     def replace(self, w: int) -> Any:
         """Another actor in place of one that is dead, or as good as dead."""
@@ -237,7 +243,7 @@ class Cluster:
 
         ray.kill(self.actors[w])
         self.actors[w] = self._new()
-        self.check_alike([self.actors[w]])
+        (self.places[w],) = self._found([self.actors[w]])
         return self.actors[w]
 
     def close(self) -> None:
@@ -310,7 +316,7 @@ class RayEngine(WorkersEngine):
         assert self._cluster
         for w, actor in enumerate(self._actors):
             try:
-                ray.get(actor.versions.remote(), timeout=START_SECONDS)
+                ray.get(actor.introduce.remote(), timeout=START_SECONDS)
             except ray.exceptions.RayError:
                 self._cluster.replace(w)
         self._prepare(self._actors)
@@ -321,7 +327,7 @@ class RayEngine(WorkersEngine):
         import ray
 
         split = ray.put(self._recipe.split)
-        asked = [a.begin.remote(self._recipe.settings, split, self._recipe.plan, dict(self._recipe.code)) for a in actors]
+        asked = [actor.begin.remote(self._recipe.settings, split, dict(self._recipe.code)) for actor in actors]
         try:
             wrong = next(filter(None, ray.get(asked)), "")
         except ray.exceptions.RayError as why:

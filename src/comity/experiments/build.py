@@ -174,7 +174,8 @@ class Job:
     def recipe(self) -> Recipe:
         """What makes the same parties elsewhere, where the same data lie."""
         code = {file: digest(file) or "" for file in code_of(self.experiment)}
-        return Recipe(config.write(self.experiment), self.federation.split.to_json(), self.absent.text, code)
+        settings = config.write(self.experiment.but(absent=None))  # who is absent is the server's to know
+        return Recipe(settings, self.federation.split.to_json(), code)
 
     def net(self, engine: Engine, progress: Progress) -> Net:
         """What rounds use to reach the parties on an engine."""
