@@ -13,10 +13,6 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-SMALL: dict[str, Any] = {
-    "data": "digits", "parties": 4, "rounds": 2, "model": "mlp2(width=16)", "partition": "dirichlet(alpha=0.5)|keep(samples=60)",
-    "lr": 0.02,
-}  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

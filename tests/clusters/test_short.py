@@ -6,9 +6,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from small import SMALL
 
 import comity
-from conftest import SMALL
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install comity[ray]")

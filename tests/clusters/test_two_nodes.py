@@ -11,13 +11,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from small import SMALL
 
 import comity
 from comity.core.record import Cipher, parcels_in, unseal
 from comity.engines import ray_cluster
 from comity.engines.ray_cluster import Cluster, RayEngine, actors_kept
 from comity.errors import ComityError
-from conftest import SMALL
 
 TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv")
 METHODS = ["fedavg", "scaffold", "adcol", "fedavg+dbe", "fedufo", "fed-sps", "relay"]

@@ -85,7 +85,7 @@ class WorkersEngine(Engine):
         self._tell({w: {"do": "settle", "versions": own[w]} for w in sorted(own)})
 
     def save(self, folder: Path, t: int) -> list[Saved]:
-        asks: dict[int, Ask] = {w: {"do": "save", "folder": str(folder), "round": t} for w in range(self._workers)}
+        asks: dict[int, Ask] = {w: {"do": "save", "folder": str(folder.resolve()), "round": t} for w in range(self._workers)}
         saved = {w: message["saved"] for w, message in self._exchange(asks)}
         return [Saved(*item) for w in sorted(saved) for item in saved[w]]
 
@@ -102,7 +102,7 @@ class WorkersEngine(Engine):
             self._homes |= dict.fromkeys(hand, w)
             asks[w] = {
                 "do": "load",
-                "folder": str(folder),
+                "folder": str(folder.resolve()),
                 "states": [tuple(kept[i]) for i in hand],
                 "versions": {i: versions[i] for i in hand},
             }
