@@ -27,8 +27,7 @@ def two_nodes() -> Iterator[Any]:
     """A cluster of two nodes with one CPU each, at RAY_ADDRESS; it stays on this machine, as one that Comity starts does."""
     from comity.engines.ray_cluster import ADDRESS, LOCAL
 
-    own = LOCAL | {"RAY_USAGE_STATS_ENABLED": "0"}
-    os.environ.update(own)
+    os.environ.update(LOCAL)
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -36,5 +35,5 @@ def two_nodes() -> Iterator[Any]:
     os.environ[ADDRESS] = cluster.address
     yield cluster
     cluster.shutdown()
-    for name in (ADDRESS, *own):
+    for name in (ADDRESS, *LOCAL):
         del os.environ[name]

@@ -139,7 +139,8 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("noted")
 def test_a_dead_worker_that_held_nothing_is_replaced(tmp_path: Path) -> None:
     killing = Killing(after=1)
-    result = on_ray("fedavg", tmp_path, progress=killing, rounds=4)
+    with pytest.warns(UserWarning, match="held no states, and is replaced"):
+        result = on_ray("fedavg", tmp_path, progress=killing, rounds=4)
     assert tables(result) == on_loop("fedavg", (("rounds", 4),))
     assert killing.begun == [0], "nobody went back"
 

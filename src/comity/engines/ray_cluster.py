@@ -19,6 +19,7 @@ import shutil
 import signal
 import tempfile
 import tomllib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ LOCAL = {
     STAY: "0",  # what the name does not say: nobody on another machine is listened to
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),  # whoever talks to it must have it; Ray would leave one in a file
+    "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # its own messages are not printed: errors say what there is to know
 }
 """The environment of a Ray of our own."""
@@ -162,7 +164,7 @@ class Cluster:
             if self._ours and self._local:
                 self._check_loopback()
             self._check_room(workers)
-            self._kind = ray.remote(num_cpus=1, max_concurrency=1)(Actor)
+            self._kind = ray.remote(num_cpus=1)(Actor)
             self.actors = [self._new() for _ in range(workers)]
             self.places = self._found(self.actors)
         except BaseException:
@@ -173,7 +175,6 @@ class Cluster:
         import ray
 
         quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": "critical"}
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             if not self._local:
@@ -290,7 +291,7 @@ class RayEngine(WorkersEngine):
         check_installed()
         super().__init__(loads, max(1, min(workers, len(loads))))
         self._recipe = recipe
-        self._told: list[tuple[int, Any]] = []
+        self._told: list[Any] = []
         """What actors are told that need not answer: an error of theirs is heard at the next exchange."""
         self._replaced = 0
         waiting, _kept.cluster = _kept.cluster, None
@@ -321,25 +322,21 @@ class RayEngine(WorkersEngine):
                 self._cluster.replace(w)
         self._prepare(self._actors)
         first, *others = self._actors
-        ray.get(first.share_secret.remote(others, True))
+        _got(first.share_secret.remote(others, True))
 
     def _prepare(self, actors: Iterable[Any]) -> None:
         import ray
 
         split = ray.put(self._recipe.split)
         asked = [actor.begin.remote(self._recipe.settings, split, dict(self._recipe.code)) for actor in actors]
-        try:
-            wrong = next(filter(None, ray.get(asked)), "")
-        except ray.exceptions.RayError as why:
-            raise WorkerLost(f"A worker on the Ray cluster was lost ({_said(why)}); the run can be resumed.") from why
-        if wrong:
+        if wrong := next(filter(None, _got(asked)), ""):
             raise ComityError(f"A worker on the Ray cluster cannot take part: {wrong}")
 
     def _exchange(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, Message]]:
         import ray
 
         self._check_told()
-        rest = {w: dict(ask) for w, ask in asks.items()}
+        rest = {w: ask | {"letters": dict(ask.get("letters", {}))} for w, ask in asks.items()}  # what is not answered yet
         streams = self._asked(rest)
         while streams:
             (stream, *_), _ = ray.wait(list(streams), num_returns=1)
@@ -351,9 +348,9 @@ class RayEngine(WorkersEngine):
                 streams |= self._asked_again(w, rest[w], why)
                 continue
             if message["last"]:
-                del streams[stream], rest[w]
-            elif "letters" in rest[w]:
-                rest[w]["letters"] = {i: letter for i, letter in rest[w]["letters"].items() if i not in message["answers"]}
+                del streams[stream]
+            for i in message.get("answers", ()):
+                rest[w]["letters"].pop(i)
             yield w, message
 
     def _asked(self, asks: Mapping[int, Ask]) -> dict[Any, int]:
@@ -374,36 +371,32 @@ class RayEngine(WorkersEngine):
 
     def _asked_again(self, w: int, ask: Ask, why: Exception) -> dict[Any, int]:
         """Have another actor answer what one that died has left; not if states died with it, which others may be ahead of."""
-        import ray
-
         assert self._cluster
         others = [actor for v, actor in enumerate(self._actors) if v != w]
         stateful = w in self._homes.values() or (ask.get("inboxes") and not others)
         if stateful or self._replaced >= AGAIN:
-            raise WorkerLost(f"A worker on the Ray cluster was lost ({_said(why)}); the run can be resumed.") from why
+            raise _lost(why) from why
         self._replaced += 1
+        warnings.warn(f"A worker on the Ray cluster was lost ({_said(why)}): it held no states, and is replaced.", stacklevel=2)
         new = self._cluster.replace(w)
         self._prepare([new])
-        try:
-            ray.get((others[0] if others else new).share_secret.remote([new] if others else [], not others))
-        except ray.exceptions.RayError as another:
-            raise WorkerLost(f"Workers on the Ray cluster were lost ({_said(another)}); the run can be resumed.") from another
+        _got((others[0] if others else new).share_secret.remote([new] if others else [], not others))
         return self._asked({w: ask})
 
     def _tell(self, asks: Mapping[int, Ask]) -> None:
         self._check_told()
-        self._told = [(w, stream) for stream, w in self._asked(asks).items()]
+        self._told = list(self._asked(asks))
 
     def _check_told(self) -> None:
         import ray
 
         told, self._told = self._told, []
-        for _, stream in told:
+        for stream in told:
             try:
                 for said in stream:
                     self._heard(said)
             except ray.exceptions.RayError as why:
-                raise WorkerLost(f"A worker on the Ray cluster was lost ({_said(why)}); the run can be resumed.") from why
+                raise _lost(why) from why
 
     def close(self) -> None:
         cluster, self._cluster = self._cluster, None
@@ -415,6 +408,20 @@ class RayEngine(WorkersEngine):
             _kept.cluster = cluster
         else:
             cluster.close()
+
+
+def _got(asked: Any) -> Any:
+    """What actors answer, all of which must be alive."""
+    import ray
+
+    try:
+        return ray.get(asked)
+    except ray.exceptions.RayError as why:
+        raise _lost(why) from why
+
+
+def _lost(why: BaseException) -> WorkerLost:
+    return WorkerLost(f"A worker on the Ray cluster was lost ({_said(why)}); the run can be resumed.")
 
 
 def _said(why: BaseException) -> str:
