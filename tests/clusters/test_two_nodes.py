@@ -16,7 +16,8 @@ from small import SMALL
 import comity
 from comity.core.record import Cipher, parcels_in, unseal
 from comity.engines import ray_cluster
-from comity.engines.ray_cluster import Cluster, RayEngine, actors_kept
+from comity.engines.ray_cluster import Cluster, actors_kept
+from comity.engines.ray_engine import RayEngine
 from comity.errors import ComityError
 
 TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv")

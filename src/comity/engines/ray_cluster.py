@@ -1,8 +1,6 @@
-"""Parties spread over the actors of a Ray cluster (the extra `comity[ray]`): `--engine ray`.
+"""Ray itself: the connection to a cluster, and what an actor there does.
 
-An actor gets the experiment's settings and the split as text and loads the data where it runs; no sample is ever sent. What is
-the same for several actors goes into Ray's object store once, and from there to each machine once. Replies come as they are
-ready; the net reduces them in party order, so that numbers are those of every other engine.
+An actor gets the experiment's settings and the split as text and loads the data where it runs; no sample is ever sent.
 
 Without RAY_ADDRESS a small Ray of our own is started on this machine, reachable from this machine only, with a token that only
 our processes have, and ended with the run. With it, actors are started on the cluster that runs there, under its rules.
@@ -19,8 +17,7 @@ import shutil
 import signal
 import tempfile
 import tomllib
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,11 +25,11 @@ from typing import Any
 import torch
 
 from comity.engines.allocator import keep_freed_memory
-from comity.engines.bundles import Bytes, packed, packed_for, unpacked
+from comity.engines.bundles import Bytes, packed, unpacked
 from comity.engines.loop import OneByOne
 from comity.engines.sealing import KEY, RUN, Lock, SharedSecret
 from comity.engines.site_store import SiteStore
-from comity.engines.workers import Ask, Message, Worker, WorkersEngine
+from comity.engines.workers import Worker
 from comity.errors import ComityError, Refusal, WorkerLost, describe
 
 ADDRESS = "RAY_ADDRESS"
@@ -47,7 +44,6 @@ LOCAL = {
 }
 """The environment of a Ray of our own."""
 LONGEST = 40  # of the name of a folder in which Ray's sockets can still have names
-AGAIN = 3  # actors that are replaced in one run before it is given up
 
 
 def check_installed() -> None:
@@ -230,7 +226,7 @@ class Cluster:
         except ray.exceptions.GetTimeoutError as why:
             raise ComityError(f"The Ray cluster has had no room for the workers within {START_SECONDS:.0f} seconds.") from why
         except ray.exceptions.RayError as why:
-            raise ComityError(f"A worker could not begin on the Ray cluster: {_said(why)}") from why
+            raise ComityError(f"A worker could not begin on the Ray cluster: {said(why)}") from why
         if other := next((versions for versions, *_ in there if versions != here), None):
             raise Refusal(
                 f"The Ray cluster has comity {other[0]} and torch {other[1]}, but here are {here[0]} and {here[1]}: "
@@ -268,163 +264,37 @@ class _Kept:
         self.cluster: Cluster | None = None
 
 
-_kept = _Kept()
+kept = _Kept()
 
 
 @contextmanager
 def actors_kept() -> Iterator[None]:
     """Runs in here that follow each other have the same actors, which need not start, nor load the same data, again."""
-    _kept.depth += 1
+    kept.depth += 1
     try:
         yield
     finally:
-        _kept.depth -= 1
-        if not _kept.depth and _kept.cluster:
-            _kept.cluster.close()
-            _kept.cluster = None
+        kept.depth -= 1
+        if not kept.depth and kept.cluster:
+            kept.cluster.close()
+            kept.cluster = None
 
 
-class RayEngine(WorkersEngine):
-    """Actors on a cluster; letters go to the actor where the party lives."""
-
-    def __init__(self, recipe: Recipe, loads: Mapping[int, int], workers: int) -> None:
-        check_installed()
-        super().__init__(loads, max(1, min(workers, len(loads))))
-        self._recipe = recipe
-        self._told: list[Any] = []
-        """What actors are told that need not answer: an error of theirs is heard at the next exchange."""
-        self._replaced = 0
-        waiting, _kept.cluster = _kept.cluster, None
-        if waiting and len(waiting.actors) != self._workers:
-            waiting.close()
-            waiting = None
-        self._cluster: Cluster | None = waiting or Cluster(self._workers)
-        try:
-            self._begin()
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def _actors(self) -> list[Any]:
-        assert self._cluster, "the engine is closed"
-        return self._cluster.actors
-
-    def _begin(self) -> None:
-        """Have all actors make their parties; one that died while it waited for this run is replaced."""
-        import ray
-
-        assert self._cluster
-        for w, actor in enumerate(self._actors):
-            try:
-                ray.get(actor.introduce.remote(), timeout=START_SECONDS)
-            except ray.exceptions.RayError:
-                self._cluster.replace(w)
-        self._prepare(self._actors)
-        first, *others = self._actors
-        _got(first.share_secret.remote(others, True))
-
-    def _prepare(self, actors: Iterable[Any]) -> None:
-        import ray
-
-        split = ray.put(self._recipe.split)
-        asked = [actor.begin.remote(self._recipe.settings, split, dict(self._recipe.code)) for actor in actors]
-        if wrong := next(filter(None, _got(asked)), ""):
-            raise ComityError(f"A worker on the Ray cluster cannot take part: {wrong}")
-
-    def _exchange(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, Message]]:
-        import ray
-
-        self._check_told()
-        rest = {w: ask | {"letters": dict(ask.get("letters", {}))} for w, ask in asks.items()}  # what is not answered yet
-        streams = self._asked(rest)
-        while streams:
-            (stream, *_), _ = ray.wait(list(streams), num_returns=1)
-            w = streams[stream]
-            try:
-                message = self._heard(next(stream))
-            except ray.exceptions.RayError as why:
-                del streams[stream]
-                streams |= self._asked_again(w, rest[w], why)
-                continue
-            if message["last"]:
-                del streams[stream]
-            for i in message.get("answers", ()):
-                rest[w]["letters"].pop(i)
-            yield w, message
-
-    def _asked(self, asks: Mapping[int, Ask]) -> dict[Any, int]:
-        """What each actor says to its ask, as a stream."""
-        import ray
-
-        posts, bundles = packed_for(asks)
-        stored = [ray.put(bundle) for bundle in bundles]
-        return {self._actors[w].answer.remote(header, *(stored[g] for g in own)): w for w, (header, own) in posts.items()}
-
-    def _heard(self, message: Any) -> Message:
-        import ray
-
-        heard: Message = unpacked(*ray.get(message))
-        if "error" in heard:
-            raise ComityError(heard["error"])
-        return heard
-
-    def _asked_again(self, w: int, ask: Ask, why: Exception) -> dict[Any, int]:
-        """Have another actor answer what one that died has left; not if states died with it, which others may be ahead of."""
-        assert self._cluster
-        others = [actor for v, actor in enumerate(self._actors) if v != w]
-        stateful = w in self._homes.values() or (ask.get("inboxes") and not others)
-        if stateful or self._replaced >= AGAIN:
-            raise _lost(why) from why
-        self._replaced += 1
-        warnings.warn(f"A worker on the Ray cluster was lost ({_said(why)}): it held no states, and is replaced.", stacklevel=2)
-        new = self._cluster.replace(w)
-        self._prepare([new])
-        _got((others[0] if others else new).share_secret.remote([new] if others else [], not others))
-        return self._asked({w: ask})
-
-    def _tell(self, asks: Mapping[int, Ask]) -> None:
-        self._check_told()
-        self._told = list(self._asked(asks))
-
-    def _check_told(self) -> None:
-        import ray
-
-        told, self._told = self._told, []
-        for stream in told:
-            try:
-                for said in stream:
-                    self._heard(said)
-            except ray.exceptions.RayError as why:
-                raise _lost(why) from why
-
-    def close(self) -> None:
-        cluster, self._cluster = self._cluster, None
-        if cluster is None:
-            return
-        if _kept.depth and not _kept.cluster:
-            for actor in cluster.actors:
-                actor.end.remote()
-            _kept.cluster = cluster
-        else:
-            cluster.close()
-
-
-def _got(asked: Any) -> Any:
+def got(asked: Any) -> Any:
     """What actors answer, all of which must be alive."""
     import ray
 
     try:
         return ray.get(asked)
     except ray.exceptions.RayError as why:
-        raise _lost(why) from why
+        raise lost(why) from why
 
 
-def _lost(why: BaseException) -> WorkerLost:
-    return WorkerLost(f"A worker on the Ray cluster was lost ({_said(why)}); the run can be resumed.")
+def lost(why: BaseException) -> WorkerLost:
+    return WorkerLost(f"A worker on the Ray cluster was lost ({said(why)}); the run can be resumed.")
 
 
-def _said(why: BaseException) -> str:
+def said(why: BaseException) -> str:
     """What Ray says of an error, in short."""
     lines = [line.strip() for line in str(why).splitlines() if line.strip()]
     return (lines[0] if lines else type(why).__name__).rstrip(".:")

@@ -26,7 +26,8 @@ from comity.data.dataset import AUTO
 from comity.engines.engine import Engine, Scheduler
 from comity.engines.loop import LoopEngine, OneByOne
 from comity.engines.process import ProcessEngine
-from comity.engines.ray_cluster import RayEngine, Recipe, check_installed
+from comity.engines.ray_cluster import Recipe, check_installed
+from comity.engines.ray_engine import RayEngine
 from comity.engines.site_store import SiteStore
 from comity.engines.stacked.scheduler import SideBySide, gains_by_stacking
 from comity.errors import Refusal
