@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo five check quick test soak docs test-browser test-sites screenshot bench bench-scale bench-peers clean
+.PHONY: demo five check quick test soak docs test-browser test-sites test-ray screenshot bench bench-scale bench-ray bench-peers clean
 
 # torch first and pinned: any other request for it pulls gigabytes of GPU packages.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -74,6 +74,16 @@ $(VENV)/sites-ready: $(VENV)/ready
 test-sites: $(VENV)/sites-ready
 	COMITY_SITES=1 $(BIN)/pytest tests/sites
 
+# Ray, beside the others but only when wanted.
+$(VENV)/ray-ready: $(VENV)/ready
+	@echo 'Adding Ray to $(VENV) (about 240 MB) ...'
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,ray]"
+	@touch $@
+
+# Runs on a Ray cluster of two nodes, both this machine, and on a Ray of their own: about four minutes.
+test-ray: $(VENV)/ray-ready
+	COMITY_RAY=1 $(BIN)/pytest tests/clusters
+
 # The README's picture, of the demo's page.
 screenshot: $(VENV)/ready
 	@test -f demo/report.html || { echo 'There is no demo/report.html to take a picture of: make demo first.' >&2; exit 1; }
@@ -87,6 +97,10 @@ bench: $(VENV)/ready
 # Seconds and memory from ten parties to ten thousand, and the picture in docs/performance.md.
 bench-scale: $(VENV)/ready
 	cd benchmarks && ../$(BIN)/python scale.py parties --plot ../docs/scale.svg
+
+# Ray beside the process engine, and with up to a hundred thousand parties: about a quarter of an hour.
+bench-ray: $(VENV)/ray-ready
+	cd benchmarks && ../$(BIN)/python clusters.py against && ../$(BIN)/python clusters.py parties
 
 # Whole rounds beside other frameworks, which are installed in benchmarks/.venvs (4 GB): about half an hour.
 bench-peers: $(VENV)/ready

@@ -57,6 +57,7 @@ def run(
     test: str | None = None,
     validation: float | None = None,
     eval_every: int = 1,
+    eval_share: float = 1.0,
     patience: int | None = None,
     metric: str | Function = "accuracy",
     augment: str = "none",
@@ -73,7 +74,7 @@ def run(
     on_nonfinite: Literal["drop", "stop"] = "drop",
     seed: int = 0,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
-    engine: Literal["auto", "loop", "process", "stacked"] = "auto",
+    engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
     workers: int | None = None,
     set: Mapping[str, Option] | None = None,
     party: Mapping[str, Any] | None = None,
@@ -111,6 +112,7 @@ def run(
         validation: share of a party's training samples held out to choose by; 0.1 unless told, and always the
             federation's own if one is given
         eval_every: rounds between evaluations; the last round is always evaluated
+        eval_share: share of the parties that evaluate, others each time; after the last round all do
         patience: end the run when it got no better for so many rounds, judged on validation data (on test data if
             validation is 0)
         metric: what rounds, settings and methods are chosen and judged by: accuracy, balanced_accuracy, macro_f1,
@@ -129,7 +131,7 @@ def run(
         on_nonfinite: a reply with values that are not finite: leave it out, or stop
         seed: the one seed
         device: where tensors live; auto: a GPU if there is one, but none was ever tested
-        engine: where parties live: one after another, in processes, or many as one computation
+        engine: where parties live: one after another, in processes, many as one computation, or on a Ray cluster
         workers: worker processes; one a core unless told
         set: a method's own options
         party: what single parties do their own way
@@ -190,6 +192,7 @@ def compare(
     test: str | None = None,
     validation: float | None = None,
     eval_every: int = 1,
+    eval_share: float = 1.0,
     patience: int | None = None,
     metric: str | Function = "accuracy",
     augment: str = "none",
@@ -206,7 +209,7 @@ def compare(
     on_nonfinite: Literal["drop", "stop"] = "drop",
     seed: int = 0,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
-    engine: Literal["auto", "loop", "process", "stacked"] = "auto",
+    engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
     workers: int | None = None,
     set: Mapping[str, Option] | None = None,
     party: Mapping[str, Any] | None = None,
@@ -271,6 +274,7 @@ def tune(
     test: str | None = None,
     validation: float | None = None,
     eval_every: int = 1,
+    eval_share: float = 1.0,
     patience: int | None = None,
     metric: str | Function = "accuracy",
     augment: str = "none",
@@ -287,7 +291,7 @@ def tune(
     on_nonfinite: Literal["drop", "stop"] = "drop",
     seed: int = 0,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
-    engine: Literal["auto", "loop", "process", "stacked"] = "auto",
+    engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
     workers: int | None = None,
     set: Mapping[str, Option] | None = None,
     party: Mapping[str, Any] | None = None,
@@ -344,6 +348,7 @@ def leave_one_out(
     test: str | None = None,
     validation: float | None = None,
     eval_every: int = 1,
+    eval_share: float = 1.0,
     patience: int | None = None,
     metric: str | Function = "accuracy",
     augment: str = "none",
@@ -360,7 +365,7 @@ def leave_one_out(
     on_nonfinite: Literal["drop", "stop"] = "drop",
     seed: int = 0,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
-    engine: Literal["auto", "loop", "process", "stacked"] = "auto",
+    engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
     workers: int | None = None,
     set: Mapping[str, Option] | None = None,
     party: Mapping[str, Any] | None = None,

@@ -27,6 +27,10 @@ class Damaged(ComityError):
     """What came from a disk or a wire is not what it should be: nothing of it was used."""
 
 
+class WorkerLost(ComityError):
+    """Somebody who held parties' states is gone: the run can go on from its last checkpoint, with everybody."""
+
+
 def shown(value: object, most: int = 40) -> str:
     """A value as it can be quoted in a sentence: on one line and not too long."""
     try:

@@ -10,9 +10,9 @@ from matrix import GOSSIP, ragged, run, tables, weights
 
 from comity.core.key import Key
 from comity.core.record import leaves
-from comity.engines.process import deal
 from comity.engines.site_store import STATE_BYTES_VARIABLE, SiteStore
 from comity.engines.versions import SpillFile
+from comity.engines.workers import deal
 from comity.errors import Refusal
 from comity.experiments import config
 from comity.experiments.build import prepare

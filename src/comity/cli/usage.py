@@ -32,7 +32,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "opt_state",
     ),
     "Rounds": ("rounds", "participation", "patience", "seed", "set", "party"),
-    "Judging": ("metric", "eval_every", "newcomers", "join_epochs"),
+    "Judging": ("metric", "eval_every", "eval_share", "newcomers", "join_epochs"),
     "Who is not heard": ("absent", "min_replies", "on_nonfinite"),
     "Where it runs": ("device", "engine", "workers"),
 }

@@ -19,7 +19,7 @@ from comity.core.call import Answer, Call, Edge, Letter
 from comity.core.descent import fold, train
 from comity.core.fit import Draw, FitRequest, Fitted, FoldRequest, Loss, Working
 from comity.core.key import Key
-from comity.core.ledger import SERVER, Ledger
+from comity.core.ledger import ADDED_UP, SERVER, Ledger
 from comity.core.party import Info, Party, WatchedInfo
 from comity.core.record import Params, Sealed, payload
 from comity.core.samples import Samples
@@ -94,9 +94,9 @@ class Net:
         self.attendance = Attendance(info, rules or Rules())
         self.versions: dict[int, Call] = {}
         """By party: the last call that changed what it keeps and whose reply was accepted."""
-        self.ledger = Ledger()
+        self.ledger = Ledger.for_parties(len(info.names) + len(info.newcomers))
         self.notes: list[Note] = []
-        self.remarks: dict[str, None] = {}
+        self.remarks: dict[str, None] = dict.fromkeys([ADDED_UP] if self.ledger.together else [])
         """What a user should know of how works were computed, each sentence once."""
         self.steps = 0
         self.server_steps = 0

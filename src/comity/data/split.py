@@ -10,9 +10,12 @@ from pathlib import Path
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from comity.core.ledger import EVERYBODY, SERVER
 from comity.errors import Refusal
 
 Indices = tuple[int, ...]
+RESERVED = {SERVER: "the server", EVERYBODY: "all parties together"}
+"""What stands in the tables for others than a party."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,8 @@ def check_name(name: object) -> None:
         raise Refusal(
             f"A party cannot be called {name!r}; use up to 64 letters, digits, and inside also spaces, dots and hyphens."
         )
-    if name.lower() == "server":
-        raise Refusal(f"A party cannot be called {name!r}, which stands for the server; choose another name.")
+    if meaning := RESERVED.get(name.lower()):
+        raise Refusal(f"A party cannot be called {name!r}, which stands for {meaning}; choose another name.")
 
 
 _adapter = TypeAdapter(Split)

@@ -36,7 +36,7 @@ def _memory_file() -> int:
         return os.dup(file.fileno())
 
 
-def _places(tensors: list[Tensor]) -> tuple[list[list[Any]], int]:
+def places_of(tensors: list[Tensor]) -> tuple[list[list[Any]], int]:
     """Where each tensor will lie, and how many bytes they take."""
     places: list[list[Any]] = []
     at = 0
@@ -56,7 +56,7 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(prod(shape[k + 1 :]) for k in range(len(shape)))
 
 
-def _views(places: list[list[Any]], memory: memoryview | None) -> list[Tensor]:
+def views_at(places: list[list[Any]], memory: memoryview | None) -> list[Tensor]:
     """Tensors where they lie."""
     typed: dict[str, Tensor] = {}
     tensors = []
@@ -103,14 +103,14 @@ class Channel:
     def send(self, tree: Any) -> None:
         """Send any tree of records, tensors and plain values."""
         skeleton, tensors = flatten(tree, parcels=True)
-        places, size = _places(tensors)
+        places, size = places_of(tensors)
         number = -1
         descriptors = []
         if size:
             number = self._file(size)
             fd, memory = self._sent[number]
             with torch.no_grad():
-                torch._foreach_copy_(_views(places, memoryview(memory)), [tensor.detach() for tensor in tensors])
+                torch._foreach_copy_(views_at(places, memoryview(memory)), [tensor.detach() for tensor in tensors])
             descriptors.append(fd)
         news = [self._done[:], self._closed[:]]  # emptied in place: finalizers hold on to the list
         del self._done[: len(news[0])], self._closed[:]
@@ -130,7 +130,7 @@ class Channel:
             if number >= 0 and not descriptors:  # the system drops what there is no room for, and says nothing
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             memory = self._memory(number, size, descriptors[0]) if descriptors else None
-            return unflatten(skeleton, _views(places, memory))
+            return unflatten(skeleton, views_at(places, memory))
         finally:
             for fd in descriptors:
                 os.close(fd)

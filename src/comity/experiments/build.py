@@ -18,9 +18,12 @@ from comity.data.dataset import AUTO
 from comity.engines.engine import Engine, Scheduler
 from comity.engines.loop import LoopEngine, OneByOne
 from comity.engines.process import ProcessEngine
+from comity.engines.ray_cluster import Recipe, check_installed
+from comity.engines.ray_engine import RayEngine
 from comity.engines.site_store import SiteStore
 from comity.engines.stacked.scheduler import SideBySide, gains_by_stacking
 from comity.errors import Refusal
+from comity.experiments import config
 from comity.experiments.absent import planned
 from comity.experiments.common import CommonGround, Introductions
 from comity.experiments.config import Experiment
@@ -28,6 +31,9 @@ from comity.experiments.environment import cores
 from comity.experiments.outline import Outline, judged_by
 from comity.experiments.party_side import make_party
 from comity.experiments.server_side import agree
+from comity.experiments.trust import code_of
+from comity.models.modules import Modules
+from comity.plugins import digest
 from comity.spec import split
 
 
@@ -47,9 +53,17 @@ class Job(Outline):
         engine = self.experiment.engine
         workers = self.experiment.workers or 1
         scheduler: Scheduler = SideBySide() if engine == "stacked" else OneByOne()
+        if engine == "ray":
+            return RayEngine(self.recipe(), {p.id: len(p.data.train) for p in self.parties}, workers)
         if engine == "process" or workers > 1:
             return ProcessEngine(self.algorithm, self.parties, self.root, scheduler, workers)
         return LoopEngine(SiteStore(self.algorithm, self.parties, self.root), scheduler)
+
+    def recipe(self) -> Recipe:
+        """What makes the same parties elsewhere, where the same data lie."""
+        code = {file: digest(file) or "" for file in code_of(self.experiment)}
+        settings = config.write(self.experiment.but(absent=None))  # who is absent is the server's to know
+        return Recipe(settings, self.federation.split.to_json(), code)
 
 
 def federation_of(experiment: Experiment) -> Federation:
@@ -142,7 +156,20 @@ def _settled(job: Job, device: torch.device) -> Experiment:
     engine, workers = _engine(job, device)
     if engine != "loop" and device.type != "cpu":
         raise Refusal(f"The {engine} engine works on the CPU: use --engine loop with another device.")
+    if engine == "ray":
+        check_installed()
+        _check_found_elsewhere(job)
     auto = split(experiment.partition, "|")[0].strip() == AUTO
     own = {"partition": job.federation.split.partition} if auto else {}
     dealt = len(job.parties) + len(experiment.without or ())
     return experiment.but(engine=engine, workers=None if engine == "loop" else workers, device=device.type, parties=dealt, **own)
+
+
+def _check_found_elsewhere(job: Job) -> None:
+    """Refuse what was given from Python: workers on a cluster load data and network by their names."""
+    if job.federation.split.dataset == "arrays" or any(isinstance(party.task.network, Modules) for party in job.parties):
+        raise Refusal(
+            "The ray engine loads data and networks where its workers are, by their names: data given as arrays and networks "
+            "given as modules cannot be found there. Import the data (comity import), give the network as a file, or use "
+            "another engine."
+        )

@@ -105,6 +105,9 @@ class Experiment(BaseModel):
     test: str = Field("own(0.25)", description="test protocol: own(0.25), tail(0.25), official, matched or common")
     validation: float = Field(0.1, ge=0, lt=1, description="share of a party's training samples held out to choose by")
     eval_every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
+    eval_share: float = Field(
+        1.0, gt=0, le=1, description="share of the parties that evaluate, others each time; after the last round all do"
+    )
     patience: int | None = Field(
         None,
         ge=1,
@@ -139,10 +142,10 @@ class Experiment(BaseModel):
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(
         "auto", description="where tensors live; auto: a GPU if there is one, but none was ever tested"
     )
-    engine: Literal["auto", "loop", "process", "stacked", "flare"] = Field(
+    engine: Literal["auto", "loop", "process", "stacked", "ray", "flare"] = Field(
         "auto",
-        description="where parties live: one after another, in processes, or many as one computation; flare: at sites of their "
-        "own, with --federation",
+        description="where parties live: one after another, in processes, many as one computation, or on a Ray cluster; "
+        "flare: at sites of their own, with --federation",
     )
     workers: int | None = Field(None, ge=1, description="worker processes; one a core unless told")
     set: dict[str, Any] = Field(default_factory=dict, description="a method's own options")
@@ -195,6 +198,8 @@ def experiment(settings: Mapping[str, Any]) -> Experiment:
         raise unknown("metric", made.metric, ELIGIBLE)
     if made.steps is not None and "epochs" in settings and settings["epochs"] != 1:
         raise Refusal("Give either epochs or steps, not both.")
+    if made.patience is not None and made.eval_share < 1:
+        raise Refusal("Patience compares rounds by what everybody says of them: give either patience or eval_share.")
     for name, own in made.party.items():
         if own.steps is not None and own.epochs is not None:
             raise Refusal(f"Give {name} either epochs or steps, not both.")

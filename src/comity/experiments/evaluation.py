@@ -9,27 +9,33 @@ from typing import Any
 from comity.core.call import Letter, Look
 from comity.core.evaluation import Evaluation, Score
 from comity.core.metrics import ACCURACY, METRICS
-from comity.core.net import Net, in_order
+from comity.core.net import Net, cohort, in_order
 from comity.core.record import Empty
 from comity.engines.engine import Engine
 from comity.experiments.folder import RunFolder
 from comity.experiments.outline import Outline
 from comity.measure.figures import mean
 
+SHARE = (
+    "Before the last round a share of the parties evaluated, others each time (eval_share): curves are means of the last figures "
+    "that are known, and only the last round counts as one of the best."
+)
+
 
 @dataclass(frozen=True)
 class Evaluations:
-    """What all parties found."""
+    """What parties found."""
 
     by_party: Mapping[int, Evaluation]
-    asked: int
+    parties: int
+    """How many there are, whether or not they were asked this time."""
     metric: str
     """What rounds are chosen by."""
 
     @property
     def complete(self) -> bool:
-        """Whether everybody was heard who was asked."""
-        return len(self.by_party) == self.asked
+        """Whether everybody was heard."""
+        return len(self.by_party) == self.parties
 
     @property
     def figure(self) -> float | None:
@@ -65,9 +71,15 @@ def _figure(score: Score, metric: str) -> float | None:
 
 
 def evaluate(job: Outline, net: Net, engine: Engine, s: Any, *, final: bool) -> Evaluations:
-    """Each party evaluates what it would deploy; after the last round (`final`) by all metrics, and it gives its answers."""
-    letters = _letters(job, s, job.info.parties)
-    found = Evaluations(_asked(net, engine, letters, Look(net.round, final)), len(letters), job.metric.name)
+    """Each party evaluates what it would deploy; after the last round (`final`) by all metrics, and it gives its answers.
+
+    Before it, only the share of the parties that the settings say is asked, others each time.
+    """
+    ids = job.info.parties if final else cohort(job.root.fold("evaluate"), job.experiment.eval_share, job.info, net.round)
+    if len(ids) < len(job.info.parties):
+        net.remarks[SHARE] = None
+    letters = _letters(job, s, ids)
+    found = Evaluations(_asked(net, engine, letters, Look(net.round, final)), len(job.info.parties), job.metric.name)
     _note(net, found.by_party, job.metric.name)
     if found.complete and job.info.task.classes and job.algorithm.one_model and not any(task.private for task in job.info.tasks):
         net.note("accuracy", found.pooled, None, "pooled")

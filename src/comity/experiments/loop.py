@@ -15,7 +15,7 @@ from comity.core.net import Net, Note
 from comity.core.record import on_device
 from comity.core.wrapper import chain
 from comity.engines.engine import Engine
-from comity.errors import ComityError
+from comity.errors import ComityError, WorkerLost
 from comity.experiments.checkpoint import Checkpoints, Manifest
 from comity.experiments.environment import changed_since
 from comity.experiments.evaluation import (
@@ -40,6 +40,10 @@ UNCHECKED = (
 )
 
 
+REWINDS = 3
+"""How often a run goes back to its last checkpoint by itself, before it is left to the user to resume it."""
+
+
 def execute(
     job: Outline,
     meet: Callable[[], Engine],
@@ -52,8 +56,30 @@ def execute(
 ) -> dict[str, Any]:
     """All rounds that are still to come, and the summary at the end, with what there is to remark on how they come about.
 
-    `meet` gives the engine that has the parties, once it is known that there is something to go on with.
+    `meet` gives the engine that has the parties, once it is known that there is something to go on with. If a worker is lost
+    with what its parties kept, all parties go back to the last checkpoint: those that were restored alone would be behind the
+    others.
     """
+    told = list(remarks)
+    for _ in range(REWINDS):
+        try:
+            return _execute(job, meet, folder, progress, track, resume=resume, remarks=told)
+        except WorkerLost as why:
+            told.append(f"{str(why).partition(';')[0]}: the run went on from its last checkpoint.")
+            resume = True
+    return _execute(job, meet, folder, progress, track, resume=resume, remarks=told)
+
+
+def _execute(
+    job: Outline,
+    meet: Callable[[], Engine],
+    folder: RunFolder,
+    progress: Progress,
+    track: Trackers,
+    *,
+    resume: bool,
+    remarks: Iterable[str],
+) -> dict[str, Any]:
     begin = time.perf_counter()
     checkpoints = folder.checkpoints()
     manifest = checkpoints.load() if resume else None

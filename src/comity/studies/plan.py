@@ -129,7 +129,8 @@ def _try(job: Job) -> tuple[float, float]:
     seen = job.in_all_rounds(sum(sizes[i] for cohort in job.counted.values() for i in cohort))
     seen += sum(sizes[i] for t in job.algorithm.tried_rounds for i in job.cohort(t))
     scale = seen / tried / workers if one.steps else job.experiment.rounds
-    evaluations = (job.experiment.rounds // job.experiment.eval_every + 1) * len(sizes) / len(largest) / workers
+    often = job.experiment.rounds // job.experiment.eval_every * job.experiment.eval_share + 1
+    evaluations = often * len(sizes) / len(largest) / workers
     return one.train * scale, one.evaluate * evaluations
 
 

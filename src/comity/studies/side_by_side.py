@@ -25,6 +25,7 @@ from typing import Any, Protocol, runtime_checkable
 from comity.core.ledger import Ledger
 from comity.data import Federation
 from comity.engines.process import held_back
+from comity.engines.ray_cluster import actors_kept
 from comity.engines.site_store import state_bytes
 from comity.errors import ComityError, Damaged, Refusal, fate, shown
 from comity.experiments import config
@@ -63,6 +64,8 @@ def settled(experiment: Experiment, jobs: int) -> Experiment:
     """An experiment that is one of several at once: it has one worker."""
     if jobs == 1:
         return experiment
+    if experiment.engine == "ray":
+        raise Refusal("On Ray runs follow each other, each on all workers: give workers instead of jobs.")
     if (experiment.workers or 1) > 1:
         raise Refusal(f"With {jobs} jobs each run has one worker, not {experiment.workers}: give either jobs or workers.")
     return experiment.but(workers=1)
@@ -160,8 +163,9 @@ def run_all(
     `jobs` the experiments must be `settled` for that.
     """
     if jobs == 1:
-        for run in runs:
-            yield run_once(run.experiment, data(run.experiment), run.folder, progress(run.title), track, model)
+        with actors_kept():
+            for run in runs:
+                yield run_once(run.experiment, data(run.experiment), run.folder, progress(run.title), track, model)
         return
     crew = _Crew(runs, data, progress, track or Trackers(), model, jobs)
     try:

@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from typing import Any
 
-from comity.core.ledger import SERVER
+from comity.core.ledger import EVERYBODY, SERVER
 from comity.core.wrapper import chain
 from comity.errors import describe
 from comity.report.blocks import Chart, Data, Section, Table, VegaSpec
@@ -154,10 +154,13 @@ def _evenly(rows: list[dict[str, Any]], names: list[str]) -> str:
     )
 
 
-def _parties(methods: list[Method], group: Group) -> Chart:
-    """What each party sent and received."""
-    bytes_of = {m.name: _mean(m, lambda row: [party for party in (row.src, row.dst) if party != SERVER]) for m in methods}
+def _parties(methods: list[Method], group: Group) -> Chart | None:
+    """What each party sent and received; nothing where all are added up."""
+    others = (SERVER, EVERYBODY)
+    bytes_of = {m.name: _mean(m, lambda row: [party for party in (row.src, row.dst) if party not in others]) for m in methods}
     parties = list(dict.fromkeys(party for each in bytes_of.values() for party in each))
+    if not parties:
+        return None
     rows: list[dict[str, Any]] = [
         {"method": name, "party": party, "bytes": each[party]}
         for name, each in bytes_of.items()

@@ -1,0 +1,176 @@
+"""What engines with several workers have in common: how parties are dealt, what workers are asked, and how a worker answers.
+
+A worker holds parties and does one thing after the other. It is asked in dicts (`do` says what) and answers in dicts; how these
+travel, and what a worker is (a forked process, an actor of a cluster), is the engine's own matter. A party that keeps something
+lives where it worked first, and its state never leaves; one that keeps nothing works wherever there is least to do.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from comity.core.call import Answer, Call, Edge, Letter, Look
+from comity.core.evaluation import Evaluation
+from comity.core.record import Sealed, payload
+from comity.engines.engine import Engine, Scheduler, inboxes
+from comity.engines.saved import Saved
+from comity.engines.sealing import Lock
+from comity.engines.site_store import SiteStore
+
+Ask = dict[str, Any]
+"""What a worker is asked: `do`, and what belongs to it; `letters` are by party."""
+Message = dict[str, Any]
+"""What a worker says: `answers` by party and who of them is `keeping` something, or what was `saved`; the `last` one says so."""
+
+# Replies are sent in batches: few messages for many small ones, live progress for slow ones, large ones while in the cache.
+FLUSH_SECONDS, FLUSH_BYTES = 0.2, 4_000_000
+
+
+def deal(loads: Mapping[int, int], workers: int, homes: Mapping[int, int]) -> list[list[int]]:
+    """Parties by worker: those that have a home there, the others each to the least loaded, the largest first."""
+    hands: list[list[int]] = [[] for _ in range(workers)]
+    totals = [0] * workers
+    for i in sorted(loads, key=lambda i: (i not in homes, -loads[i])):
+        w = homes[i] if i in homes else totals.index(min(totals))
+        hands[w].append(i)
+        totals[w] += loads[i]
+    return [sorted(hand) for hand in hands]
+
+
+class WorkersEngine(Engine):
+    """Parties at several workers; a letter goes to the worker where its party lives."""
+
+    def __init__(self, loads: Mapping[int, int], workers: int) -> None:
+        self._loads = loads
+        """How much there is to do for each party: its training samples."""
+        self._workers = workers
+        self._homes: dict[int, int] = {}
+
+    @abstractmethod
+    def _exchange(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, Message]]:
+        """Ask workers, and hand on what they say as it comes; each says at least one thing."""
+
+    @abstractmethod
+    def _tell(self, asks: Mapping[int, Ask]) -> None:
+        """Ask workers for what needs no answer."""
+
+    def work(self, call: Call, letters: Mapping[int, Letter], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
+        boxes = inboxes(parcels)
+        asks: dict[int, Ask] = {}
+        for w, hand in self._hands(letters):
+            own = {i: boxes[i] for i in hand if i in boxes}
+            asks[w] = {"do": "work", "call": tuple(call), "letters": {i: letters[i] for i in hand}, "inboxes": own}
+        for i, answer in self._answers(asks):
+            yield i, Answer(*answer)
+
+    def evaluate(self, letters: Mapping[int, Letter], look: Look) -> Iterator[tuple[int, Evaluation]]:
+        hands = self._hands(letters)
+        yield from self._answers(
+            {w: {"do": "evaluate", "letters": {i: letters[i] for i in hand}, "final": look.final} for w, hand in hands}
+        )
+
+    def evaluate_solo(self, ids: Iterable[int], t: int) -> Iterator[tuple[int, Evaluation]]:
+        hands = self._hands(ids)
+        yield from self._answers({w: {"do": "evaluate solo", "letters": dict.fromkeys(hand), "round": t} for w, hand in hands})
+
+    def settle(self, versions: Mapping[int, Call | None]) -> None:
+        own: dict[int, dict[int, Call | None]] = {}
+        for i, version in versions.items():
+            if i in self._homes:
+                own.setdefault(self._homes[i], {})[i] = version
+        self._tell({w: {"do": "settle", "versions": own[w]} for w in sorted(own)})
+
+    def save(self, folder: Path, t: int) -> list[Saved]:
+        asks: dict[int, Ask] = {w: {"do": "save", "folder": str(folder.resolve()), "round": t} for w in range(self._workers)}
+        saved = {w: message["saved"] for w, message in self._exchange(asks)}
+        return [Saved(*item) for w in sorted(saved) for item in saved[w]]
+
+    @property
+    def homes(self) -> Mapping[int, int]:
+        return self._homes
+
+    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, Call], homes: Mapping[int, int]) -> None:
+        if all(w < self._workers for w in homes.values()):  # there may have been more workers
+            self._homes |= homes
+        kept = {saved.party: saved for saved in states}
+        asks: dict[int, Ask] = {}
+        for w, hand in self._hands(kept):
+            self._homes |= dict.fromkeys(hand, w)
+            asks[w] = {
+                "do": "load",
+                "folder": str(folder.resolve()),
+                "states": [tuple(kept[i]) for i in hand],
+                "versions": {i: versions[i] for i in hand},
+            }
+        for _ in self._exchange(asks):
+            pass
+
+    def _hands(self, ids: Iterable[int]) -> list[tuple[int, list[int]]]:
+        """The workers that have something to do for these parties, and for whom."""
+        hands = deal({i: self._loads[i] for i in ids}, self._workers, self._homes)
+        return [(w, hand) for w, hand in enumerate(hands) if hand]
+
+    def _answers(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, Any]]:
+        """Ask workers, and hand on what they answer as it comes."""
+        for w, message in self._exchange(asks):
+            self._homes |= dict.fromkeys(message["keeping"], w)
+            answers: dict[int, Any] = message.pop("answers")
+            while answers:  # each is let go as soon as it is handed on
+                i = next(iter(answers))
+                yield i, answers.pop(i)
+
+
+class Worker:
+    """The parties of one worker, and how it answers what the engine asks."""
+
+    def __init__(self, sites: SiteStore, scheduler: Scheduler, lock: Lock) -> None:
+        self._sites = sites
+        self._scheduler = scheduler
+        self._lock = lock
+
+    def answer(self, ask: Ask) -> Iterator[Message]:
+        """All that there is to say to an ask."""
+        sites = self._sites
+        match ask["do"]:
+            case "work":
+                call = Call(*ask["call"])
+                answers = self._scheduler.work(sites, call, _letters(ask), self._lock.open(ask["inboxes"], call))
+                yield from self._batches(ask, ((i, self._lock.close(tuple(answer))) for i, answer in answers))
+            case "evaluate":
+                yield from self._batches(ask, self._scheduler.evaluate(sites, _letters(ask), ask["final"]))
+            case "evaluate solo":
+                yield from self._batches(ask, ((i, sites[i].evaluate_solo(ask["round"])) for i in ask["letters"]))
+            case "settle":
+                sites.settle({i: version and Call(*version) for i, version in ask["versions"].items()})
+            case "save":
+                yield {"saved": [tuple(saved) for saved in sites.save(Path(ask["folder"]), ask["round"])], "last": True}
+            case "load":
+                versions = {i: Call(*version) for i, version in ask["versions"].items()}
+                sites.load(Path(ask["folder"]), [Saved(*s) for s in ask["states"]], versions)
+                yield {"last": True}
+
+    def _batches(self, ask: Ask, answers: Iterator[tuple[int, Any]]) -> Iterator[Message]:
+        count = len(ask["letters"])
+        ready: dict[int, Any] = {}
+        size = 0
+        flushed = time.monotonic()
+        for i, answer in answers:
+            count -= 1
+            ready[i] = answer
+            size += payload(answer)
+            del answer
+            if not count or size > FLUSH_BYTES or time.monotonic() - flushed > FLUSH_SECONDS:
+                message = {"answers": ready, "keeping": self._sites.release(ready), "last": not count}
+                ready = {}
+                yield message
+                del message  # the next party trains in its memory
+                size = 0
+                flushed = time.monotonic()
+
+
+def _letters(ask: Ask) -> dict[int, Letter]:
+    return {i: Letter(content, after and Call(*after), first) for i, (content, after, first) in ask["letters"].items()}

@@ -1,0 +1,39 @@
+"""A Ray cluster of two machines, both this one. Without COMITY_RAY=1 (`make test-ray` sets it) all but the short test is skipped.
+
+The folder is not called `ray`: as a folder on the path it would pass for the package where that is not installed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("COMITY_RAY") != "1":
+        for item in items:
+            if HERE in item.path.parents and item.path.name != "test_short.py":
+                item.add_marker(pytest.mark.skip(reason="needs a Ray cluster: make test-ray"))
+
+
+@pytest.fixture(scope="session")
+def two_nodes() -> Iterator[Any]:
+    """A cluster of two nodes with one CPU each, at RAY_ADDRESS; it stays on this machine, as one that Comity starts does."""
+    from comity.engines.ray_cluster import ADDRESS, LOCAL
+
+    os.environ.update(LOCAL)
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.add_node(num_cpus=1)
+    os.environ[ADDRESS] = cluster.address
+    yield cluster
+    cluster.shutdown()
+    for name in (ADDRESS, *LOCAL):
+        del os.environ[name]

@@ -1,0 +1,84 @@
+"""Trees as bytes for engines that send bytes: what all get is there once, and comes out as it went in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from matrix import ragged
+from torch import nn
+
+import comity
+from comity.core import Model
+from comity.core.call import Call, Letter
+from comity.core.record import leaves
+from comity.engines import ray_cluster
+from comity.engines.bundles import packed, packed_for, unpacked
+from comity.errors import Refusal
+from comity.studies.side_by_side import settled
+
+
+def test_what_all_get_is_there_once() -> None:
+    """A model for everybody, a row for each, and a table for two of three."""
+    theta = {"w": torch.randn(30, 20), "b": torch.randn(7)}
+    table = torch.arange(5)
+    rows = [torch.randn(3) for _ in range(3)]
+    trees: dict[int, Any] = {
+        w: {"letters": {w: Letter(Model(theta), None), 9: Letter(Model(theta), Call("local", 0, 1, 0), True)}, "row": rows[w]}
+        for w in range(3)
+    }
+    trees[0]["table"] = trees[2]["table"] = table
+    posts, bundles = packed_for(trees)
+    assert sorted(len(own) for _, own in posts.values()) == [2, 3, 3]
+    assert sum(bundle.nbytes for bundle in bundles) < 1.2 * (4 * 607 + 40 + 36) + 64 * len(bundles) * 2
+    for w, (header, own) in posts.items():
+        came = unpacked(header, *(bundles[g] for g in own))
+        assert came["letters"].keys() == trees[w]["letters"].keys()
+        assert came["letters"][9][1:] == (("local", 0, 1, 0), True)
+        tensors = ([leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)] for tree in (trees[w], came))
+        for here, there in zip(*tensors, strict=True):
+            assert torch.equal(here, there)
+            assert there.data_ptr() % 64 == 0, "as torch's own memory: BLAS may round by it"
+        assert came["letters"][w][0].theta["w"] is came["letters"][9][0].theta["w"]
+
+
+def test_a_bundle_is_copied_when_it_is_read() -> None:
+    """Others may read it as well, and what one of them does to its tensors is its own affair."""
+    header, bundle = packed({"x": torch.zeros(4), "none": torch.empty(0, 3), "yes": torch.tensor([True])})
+    bundle.flags.writeable = False
+    first, second = (unpacked(header, bundle) for _ in range(2))
+    first["x"] += 1
+    assert not second["x"].any()
+    assert second["none"].shape == (0, 3)
+    assert second["yes"].dtype == torch.bool
+
+
+def test_a_tree_without_tensors() -> None:
+    assert unpacked(*packed({"do": "save", "round": 3})) == {"do": "save", "round": 3}
+
+
+def test_what_was_given_from_python_cannot_be_found_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "check_installed", lambda: None)
+    monkeypatch.setattr("comity.experiments.build.check_installed", lambda: None)
+    with pytest.raises(Refusal, match="data given as arrays"):
+        comity.run("fedavg", ragged(), out=tmp_path / "a", engine="ray")
+    pair = nn.Sequential(nn.Flatten(), nn.Linear(64, 9)), nn.Linear(9, 10)
+    with pytest.raises(Refusal, match="networks given as modules"):
+        comity.run("fedavg", data="digits", model=pair, out=tmp_path / "b", engine="ray")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(Refusal, match=r"pip install comity\[ray\]"):
+        comity.run("fedavg", data="digits", out=tmp_path / "run", engine="ray")
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_jobs_are_not_for_ray() -> None:
+    from comity.experiments import config
+
+    with pytest.raises(Refusal, match="workers instead of jobs"):
+        settled(config.experiment({"engine": "ray"}), 2)
