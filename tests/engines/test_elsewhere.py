@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from elsewhere import Sites
+from elsewhere import OPEN, Sites
 from matrix import STEEP, TABLES, compositions
 
 from comity.experiments.folder import RunFolder
+from comity.measure import gains
 from comity.sites import afterwards
 from comity.sites.server import FAILURE
 
@@ -22,6 +24,13 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
     return Sites(tmp_path_factory.mktemp("sites"), SIZES)
 
 
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without models and pages at the sites, which take seconds and have a test of their own."""
+    monkeypatch.setattr(afterwards, "export", lambda *_: [])
+    monkeypatch.setattr(afterwards, "report", lambda *_, **__: None)
+
+
 def usual(method: str) -> dict[str, Any]:
     return {"model": MODEL, "rounds": 2, "lr": 0.02 if method.startswith(STEEP) else 0.1, "test": "official"}
 
@@ -32,11 +41,7 @@ def same(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("method", compositions())
-def test_all_methods_with_a_server_that_has_no_data(
-    method: str, sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(afterwards, "export", lambda *_: [])  # it takes seconds, and has a test of its own
-    monkeypatch.setattr(afterwards, "report", lambda *_, **__: None)
+def test_all_methods_with_a_server_that_has_no_data(method: str, sites: Sites, tmp_path: Path, quiet: None) -> None:
     settings = usual(method)
     name = "".join(c for c in method if c.isalnum())
     between = sites.run(method, f"all{name}", **settings)
@@ -53,3 +58,20 @@ def test_all_methods_with_a_server_that_has_no_data(
         assert sorted(r for r in ours if r.kind == "peer" and r.dst == site) == sorted(
             r for r in server if r.kind == "peer" and r.dst == site
         )
+
+
+def test_a_site_that_has_trained_alone_says_what_it_gains(tmp_path: Path, quiet: None) -> None:
+    """By the same figures as a comparison that has everybody's answers; and these stay at home."""
+    sites = Sites(tmp_path / "closed", SIZES, {**OPEN, "outcomes = false": "outcomes = false "})
+    settings = usual("fedavg")
+    sites.run("solo", "alone", **settings)
+    between = sites.run("fedavg", "together", **settings)
+    told = json.loads((between / "summary.json").read_text())["gained"]
+    pooled = {m: sites.pooled(m, tmp_path / m, **settings).folder for m in ("solo", "fedavg")}
+    expected = {
+        gain.party: {k: v for k, v in vars(gain).items() if k != "party"} for gain in gains(pooled["fedavg"], pooled["solo"])
+    }
+    assert told == expected
+    assert (between / "outcomes.csv").read_text() == "party,sample,correct,truth,answer\n"
+    other = sites.run("fedavg", "otherwise", **settings | {"lr": 0.2})  # it was never alone with these settings
+    assert "gained" not in json.loads((other / "summary.json").read_text())

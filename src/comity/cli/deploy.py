@@ -234,23 +234,20 @@ def log(site: Site = Path(), last: Annotated[int, typer.Option("--last", help="s
 def report(site: Site = Path()) -> None:
     """Site: the runs that it took part in, what left in each, what its models were worth, and where they are."""
     from comity.cli import screen
-    from comity.experiments.folder import RunFolder
     from comity.names import called
-    from comity.sites.home import Book, spent
+    from comity.sites.home import Book, runs_of, spent
     from comity.sites.law import Law
 
     law = Law.read(site)
     rows: list[list[str]] = []
-    for path in sorted((site / "runs").glob("*"), key=lambda path: path.stat().st_mtime):
-        run = RunFolder(path)
-        if run.begun:
-            summary: dict[str, Any] | None = run.read_summary()
-            got = (summary or {}).get(summary["metric"]) if summary else None
-            figure = f"{got['mean']:.1%}" if got and got.get("mean") is not None else "·"
-            model = str(path / "model") if (path / "model").is_dir() else "·"
-            method = called(run.read_experiment().algorithm)
-            rounds = str(summary["rounds"]) if summary else "not finished"
-            rows.append([path.name, method, rounds, size(Book(path, law.name).sent), figure, model])
+    for run in runs_of(site):
+        summary: dict[str, Any] | None = run.read_summary()
+        got = summary.get(summary["metric"]) if summary else None
+        figure = f"{got['mean']:.1%}" if got and got.get("mean") is not None else "·"
+        model = str(run.path / "model") if (run.path / "model").is_dir() else "·"
+        method = called(run.read_experiment().algorithm)
+        rounds = str(summary["rounds"]) if summary else "not finished"
+        rows.append([run.path.name, method, rounds, size(Book(run.path, law.name).sent), figure, model])
     if not rows:
         raise Refusal(f"{site} has taken part in no run yet.")
     title = f"{law.name}: {size(spent(site, law.name))} sent in all"

@@ -171,6 +171,10 @@ def _finish(folder: Path, summary: dict[str, Any]) -> None:
         screen.out.print(f"also: {others}", soft_wrap=True)
     if got.get("unfinished") is not None:
         screen.out.print(f"before its last fine-tuning: {got['unfinished']:.1%}")
+    if gained := summary.get("gained"):
+        told = {name: [f"{100 * one[part]:+.1f}" for part in ("gain", "low", "high")] for name, one in gained.items()}
+        said = ", ".join(f"{name} {gain} ({low} to {high})" for name, (gain, low, high) in told.items())
+        screen.out.print(f"over training alone, in points, each site's own judgement (95% interval): {said}", soft_wrap=True)
     for name, new in summary["newcomers"].items():
         screen.out.print(
             f"newcomer {name}: offered {new['offered']:.1%}, after its warm-up {new['joined']:.1%}, "

@@ -63,12 +63,25 @@ class Answers:
 
 
 @record
+class Gained:
+    """What a party that keeps its answers to itself says of its gain over training alone, with its 95% interval."""
+
+    gain: float
+    low: float
+    high: float
+    middle: float
+    error: float
+
+
+@record
 class Evaluation:
     """A party's evaluation of what it would deploy; at the end only, its answers too."""
 
     validation: Score
     test: Score
     answers: Answers | None
+    gained: Gained | None = None
+    """Where parties are at sites of their own, and have trained alone before: the comparison, made at the site."""
 
 
 def evaluate(task: Task, theta: Params, data: PartyData, final: bool, metric: str = ACCURACY.name) -> Evaluation:

@@ -129,6 +129,8 @@ class _Rounds:
         """Rounds in which exchanges did not count, and why."""
         self._state: Any = None
         """The server's state."""
+        self._gained: dict[str, dict[str, float]] = {}
+        """What parties say of their gain over training alone, where they keep their answers to themselves."""
         self._exchanged: float | None = None
         """Where the next round begins with its evaluation, as a run that is made longer does: the seconds its exchange took."""
         self._ending: dict[str, Any] | None = None
@@ -165,6 +167,7 @@ class _Rounds:
         self._state = on_device(self._checkpoints.server_state(), self.job.device)
         self.net.first = counters.get("first", 1)
         self.net.looked.update(counters.get("looked", ()))
+        self._gained = counters.get("gained", {})
         self._exchanged = counters.get("exchanged")
         self.done = manifest.round - (self._exchanged is not None)
         self.schedule.load(counters["schedule"])
@@ -288,6 +291,7 @@ class _Rounds:
             return None
         found = evaluate(self.job, self.net, self._engine, self._state, final=final)
         if final:
+            self._gained = {self.job.info.names[i]: vars(one.gained) for i, one in found.by_party.items() if one.gained}
             write_outcomes(self.job, self._folder, found)
             self._tables.note(OUTCOMES)
         if found.complete and (goodness := found.goodness) is not None:  # who is missing would flatter a round, or wrong it
@@ -307,6 +311,7 @@ class _Rounds:
             counters["waiting"] = sorted(self.net.attendance.waiting)
             counters["first"] = self.net.first
             counters["looked"] = sorted(self.net.looked)
+            counters |= {"gained": self._gained} if self._gained else {}
             counters |= {"ending": self._ending} if self._ending else {}
             self._checkpoints.save(t, self._state, self._engine, self._tables.files, counters)
             self._engine.committed(self.net.versions)
@@ -323,6 +328,7 @@ class _Rounds:
         """The finished run in a few figures."""
         spent = sum(self.seconds[part] for part in ("setup", "train", "evaluate")) + self._checkpoints.seconds
         made = {"rounds": self.schedule.rounds, **self._steps(), "remarks": self._remarks()}
+        made |= {"gained": self._gained} if self._gained else {}
         made["void"] = [{"round": t, "why": why} for t, why in self._void.items()]
         rows = self._folder.read_metrics()
         absences = self._folder.read_absences()

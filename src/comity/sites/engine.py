@@ -12,7 +12,7 @@ from typing import Any
 
 from comity.core.call import Answer, Call, Edge, Letter, Look
 from comity.core.codec import decode, encode
-from comity.core.evaluation import Answers, Evaluation, Score
+from comity.core.evaluation import Answers, Evaluation, Gained, Score
 from comity.core.gate import Gate
 from comity.core.record import Sealed
 from comity.engines.engine import Engine, inboxes
@@ -34,7 +34,7 @@ from comity.sites.messages import (
     unpack,
 )
 
-FIGURES = frozenset((Evaluation, Score, Answers))
+FIGURES = frozenset((Evaluation, Score, Answers, Gained))
 
 
 class SitesEngine(Engine):

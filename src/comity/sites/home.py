@@ -23,6 +23,7 @@ from comity.engines.saved import OURS, Saved, read_state, write_state
 from comity.engines.versions import Version
 from comity.errors import ComityError, Damaged
 from comity.experiments.checkpoint import to_disk, write_atomically
+from comity.experiments.folder import RunFolder
 from comity.experiments.tables import LEDGER, METRICS, Table
 
 STATES = "states"
@@ -136,7 +137,13 @@ def read_view(folder: Path) -> tuple[Any, Version]:
     return told["content"], None if told["after"] is None else Call(*told["after"])
 
 
+def runs_of(folder: Path) -> list[RunFolder]:
+    """The runs that a site has taken part in, the first ones first."""
+    found = [RunFolder(path) for path in (folder / "runs").glob("*")]
+    return sorted((run for run in found if run.begun), key=lambda run: run.config.stat().st_mtime)
+
+
 def spent(folder: Path, party: str) -> int:
     """Bytes that left this site in all its runs."""
-    found = (LEDGER.salvage(path.parent).rows for path in sorted((folder / "runs").glob(f"*/{LEDGER.name}")))
+    found = (LEDGER.salvage(run.path).rows for run in runs_of(folder) if (run.path / LEDGER.name).exists())
     return sum(row.bytes for rows in found for row in rows if row.src == party)

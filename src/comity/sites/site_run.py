@@ -6,7 +6,7 @@ import hmac
 import json
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +17,7 @@ from comity import algorithms
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.call import Call, Letter
 from comity.core.codec import decode, encode
-from comity.core.evaluation import NOTHING, Evaluation, Score
+from comity.core.evaluation import NOTHING, Evaluation, Gained, Score
 from comity.core.gate import Gate
 from comity.core.key import Key, SecretKey
 from comity.core.metrics import METRICS, by_class, check_fits
@@ -37,15 +37,17 @@ from comity.experiments.folder import RunFolder
 from comity.experiments.outline import Outline, judged_by
 from comity.experiments.party_side import make_party
 from comity.experiments.server_side import agree
+from comity.measure.gain import gains
 from comity.sites import messages
 from comity.sites.data import own_federation, schema_mark
-from comity.sites.home import Book, States, spent, write_view
+from comity.sites.home import Book, States, runs_of, spent, write_view
 from comity.sites.law import Law
 from comity.sites.messages import Answered, Introduced, call_of, pack
 from comity.sites.passports import Identity, keys_of
 from comity.units import size
 
 SECRET = "secret"
+ALONE = "solo"
 
 
 def secret_of(folder: Path) -> bytes:
@@ -208,11 +210,26 @@ class SiteRun:
         self.book.down(head.round, "evaluate", "eval", payload(content))
         found = self.brought(after).evaluate(Letter(content, after), head.final)
         self.book.note(self._notes(found, head))
-        if head.final:
+        if head.final and found.answers is not None:
             write_view(self.folder.path, content, after)
-            if found.answers is not None:
-                self.folder.write_outcomes({self.party: found.answers})
+            self.folder.write_outcomes({self.party: found.answers})
+            found = replace(found, gained=self._gained())
         return self._leaving(found, law, head.round, "evaluate")
+
+    def _gained(self) -> Gained | None:
+        """What this run gives the site over its newest one alone, with the same settings on the same data, if there is such."""
+        alone = [run for run in runs_of(self.at) if run.ended and self._is_alone(run)]
+        if not alone or self.experiment.algorithm == ALONE:
+            return None
+        newest = max(alone, key=lambda run: run.summary.stat().st_mtime)
+        found = gains(self.folder.path, newest.path, self.seat.outline.metric.name)
+        return Gained(*(getattr(found[0], f.name) for f in fields(Gained))) if found else None
+
+    def _is_alone(self, run: RunFolder) -> bool:
+        others = {"algorithm", "set"}
+        chosen = run.read_experiment()
+        same = chosen.model_dump(exclude=others) == self.experiment.model_dump(exclude=others)
+        return chosen.algorithm == ALONE and same and run.read_environment()["fingerprint"] == self.introduced.digest
 
     def alone(self, head: messages.EvaluateAlone, law: Law) -> Evaluation:
         """Evaluate what the site's own data alone would have given it."""
@@ -230,7 +247,8 @@ class SiteRun:
         def enough(score: Score) -> Score:
             return score if score.count >= law.records else NOTHING
 
-        told = Evaluation(enough(found.validation), enough(found.test), found.answers if law.outcomes else None)
+        gained = found.gained if found.test.count >= law.records else None
+        told = Evaluation(enough(found.validation), enough(found.test), found.answers if law.outcomes else None, gained)
         self._check_amount(law, payload(told))
         self.book.up(round, work, "eval", payload(told))
         return told
