@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -30,10 +31,12 @@ def two_nodes() -> Iterator[Any]:
     os.environ.update(LOCAL)
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    cluster.add_node(num_cpus=1)
-    os.environ[ADDRESS] = cluster.address
-    yield cluster
-    cluster.shutdown()
-    for name in (ADDRESS, *LOCAL):
+    with TemporaryDirectory(prefix="t-", ignore_cleanup_errors=True) as folder:
+        os.environ["RAY_TMPDIR"] = folder
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        cluster.add_node(num_cpus=1)
+        os.environ[ADDRESS] = cluster.address
+        yield cluster
+        cluster.shutdown()
+    for name in (ADDRESS, "RAY_TMPDIR", *LOCAL):
         del os.environ[name]
