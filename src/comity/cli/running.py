@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from comity.cli.at_sites import AtSites, Deadline, Wait, check_at_sites, compare_sites, conduct, order
 from comity.cli.options import (
     Algo,
     Jobs,
@@ -34,7 +35,6 @@ from comity.experiments.config import Experiment, experiment
 from comity.names import called
 
 if TYPE_CHECKING:
-    from comity.sites.ordering import Ordered
     from comity.studies.compare import Findings
     from comity.studies.standing import Standing
 
@@ -47,11 +47,9 @@ def run(
     out: Out = None,
     track: Track = None,
     trust: Trust = False,
-    federation: Annotated[
-        Path | None, typer.Option("--federation", help="at the sites of this federation (comity deploy), not here", metavar="DIR")
-    ] = None,
-    deadline: Annotated[float, typer.Option("--deadline", help="with --federation: seconds that a site has for an answer")] = 600,
-    wait: Annotated[float, typer.Option("--wait", help="with --federation: seconds to wait for sites")] = 60,
+    federation: AtSites = None,
+    deadline: Deadline = 600,
+    wait: Wait = 60,
 ) -> None:
     """Run one method, or an experiment's file."""
     from comity.cli import screen
@@ -60,7 +58,7 @@ def run(
 
     chosen = chosen_experiment(algo, settings, trust)
     if federation is not None:
-        _order(chosen, settings, federation, out, track, deadline, wait)
+        order(chosen, settings, federation, out, track, deadline, wait)
         return
     job = prepare(chosen, federation_of(chosen))
     for text in job.cautions():
@@ -68,7 +66,7 @@ def run(
     folder = out or free_folder(f"{called(chosen.algorithm)}-{Path(chosen.data).stem}-s{chosen.seed}")
     others = trackers(track, folder.parent)
     with resumable(f"comity resume {folder}"):
-        _finish(folder, start(job, folder, screen.progress(called(chosen.algorithm)), others).summary)
+        finish(folder, start(job, folder, screen.progress(called(chosen.algorithm)), others).summary)
 
 
 @app.command()
@@ -86,7 +84,7 @@ def resume(
     from comity.sites.ordering import ORDER, Ordered
 
     if (run_dir / ORDER).is_file():
-        _conduct(Ordered.read(run_dir), run_dir)
+        conduct(Ordered.read(run_dir), run_dir)
         return
     begun = RunFolder(run_dir)
     begun.check_begun()
@@ -101,53 +99,10 @@ def resume(
         else:
             job = reopen(run_dir, trust=trust)
             done = resume_in(job, run_dir, screen.progress(called(job.experiment.algorithm)), others).summary
-        _finish(run_dir, done)
+        finish(run_dir, done)
 
 
-def _order(
-    chosen: Experiment,
-    settings: Settings,
-    federation: Path,
-    out: Path | None,
-    track: list[str] | None,
-    deadline: float,
-    wait: float,
-) -> None:
-    """A run at the sites of a federation."""
-    from comity.sites.ordering import Ordered
-
-    here = {"data", "partition", "parties", "engine", "workers", "device"} & settings.keys()
-    if here or track:
-        named = f"--{min(here)}" if here else "--track"
-        raise Refusal(f"{named} is not for a run between sites: they have their own data, and each computes for itself.")
-    folder = out or free_folder(f"{called(chosen.algorithm)}-{federation.resolve().name}-s{chosen.seed}")
-    ordered = Ordered.new(federation, chosen, folder, deadline, wait)
-    _conduct(ordered, folder)
-
-
-def _conduct(ordered: Ordered, folder: Path) -> None:
-    """Follow a run between sites to its end."""
-    from comity.cli import screen
-    from comity.cli.tail import Followed
-
-    ordered.told = lambda text: screen.out.print(text, soft_wrap=True)
-    course = Followed(ordered.folder.path)
-    shown = -1
-
-    def followed(_: object) -> None:
-        nonlocal shown
-        course.look()
-        if course.done > shown:
-            shown = course.done
-            figure = course.line.get(shown)
-            told = f"{course.metric.title} {course.metric.text(figure)}" if figure is not None else ""
-            screen.out.print(f"round {shown}/{course.rounds}  {told}  {screen.size(sum(course.bytes.values()))}")
-
-    with resumable(f"comity resume {folder}"):
-        _finish(folder, ordered.conduct(folder, followed))
-
-
-def _finish(folder: Path, summary: dict[str, Any]) -> None:
+def finish(folder: Path, summary: dict[str, Any]) -> None:
     """The end of a run on the screen."""
     from comity.cli import screen
     from comity.experiments.folder import RunFolder
@@ -216,6 +171,9 @@ def compare(
     out: Out = None,
     track: Track = None,
     report: Report = True,
+    federation: AtSites = None,
+    deadline: Deadline = 600,
+    wait: Wait = 60,
 ) -> None:
     """Run several methods, and SOLO, on one split; end with a table."""
     from comity.cli import screen
@@ -229,6 +187,12 @@ def compare(
     at_once = chosen_jobs(jobs)
     base = experiment(settings)
     every = chosen_seeds(seeds, base.seed)
+    if federation is not None:
+        if leave_one_out or at_once > 1:
+            raise Refusal("Between sites one run follows the other, with everybody: leave --leave-one-out and --jobs away.")
+        check_at_sites(settings, track)
+        compare_sites(federation, base, algos, every, out, deadline, wait)
+        return
     folder = out or free_folder(f"compare-{Path(base.data).stem}")
     only = None if leave_out is None else [name.strip() for name in leave_out.split(",")]
     if only and not leave_one_out:
@@ -241,18 +205,18 @@ def compare(
         made = compare_runs(base, algos, every, folder, watched, caution, others, jobs=at_once)
         effects = left_out.effects(base, algos, every, folder, watched, only, jobs=at_once) if leave_one_out else []
     settled = RunFolder(run_folder(folder, SOLO, every[0])).read_experiment()  # where `auto` is settled
-    _show_comparison(made.rows, settled, len(every))
+    show_comparison(made.rows, settled, len(every))
     if effects:
         show(effects)
     folders = {row.algorithm: [run_folder(folder, row.algorithm, seed) for seed in every] for row in made.rows}
     screen.show_curves(folders, METRICS[settled.metric])
-    _show_answers(made)
+    show_answers(made)
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)
     if report:
         write_report(folder)
 
 
-def _show_comparison(rows: Sequence[Standing], settled: Experiment, seeds: int) -> None:
+def show_comparison(rows: Sequence[Standing], settled: Experiment, seeds: int) -> None:
     """The table of a comparison, and what its columns mean; `settled` are the settings of one of its runs."""
     from comity.cli import screen
     from comity.studies.standing import columns
@@ -273,7 +237,7 @@ def _show_comparison(rows: Sequence[Standing], settled: Experiment, seeds: int) 
         caution(text)
 
 
-def _show_answers(made: Findings) -> None:
+def show_answers(made: Findings) -> None:
     """What a comparison says of everybody together, and to each party."""
     from comity.cli import screen
     from comity.studies.answers import lines

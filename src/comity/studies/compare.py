@@ -113,7 +113,7 @@ def compare(
     there = summaries[SOLO][0]["accuracy"]["per_party"]
     notes = same_here({method: [run_folder(out, method, seed) for seed in seeds] for method in methods})
     say(notes)
-    made = _judged(base, summaries, out, {seed: each.only(there) for seed, each in parties.items()}, notes)
+    made = findings(base, summaries, out, {seed: each.only(there) for seed, each in parties.items()}, notes)
     write_atomically(out / COMPARISON, json.dumps(with_crc(made.plain()), indent=2) + "\n")
     return made
 
@@ -137,7 +137,7 @@ def same_here(folders: Mapping[str, Sequence[Path]]) -> list[str]:
     ]
 
 
-def _judged(
+def findings(
     base: Experiment,
     summaries: Mapping[str, Sequence[dict[str, Any]]],
     out: Path,
