@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,15 @@ import pytest
 from elsewhere import OPEN, Sites
 from matrix import STEEP, TABLES, compositions
 
+from comity.experiments.config import experiment
 from comity.experiments.folder import RunFolder
+from comity.experiments.outline import Quiet
 from comity.measure import gains
 from comity.sites import afterwards
+from comity.sites.comparing import compare_sites
+from comity.sites.ordering import Ordered
 from comity.sites.server import FAILURE
+from comity.studies.compare import compare
 
 SIZES = {"north": (47, 12), "east": (23, 9), "south": (34, 17)}
 MODEL = "fedbn-cnn(scale=0.06)"
@@ -75,3 +81,25 @@ def test_a_site_that_has_trained_alone_says_what_it_gains(tmp_path: Path, quiet:
     assert (between / "outcomes.csv").read_text() == "party,sample,correct,truth,answer\n"
     other = sites.run("fedavg", "otherwise", **settings | {"lr": 0.2})  # it was never alone with these settings
     assert "gained" not in json.loads((other / "summary.json").read_text())
+
+
+def test_a_comparison_between_sites_says_what_one_of_all_data_says(tmp_path: Path, quiet: None) -> None:
+    """Gains, intervals and answers are those of the pooled data, although no site's answers have left it."""
+    sites = Sites(tmp_path / "closed", SIZES, {**OPEN, "outcomes = false": "outcomes = false "})
+    settings = usual("fedavg") | {"model": "mlp2(width=8)"}
+
+    def conduct(ordered: Ordered, folder: Path) -> dict[str, Any]:
+        made = sites.run(ordered.settings["algorithm"], ordered.run, **ordered.settings | {"engine": "flare"})
+        shutil.copytree(made, folder, dirs_exist_ok=True)
+        return json.loads((folder / "summary.json").read_text())
+
+    (sites.folder / "hub" / "lead").mkdir()
+    base = experiment(settings)
+    apart = compare_sites(sites.folder / "hub", base, ["fedavg", "fedper"], [0, 1], tmp_path / "apart", conduct, 60, 0)
+    whole = compare(
+        base.but(engine="loop", data=str(sites.folder / "pooled"), partition="natural(min=1)"),
+        ["fedavg", "fedper"], [0, 1], tmp_path / "whole", lambda title: Quiet(), lambda text: None,
+    )  # fmt: skip
+    assert [str(answer) for answer in apart.answers] == [str(answer) for answer in whole.answers]
+    assert [row.gains for row in apart.rows] == [row.gains for row in whole.rows]
+    assert apart.overall == whole.overall

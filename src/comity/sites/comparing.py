@@ -61,5 +61,5 @@ def compare_sites(
 def _parties(run: RunFolder) -> Parties:
     """What is known of sites: how many samples they have, and not of which classes."""
     said = read_parties(run)
-    held = {name: Held((one.said.train,), (one.said.test,)) for name, one in said.items()}
+    held = {name: Held((one.said.train,), (one.said.test,), one.said.too_few) for name, one in said.items()}
     return Parties(held, {}, tuple(next(iter(said.values())).class_names))

@@ -71,6 +71,8 @@ class Held:
 
     train: tuple[int, ...]
     test: tuple[int, ...]
+    few: bool = False
+    """Whether a party that does not tell how many it has of each class says that it has too few of one to judge by."""
 
 
 @dataclass(frozen=True)
@@ -204,8 +206,10 @@ def _answer(party: str, found: Mapping[str, Estimate], has: Sequence[Held], metr
 
 def _too_few(has: Sequence[Held], metric: Metric, class_names: Sequence[str]) -> str:
     """That there are too few samples to say anything, if there are; under the seed that leaves fewest."""
-    if not any(too_few(each.test, metric) for each in has):
+    if not any(each.few or too_few(each.test, metric) for each in has):
         return ""
+    if any(each.few for each in has):
+        return "too few test samples to say, or too few of a class, by its own word"
     if len(has[0].test) != TWO:
         return f"too few test samples ({min(sum(each.test) for each in has)}) to say"
     tests, trains, label = min((each.test[label], each.train[label], label) for each in has for label in looked_at(metric))
