@@ -113,6 +113,7 @@ class SiteRun:
         if asked.comity != (here := version("comity")):
             raise Refusal(f"{law.name} has Comity {here}, the server has {asked.comity}: install the same on both sides.")
         chosen = config.experiment(json.loads(asked.settings))
+        law.check_names(chosen, submitter)
         algorithm = algorithms.compose(chosen.algorithm, chosen.set)
         law.check(chosen, algorithm, submitter)
         federation = own_federation(law.name, law.data, chosen)
