@@ -160,7 +160,10 @@ WRONG = {
         ('bytes = "-1 GB"', "bytes must be"),
     ],
     'methods = ["*"]': [('methods = "*"', "methods must be a list of names"), ("methods = [3]", "methods must be a list")],
-    "outcomes = false": [('outcomes = "no"', "outcomes must be true or false"), ("outcomes = 0", "outcomes must be true or false")],
+    "outcomes = false": [
+        ('outcomes = "no"', "outcomes must be true or false"),
+        ("outcomes = 0", "outcomes must be true or false"),
+    ],
     'epsilon = "inf"': [
         ('epsilon = "much"', "epsilon must be a number"),
         ('epsilon = "nan"', "epsilon must be a number"),

@@ -128,7 +128,9 @@ class Law:
             raise Refusal(f"{self.name} has fewer than {self.records} training samples (records).")
         few = [count for count in counts if 0 < count < self.records]
         if few and chain(algorithm)[-1].shares == "means":
-            raise Refusal(f"{self.name} has a class of fewer than {self.records} training samples, whose mean would leave (records).")
+            raise Refusal(
+                f"{self.name} has a class of fewer than {self.records} training samples, whose mean would leave (records)."
+            )
 
 
 def _rules(path: Path, told: dict[str, Any]) -> dict[str, Any]:
