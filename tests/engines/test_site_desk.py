@@ -16,7 +16,8 @@ from elsewhere import Sites
 
 from comity.core.codec import encode
 from comity.core.evaluation import Answers
-from comity.core.record import Empty, Model, Sealed
+from comity.core.key import Key
+from comity.core.record import Cipher, Empty, Model, Sealed
 from comity.engines import site as engine_site
 from comity.experiments import config
 from comity.experiments.common import Introduction
@@ -83,7 +84,7 @@ class Server:
         )
         assert self.say(self.head) == Done()
         task = self.desk._run.seat.site.party.task  # type: ignore[union-attr]
-        self.theta = task.init(engine_site.Key.root(0))
+        self.theta = task.init(Key.root(0))
         return self
 
     def work(self, call: Any = ("local", 0, 1, 0), **changes: Any) -> Work:
@@ -174,7 +175,7 @@ def test_more_than_the_largest_message(sites: Sites, server: Server) -> None:
 def test_parcels_as_large_as_messages_may_be() -> None:
     """They travel in the head of a call: it has no limit of its own."""
     blob = torch.zeros(70 << 20, dtype=torch.uint8)
-    parcel: Sealed[Any] = Sealed(messages.Cipher(0, 1, [1], torch.zeros(1, 60, dtype=torch.uint8), blob), 1, (1,))
+    parcel: Sealed[Any] = Sealed(Cipher(0, 1, [1], torch.zeros(1, 60, dtype=torch.uint8), blob), 1, (1,))
     head, _ = unpack(pack(Work("r", ("assist", 0, 1, 0), None, False, {0: parcel})), messages.ASKED, 10**9)
     assert head.inbox[0].size == 1
 

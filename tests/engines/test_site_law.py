@@ -126,11 +126,12 @@ def test_files_that_a_run_names_are_refused_before_they_run(
     mark = tmp_path / "ran"
     file = tmp_path / "mine.py"
     file.write_text(f"open({str(mark)!r}, 'w')\n")
-    named: dict[str, Any] = {
+    several: dict[str, dict[str, Any]] = {
         "algorithm": {"algorithm": str(file)},
         "wrapper": {"algorithm": f"fedavg+{file}(kappa=1)"},
         "party": {"algorithm": "fedavg", "party": {"north": {"model": str(file)}}},
-    }.get(where, {"algorithm": "fedavg", where: str(file)})
+    }
+    named = several.get(where, {"algorithm": "fedavg", where: str(file)})
     with pytest.raises(Refusal, match=r"north runs no files that a run names, as .*mine\.py"):
         law({}).check_names(config.experiment(named), WHO)
     assert not mark.exists()

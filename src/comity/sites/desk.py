@@ -49,8 +49,7 @@ class Desk:
             law = self._law()
             head, body = unpack(request, ASKED, law.message)
             answer = self._answered(head, body, law)
-            if len(answer) > law.message:
-                raise Refusal(f"{law.name} sends no message of {size(len(answer))} (message).")
+            law.check_leaving(answer)
             return answer
         except ComityError as why:
             self.say(f"refused: {why}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
+from collections.abc import Sized
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -121,6 +122,11 @@ class Law:
                 raise Refusal(f"{self.name} does not let {LEAVES[others[0]]} leave, as {name} would (kinds: {others[0]}).")
             if COUNTS in one.leaves and not self.class_counts:
                 raise Refusal(f"{self.name} does not let {LEAVES[COUNTS]} leave, as {name} would (class_counts).")
+
+    def check_leaving(self, message: Sized) -> None:
+        """Refuse to send a message that is too large."""
+        if len(message) > self.message:
+            raise Refusal(f"{self.name} sends no message of {size(len(message))} (message).")
 
     def check_records(self, train: int, counts: tuple[int, ...], algorithm: AnyAlgorithm) -> None:
         """Refuse to send what too few records are behind: of so many training samples, of which each class has its `counts`."""

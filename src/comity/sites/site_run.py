@@ -21,9 +21,10 @@ from comity.core.codec import decode, encode
 from comity.core.evaluation import NOTHING, Evaluation, Score
 from comity.core.gate import Gate
 from comity.core.key import Key, SecretKey
-from comity.core.metrics import METRICS, by_class, check_fits
+from comity.core.metrics import METRICS, Metric, by_class, check_fits
 from comity.core.net import Note
 from comity.core.record import Sealed, parcels_in, payload, unseal
+from comity.core.samples import PartyData
 from comity.core.signature import records_of
 from comity.core.wrapper import chain
 from comity.data import Federation
@@ -138,7 +139,7 @@ class SiteRun:
         law.check_records(len(own.train), by_class(own.train.y, federation.classes), algorithm)
         key = X25519PrivateKey.generate()
         introduced = Introduced(
-            said=Introduction.of(own, federation.classes, METRICS[chosen.metric], counts=law.class_counts),
+            said=_said(own, federation.classes, METRICS[chosen.metric], law),
             shape=list(federation.shape),
             classes=federation.classes,
             black=list(federation.preprocess.black),
@@ -217,13 +218,15 @@ class SiteRun:
         sent = payload(answer.reply)
         self.steps += answer.steps
         self._check_amount(law, sent + sum(weight for _, weight in sealed))
+        told = Answered(answer.steps, answer.keeps, answer.ruined, answer.remark, tuple(answer.unusable))
+        made = pack(told, encode(seat.lock.close(answer.reply), parcels=True))
+        law.check_leaving(made)
         if answer.keeps:
             self.states.write(number, call, site.versions.blob())
         self.book.up(call.round, call.work, "up", sent)
         for recipient, weight in sealed:
             self.book.up(call.round, call.work, "peer", weight, dst=recipient)
-        told = Answered(answer.steps, answer.keeps, answer.ruined, answer.remark, tuple(answer.unusable))
-        return pack(told, encode(seat.lock.close(answer.reply), parcels=True))
+        return made
 
     def _opened(self, inbox: dict[int, Sealed], call: Call) -> dict[int, Sealed]:
         """Parcels as their senders made them, if they hold what parcels of this method do."""
@@ -311,6 +314,13 @@ class SiteRun:
                 fresh.restore(self.states.read(version), version)
             self._seat = replace(seat, site=fresh)
         return self.seat.site
+
+
+def _said(own: PartyData, classes: int, metric: Metric, law: Law) -> Introduction:
+    """What a site tells of its data: it is judged by samples only if they are enough for their figures to leave."""
+    said = Introduction.of(own, classes, metric, counts=law.class_counts)
+    enough = {"validation": said.validation >= law.records, "test": said.test >= law.records}
+    return replace(said, judged=[split for split in said.judged if enough[split]])
 
 
 def _begin_at_home(run: RunFolder, experiment: Experiment, federation: Federation, mark: str, party: str) -> None:
