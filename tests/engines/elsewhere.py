@@ -15,11 +15,12 @@ from cryptography.x509.oid import NameOID
 
 import comity
 from comity.data.importing import import_federation
+from comity.experiments.folder import RunFolder
 from comity.sites.data import bring
 from comity.sites.desk import Desk
 from comity.sites.law import NAME, write
 from comity.sites.passports import Identity
-from comity.sites.server import RUNS, serve
+from comity.sites.server import FAILURE, RUNS, serve
 
 OPEN = {  # a law that allows what a simulation does
     'never = ["centralized", "fed-sps(mode=samples)"]': "never = []",
@@ -129,3 +130,44 @@ class Sites:
             validation=settings.get("validation", 0.1),
         )  # fmt: skip
         return comity.run(method, fed, out=out, engine="loop", **settings)
+
+
+def watched(courier: Handed) -> list[tuple[str, bytes]]:
+    """All that a courier carries, from now on, by whom it is to or from."""
+    seen: list[tuple[str, bytes]] = []
+    lost, changed = courier.lost, courier.changed
+
+    def asks(name: str, request: bytes) -> str:
+        seen.append((name, request))
+        return lost(name, request)
+
+    def answers(name: str, answer: bytes) -> bytes:
+        seen.append((name, answer))
+        return changed(name, answer)
+
+    courier.lost, courier.changed = asks, answers
+    return seen
+
+
+def ended(folder: Path) -> dict[str, Any]:
+    """The summary of a run that came to its end."""
+    assert not (folder / FAILURE).exists(), (folder / FAILURE).read_text()
+    summary = RunFolder(folder).read_summary()
+    assert summary is not None
+    return summary
+
+
+def figures(folder: Path, party: str, split: str) -> list[float]:
+    return [r.value for r in RunFolder(folder).read_metrics() if (r.party, r.split, r.metric) == (party, split, "accuracy")]
+
+
+def same_as_planned(sites: Sites, folder: Path, method: str, **settings: Any) -> None:
+    """The tables are, byte for byte, those of a loop in which the same parties miss the same."""
+    plan = str(folder / "absences.csv")
+    out = folder.parent.parent / f"loop{folder.name}"
+    pooled = sites.pooled(method, out, **settings, absent=plan if Path(plan).exists() else None)
+    for name in ("metrics.csv", "ledger.csv", "outcomes.csv", "absences.csv"):
+        one, other = folder / name, pooled.folder / name
+        assert one.exists() == other.exists(), name
+        if one.exists():
+            assert one.read_text() == other.read_text(), name

@@ -53,12 +53,15 @@ class Evaluations:
     def goodness(self) -> float | None:
         """What rounds are chosen by, more being better: on all validation samples together, or on test samples if there are none.
 
-        Accuracy is that of all these samples; of another metric it is the mean over the parties that have one, by samples.
+        Accuracy is that of all these samples; of another metric it is the mean over the parties that have one, by samples. None
+        if nobody tells.
         """
         known = [one.validation for one in self.by_party.values() if one.validation.count]
-        known = known or [one.test for one in self.by_party.values()]
+        known = known or [one.test for one in self.by_party.values() if one.test.count]
+        if not known:
+            return None
         if self.metric == ACCURACY.name:
-            return sum(score.correct for score in known) / max(1, sum(score.count for score in known))
+            return sum(score.correct for score in known) / sum(score.count for score in known)
         figures = [(score.count, score.figures[self.metric]) for score in known if self.metric in score.figures]
         if not figures:
             return None
@@ -67,7 +70,9 @@ class Evaluations:
 
 def _figure(score: Score, metric: str) -> float | None:
     """A party's figure by a metric, if it has one."""
-    return score.correct / score.count if metric == ACCURACY.name else score.figures.get(metric)
+    if metric == ACCURACY.name:
+        return score.correct / score.count if score.count else None
+    return score.figures.get(metric)
 
 
 def evaluate(job: Outline, net: Net, engine: Engine, s: Any, *, final: bool) -> Evaluations:
@@ -81,13 +86,31 @@ def evaluate(job: Outline, net: Net, engine: Engine, s: Any, *, final: bool) -> 
     letters = _letters(job, s, ids)
     found = Evaluations(_asked(net, engine, letters, Look(net.round, final)), len(job.info.parties), job.metric.name)
     _note(net, found.by_party, job.metric.name)
-    if found.complete and job.info.task.classes and job.algorithm.one_model and not any(task.private for task in job.info.tasks):
+    withheld = _remark_withheld(job, net, found)
+    if (
+        found.complete
+        and not withheld
+        and job.info.task.classes
+        and job.algorithm.one_model
+        and not any(task.private for task in job.info.tasks)
+    ):
         net.note("accuracy", found.pooled, None, "pooled")
     if final:
         for i, evaluation in found.by_party.items():
             for name, figure in further_figures(evaluation, job.metric.name):
                 net.note(name, figure, i, "test")
     return found
+
+
+def _remark_withheld(job: Outline, net: Net, found: Evaluations) -> bool:
+    """Whether somebody who was heard does not tell the figures of its test samples, as their site's law may say; that is told."""
+    silent = [i for i, one in found.by_party.items() if one.test.count < job.everybody[i].test]
+    for i in silent:
+        net.remarks[f"{net.info.name(i)} has withheld figures of its test samples: means are those of the others."] = None
+    validated = any(job.everybody[i].validation for i in found.by_party)
+    if job.experiment.patience and validated and not any(one.validation.count for one in found.by_party.values()):
+        net.remarks["All have withheld figures of their validation samples: when to end was judged on test samples."] = None
+    return bool(silent)
 
 
 def evaluate_unfinished(job: Outline, net: Net, engine: Engine, s: Any) -> None:

@@ -89,7 +89,7 @@ def accuracy(rows: list[Note], final: int, tests: dict[str, int], validations: d
     """The accuracy block, in which everybody stands: who was never heard with None."""
     block = at_the_end(rows, ACCURACY, tests)
     if block is None:
-        raise ComityError("No party was ever heard: there is no accuracy to sum up.")
+        raise ComityError("No party was ever heard, or told a figure: there is no accuracy to sum up.")
     del block["missing"]
     block["per_party"] = {party: block["per_party"].get(party) for party in tests}
     return block | over_rounds(rows, ACCURACY, final, tests, validations)
@@ -164,7 +164,7 @@ def summarise(
     if classes:
         right = accuracy(rows, made["rounds"], tests, validations)
     elif others[EXPLAINED.name] is None:
-        raise ComityError("No party was ever heard: there are no figures to sum up.")
+        raise ComityError("No party was ever heard, or told a figure: there are none to sum up.")
     else:
         right = no_accuracy(others[EXPLAINED.name]["as_of"], tests)
     return {

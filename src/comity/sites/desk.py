@@ -24,6 +24,7 @@ from comity.units import size
 
 LOG = "log.txt"
 KIT = "kit"
+LAWLESS = "The law of this site cannot be read; its own log says why."
 FAULT = "The site could not answer; its own log says why."
 
 
@@ -45,18 +46,25 @@ class Desk:
     def answer(self, request: bytes) -> bytes:
         """What a request is answered with. Nothing is ever raised."""
         try:
-            law = Law.read(self._folder)  # anew: it may have changed since the last request
+            law = self._law()
             head, body = unpack(request, ASKED, law.message)
             answer = self._answered(head, body, law)
-            if len(answer) > law.message:
-                raise Refusal(f"{law.name} sends no message of {size(len(answer))} (message).")
+            law.check_leaving(answer)
             return answer
         except ComityError as why:
             self.say(f"refused: {why}")
-            return pack(Failed(str(why)))
+            return pack(Failed(str(why).replace(str(self._folder), self._folder.name)))  # where it lies is nobody's matter
         except Exception:
             self.say(f"failed: {traceback.format_exc()}")
             return pack(Failed(FAULT))
+
+    def _law(self) -> Law:
+        """The site's law, anew: it may have changed since the last request."""
+        try:
+            return Law.read(self._folder)
+        except Refusal as why:
+            self.say(f"refused: {why}")
+            raise Refusal(LAWLESS) from why
 
     def say(self, text: str) -> None:
         """Write to the site's own log; a disk that is full keeps nobody from answering."""
@@ -77,6 +85,8 @@ class Desk:
         run = self._run
         if run is None or run.name != head.run:
             raise Refusal(f"{law.name} takes no part in that run.")
+        if not isinstance(head, messages.Committed | messages.End):  # after which nothing leaves
+            run.check(law, self._submitter)
         match head:
             case messages.Begin():
                 run.begin(head, law)

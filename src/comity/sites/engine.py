@@ -10,10 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from comity.core.call import Answer, Call, Edge, Letter, Look
 from comity.core.codec import decode, encode
 from comity.core.evaluation import Answers, Evaluation, Gained, Score
 from comity.core.gate import Gate
+from comity.core.metrics import fitting
 from comity.core.record import Sealed
 from comity.engines.engine import Engine, inboxes
 from comity.engines.saved import Saved
@@ -33,8 +37,13 @@ from comity.sites.messages import (
     pack,
     unpack,
 )
+from comity.text import harmless
 
 FIGURES = frozenset((Evaluation, Score, Answers, Gained))
+
+
+MOST_WORDS = 500
+"""Letters of what a site says that are written down."""
 
 
 class SitesEngine(Engine):
@@ -42,6 +51,7 @@ class SitesEngine(Engine):
 
     def __init__(self, courier: Courier, outline: Outline, run: str, deadline: float, most_bytes: int) -> None:
         self._courier = courier
+        self._outline = outline
         self._names = outline.common.seats.names
         self._run = run
         self._deadline = deadline
@@ -61,10 +71,11 @@ class SitesEngine(Engine):
             try:
                 reply = decode(body, parcels=True, most_bytes=self._most, records=self._gates[i].records)
                 self._gates[i].check_reply(call, reply)
+                _check_told(head, boxes.get(i, {}))
             except ComityError as why:
                 self._remark(i, str(why))
                 continue
-            yield i, Answer(reply, head.steps, head.keeps, head.ruined, head.remark, head.unusable)
+            yield i, Answer(reply, head.steps, head.keeps, head.ruined, told(head.remark), head.unusable)
 
     def evaluate(self, letters: Mapping[int, Letter], look: Look) -> Iterator[tuple[int, Evaluation]]:
         self._round = look.round
@@ -78,8 +89,7 @@ class SitesEngine(Engine):
         for i, _, body in answers:
             try:
                 found = decode(body, most_bytes=self._most, records=FIGURES)
-                if not isinstance(found, Evaluation):
-                    raise ComityError("it sent something else than an evaluation.")
+                _check_figures(found, self._outline, i)
             except ComityError as why:
                 self._remark(i, str(why))
                 continue
@@ -127,4 +137,39 @@ class SitesEngine(Engine):
                 self._remark(i, head.why if isinstance(head, Failed) else "it answered something else than it was asked.")
 
     def _remark(self, i: int, why: str) -> None:
-        self._remarks[f"{self._names[i]} was not heard in round {self._round}: {why}"] = None
+        self._remarks[f"{self._names[i]} was not heard in round {self._round}: {told(why)}"] = None
+
+
+def told(text: str) -> str:
+    """What a site says, on one line of a length that anybody reads."""
+    text = harmless(text[: 2 * MOST_WORDS])
+    return text if len(text) <= MOST_WORDS else f"{text[:MOST_WORDS]}..."
+
+
+def _check_told(head: Answered, inbox: Mapping[int, Sealed]) -> None:
+    """Refuse what a site says of a work that it cannot have done, and of parcels that it did not get."""
+    if head.steps < 0:
+        raise ComityError(f"it says that it took {head.steps} steps.")
+    if not set(head.unusable) <= inbox.keys():
+        raise ComityError("it complains of parcels that it was not sent.")
+
+
+def _check_figures(found: Any, outline: Outline, i: int) -> None:
+    """Refuse figures that no evaluation of a party's samples could bring. That they are true nobody but the party can know."""
+    if not isinstance(found, Evaluation):
+        raise ComityError("it sent something else than an evaluation.")
+    said, classes = outline.everybody[i], outline.info.task.classes
+    known = {metric.name for metric in (*fitting(classes), outline.metric)}
+    for score, samples in ((found.validation, said.validation), (found.test, said.test)):
+        if score.count not in (0, samples) or not 0 <= score.correct <= score.count or not score.figures.keys() <= known:
+            raise ComityError("it sent figures that its samples cannot have.")
+    if (answers := found.answers) is not None:
+        columns = [answers.truth, answers.given, *([] if answers.score is None else [answers.score])]
+        if any(column.shape != (said.test,) for column in columns):
+            raise ComityError("it sent answers for other samples than its own.")
+        if classes and not all(_is_class(column, classes) for column in columns[:2]):
+            raise ComityError("it sent answers that are no classes.")
+
+
+def _is_class(column: Tensor, classes: int) -> bool:
+    return column.dtype == torch.int32 and bool(((column >= 0) & (column < classes)).all())

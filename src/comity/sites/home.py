@@ -85,18 +85,17 @@ class Book:
         self._folder = folder
         self._party = party
         for table in (METRICS, LEDGER):
-            if not (folder / table.name).exists():
-                (folder / table.name).write_text(",".join(table.columns) + "\n", encoding="utf-8")
+            _mend(folder, table)
         self.sent = sum(row.bytes for row in self.ledger() if row.src == party)
-        self._noted = {note[:4] for note in self.metrics()}
+        self._noted = {note[:4]: note for note in self.metrics()}
 
     def ledger(self) -> list[Charge]:
         """All that crossed between this site and others."""
-        return LEDGER.salvage(self._folder).rows
+        return LEDGER.read(self._folder)
 
     def metrics(self) -> list[Note]:
         """All that is known of its models."""
-        return METRICS.salvage(self._folder).rows
+        return METRICS.read(self._folder)
 
     def down(self, round: int, work: str, kind: str, size: int, src: str = SERVER) -> None:
         """Something came."""
@@ -108,20 +107,52 @@ class Book:
         self.sent += size
 
     def note(self, notes: Iterable[Note]) -> None:
-        """Figures of a round; those of a round that is evaluated again are the same again, and stand there once."""
-        fresh = [note for note in notes if note[:4] not in self._noted]
-        self._noted |= {note[:4] for note in fresh}
-        self._add(METRICS, fresh)
+        """Figures of a round; of one that is evaluated again the later ones stand, as others may be absent from it then."""
+        found = {note[:4]: note for note in notes}
+        known = self._noted
+        changed = any(name in known and not _same(known[name], note) for name, note in found.items())
+        fresh = [note for name, note in found.items() if name not in known]
+        if changed:
+            write_atomically(self._folder / METRICS.name, _lines([METRICS.columns, *(known | found).values()]))
+        else:
+            self._add(METRICS, fresh)
+        self._noted = known | found
 
     def _charge(self, row: Charge) -> None:
         if row.bytes:
             self._add(LEDGER, [row])
 
     def _add(self, table: Table[Any], rows: Sequence[Sequence[Any]]) -> None:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)
+        _mend(self._folder, table)  # a full disk may have cut off what was written before
         with (self._folder / table.name).open("a", encoding="utf-8", newline="") as file:
-            file.write(text.getvalue())
+            file.write(_lines(rows))
+
+
+def _lines(rows: Iterable[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _same(one: Note, other: Note) -> bool:
+    """Whether two figures are the same; what is no number is the same as another that is none."""
+    return one == other or (one.value != one.value and other.value != other.value)
+
+
+def _mend(folder: Path, table: Table[Any]) -> None:
+    """Begin a table, or take back a row that was cut off when the process was killed or the disk was full."""
+    path = folder / table.name
+    path.touch()
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        if size and file.read(1) != b"\n":
+            file.seek(0)
+            size = file.read().rfind(b"\n") + 1
+            file.truncate(size)
+        if not size:
+            file.seek(0)
+            file.write(_lines([table.columns]).encode())
 
 
 def write_view(folder: Path, content: Any, version: Version) -> None:
@@ -145,5 +176,10 @@ def runs_of(folder: Path) -> list[RunFolder]:
 
 def spent(folder: Path, party: str) -> int:
     """Bytes that left this site in all its runs."""
-    found = (LEDGER.salvage(run.path).rows for run in runs_of(folder) if (run.path / LEDGER.name).exists())
-    return sum(row.bytes for rows in found for row in rows if row.src == party)
+    total = 0
+    for path in sorted((folder / "runs").glob(f"*/{LEDGER.name}")):
+        found = LEDGER.salvage(path.parent)
+        if found.damaged:
+            raise Damaged(f"{path} is damaged: how much has left this site in all is not known.")
+        total += sum(row.bytes for row in found.rows if row.src == party)
+    return total

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
+from collections.abc import Sized
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -24,6 +25,8 @@ from comity.spec import parse, show, split
 from comity.units import size
 
 NAME = "site.toml"
+BUDGET = "budget_"
+COUNTS = "class counts"
 SCALES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 TEXT = """\
 # What {name} allows. Comity reads this file before every run; the server and researchers cannot see or change it.
@@ -41,7 +44,7 @@ bytes = "10 GB"                     # that leave, at most, in a run
 message = "1 GB"                    # the largest, either way
 records = 10                        # behind a value that leaves, at least: training samples, and those that a figure is of
 outcomes = false                    # whether may leave which test samples a model got right
-class_counts = false                # whether the server may know how many samples there are of each class
+class_counts = false                # whether others may know how many samples there are of each class; some methods tell
 
 [budget]                            # over all runs together, from the day that this site joined
 bytes = "100 GB"
@@ -77,28 +80,30 @@ class Law:
             told = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as why:
             raise Refusal(f"{path} cannot be read: {why}.") from why
-        allow, budget = told.pop("allow", {}), told.pop("budget", {})
-        given = {**told, **allow, **{f"budget_{key}": value for key, value in budget.items()}}
-        known = {f.name for f in fields(Law)}
-        if strangers := sorted(given.keys() - known):
-            raise unknown(f"rule in {path} called", strangers[0].removeprefix("budget_"), known)
+        given = _rules(path, told)
         if not isinstance(given.get("name"), str) or not isinstance(given.get("data"), str):
             raise Refusal(f"{path} must say the site's name and where its data are.")
         made = {key: _value(path, key, value) for key, value in given.items()}
         law = Law(**made | {"data": (folder / given["data"]).resolve()})
         if strange := [kind for kind in law.kinds if kind not in LEAVES]:
             raise unknown(f"kind of what leaves in {path} called", strange[0], LEAVES)
+        for forbidden in law.never:
+            _check_known(path, forbidden)
         return law
 
-    def check(self, experiment: Experiment, algorithm: AnyAlgorithm, submitter: str) -> None:
-        """Refuse a run that this site does not take part in."""
-        name = called(experiment.algorithm)
+    def check_names(self, experiment: Experiment, submitter: str) -> None:
+        """Refuse a run by what it names, before anything is made of that: a file would run as soon as it is looked at."""
         if not any(fnmatchcase(submitter, one) for one in self.submitters):
             raise Refusal(f"{self.name} takes no orders from {shown(submitter, 100)} (submitters).")
         own = [party.model or "" for party in experiment.party.values()]
         for text in (experiment.algorithm, experiment.model, experiment.metric, *own):
             if any(is_code(parse(part).name) for part in split(text, "+") if part):
                 raise Refusal(f"{self.name} runs no files that a run names, as {shown(text, 100)}: install a package there.")
+
+    def check(self, experiment: Experiment, algorithm: AnyAlgorithm, submitter: str) -> None:
+        """Refuse a run that this site does not take part in."""
+        self.check_names(experiment, submitter)
+        name = called(experiment.algorithm)
         self._check_method(name, experiment, algorithm)
         if experiment.rounds > self.rounds:
             raise Refusal(f"{self.name} takes part in {self.rounds} rounds at most, not in {experiment.rounds} (rounds).")
@@ -117,6 +122,13 @@ class Law:
         for one in chain(algorithm):
             if others := sorted(one.leaves - set(self.kinds)):
                 raise Refusal(f"{self.name} does not let {LEAVES[others[0]]} leave, as {name} would (kinds: {others[0]}).")
+            if COUNTS in one.leaves and not self.class_counts:
+                raise Refusal(f"{self.name} does not let {LEAVES[COUNTS]} leave, as {name} would (class_counts).")
+
+    def check_leaving(self, message: Sized) -> None:
+        """Refuse to send a message that is too large."""
+        if len(message) > self.message:
+            raise Refusal(f"{self.name} sends no message of {size(len(message))} (message).")
 
     def check_records(self, train: int, counts: tuple[int, ...], algorithm: AnyAlgorithm) -> None:
         """Refuse to send what too few records are behind: of so many training samples, of which each class has its `counts`."""
@@ -124,7 +136,37 @@ class Law:
             raise Refusal(f"{self.name} has fewer than {self.records} training samples (records).")
         few = [count for count in counts if 0 < count < self.records]
         if few and chain(algorithm)[-1].shares == "means":
-            raise Refusal(f"{self.name} has a class of {min(few)} training samples, and its mean would leave (records).")
+            raise Refusal(
+                f"{self.name} has a class of fewer than {self.records} training samples, whose mean would leave (records)."
+            )
+
+
+def _rules(path: Path, told: dict[str, Any]) -> dict[str, Any]:
+    """All rules of a file by name, each in the part of it where it belongs."""
+    known = {f.name for f in fields(Law)}
+    budget = {name for name in known if name.startswith(BUDGET)}
+    own = {"name", "data", "export"}
+    parts = {"": (own, ""), "allow": (known - budget - own, ""), "budget": (budget, BUDGET)}
+    tables = {"": {name: value for name, value in told.items() if name not in parts}}
+    found: dict[str, Any] = {}
+    for part, (names, prefix) in parts.items():
+        table = tables[part] if part in tables else told.get(part, {})
+        if not isinstance(table, dict):
+            raise Refusal(f"{path}: {part} must be a table, as in [{part}], not {shown(table)}.")
+        given = {prefix + name: value for name, value in table.items()}
+        if strangers := sorted(given.keys() - names):
+            where = f"rule under [{part}] of {path} called" if part else f"rule before [allow] of {path} called"
+            raise unknown(where, strangers[0].removeprefix(prefix), {name.removeprefix(prefix) for name in names})
+        found |= given
+    return found
+
+
+def _check_known(path: Path, forbidden: str) -> None:
+    """Refuse a line that would forbid nothing, since there is no such method, or none with such an option."""
+    spec = parse(forbidden)
+    known = algorithms.options(algorithms.find(spec.name))
+    if strangers := sorted(spec.options.keys() - known.keys()):
+        raise unknown(f"option of {spec.name}, which {path} forbids, called", strangers[0], known)
 
 
 def _is(one: AnyAlgorithm, forbidden: str) -> bool:
@@ -140,10 +182,7 @@ def _value(path: Path, name: str, given: Any) -> Any:
     if name in ("bytes", "message", "budget_bytes"):
         return _bytes(path, name, given)
     if name == "budget_epsilon":
-        try:
-            return float(given)
-        except (TypeError, ValueError):
-            raise Refusal(f"{path}: epsilon must be a number or inf, not {shown(given)}.") from None
+        return _epsilon(path, given)
     if kind.startswith("tuple"):
         if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
             raise Refusal(f"{path}: {name} must be a list of names, not {shown(given)}.")
@@ -152,6 +191,16 @@ def _value(path: Path, name: str, given: Any) -> Any:
     if type(given).__name__ != kind.replace("Path", "str") or (kind == "int" and given < 0):
         raise Refusal(f"{path}: {name} must be {wanted}, not {shown(given)}.")
     return given
+
+
+def _epsilon(path: Path, given: Any) -> float:
+    try:
+        number = math.nan if isinstance(given, bool) else float(given)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not number >= 0:  # what is no number is not at least 0 either
+        raise Refusal(f"{path}: epsilon must be a number from 0 on, or inf, not {shown(given)}.")
+    return number
 
 
 def _bytes(path: Path, name: str, given: Any) -> int:

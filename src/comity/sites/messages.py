@@ -1,7 +1,8 @@
 """What goes between the server and a site: a head that says what is asked or answered and, behind it, what a method sends.
 
-Both are records as bytes. A head is one of a few types that are named here, and small; what a method may send its own works
-declare (`core/gate.py`). So each is read only as what it can be, and nothing else is ever made of somebody's bytes.
+Both are records as bytes. A head is one of a few types that are named here, and small but for the sealed parcels that come with a
+call; what a method may send its own works declare (`core/gate.py`). So each is read only as what it can be, and nothing else is
+ever made of somebody's bytes.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ from comity.errors import Damaged
 from comity.experiments.common import Introduction
 
 LENGTH = 8  # bytes that say how long the head is
-MOST_HEAD = 64 << 20
-"""Bytes that a head may have. Sealed parcels are in the head of a call; all else is small."""
 
 Named = tuple[str, int, int, int]
 """A call: the work's name, its owner's depth, the round, its use in that round."""
@@ -158,9 +157,9 @@ def pack(head: Any, body: bytes = b"") -> bytes:
 def unpack(message: bytes, kinds: frozenset[type], most: int) -> tuple[Any, bytes]:
     """A message's head, which is of one of these kinds, and the bytes behind it; `Damaged` if it is no message of that size."""
     length = int.from_bytes(message[:LENGTH], "little")
-    if len(message) > most or length > min(MOST_HEAD, len(message) - LENGTH):
+    if len(message) > most or length > len(message) - LENGTH:
         raise Damaged(f"A message of {len(message):,} bytes is too large, or not whole: no more than {most:,} may pass.")
-    head = decode(message[LENGTH : LENGTH + length], parcels=True, most_bytes=MOST_HEAD, records=kinds)
+    head = decode(message[LENGTH : LENGTH + length], parcels=True, most_bytes=most, records=kinds)
     if type(head) not in kinds:
         raise Damaged("A message does not say what it is about.")
     return head, message[LENGTH + length :]

@@ -7,6 +7,7 @@ kept as `parties.json`. A run whose server was stopped is ordered again by its n
 from __future__ import annotations
 
 import json
+import math
 import time
 import traceback
 from collections.abc import Iterable, Mapping
@@ -32,7 +33,7 @@ from comity.experiments.run import at_work
 from comity.experiments.server_side import agree
 from comity.sites.courier import Courier
 from comity.sites.data import DATA, schema_mark
-from comity.sites.engine import SitesEngine
+from comity.sites.engine import SitesEngine, told
 from comity.sites.messages import ANSWERED, Begin, Done, End, Failed, Introduce, Introduced, pack, unpack
 from comity.track import Trackers
 
@@ -41,6 +42,8 @@ RUNS = "runs"
 FAILURE = "failure.txt"
 """Why a run could not go on, in the server's folder of it."""
 MOST_BYTES = 1 << 34
+MOST_SIDES, MOST_VALUES = 8, 1 << 28
+"""How many sides a sample may have, and how many values."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,8 @@ def outline_of(experiment: Experiment, everybody: Mapping[str, Introduced], plan
     algorithm, info = agree(common)
     made = Outline(experiment, common, algorithm, info, planned(experiment.absent, experiment.seed, told.names, plan))
     made.check_judged()
+    if not made.judged("test"):
+        raise Refusal("No site would tell a figure of its test samples: all have too few for that, or none by this metric.")
     return made
 
 
@@ -180,8 +185,22 @@ def _read(answer: bytes | None) -> Introduced | str:
     except ComityError as why:
         return str(why)
     if isinstance(head, Failed):
-        return head.why
-    return head if isinstance(head, Introduced) else "it answered something else than it was asked."
+        return told(head.why)
+    if not isinstance(head, Introduced):
+        return "it answered something else than it was asked."
+    return _odd(head) or head
+
+
+def _odd(one: Introduced) -> str:
+    """What cannot be so of what a site says of itself; nothing if all can."""
+    said = one.said
+    if said.train < 1 or said.validation < 0 or said.test < 0:
+        return "it says that it has no samples to learn from, or fewer than none of others."
+    if said.counts is not None and (len(said.counts) != one.classes or min(said.counts, default=0) < 0):
+        return "the counts that it tells of its classes are none."
+    if one.classes < 0 or len(one.shape) > MOST_SIDES or not all(1 <= side <= MOST_VALUES for side in one.shape):
+        return "its samples are of a shape that nothing can have."
+    return "" if math.prod(one.shape) <= MOST_VALUES else "its samples are too large."
 
 
 def _begin_everywhere(

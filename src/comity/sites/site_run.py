@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -20,14 +21,16 @@ from comity.core.codec import decode, encode
 from comity.core.evaluation import NOTHING, Evaluation, Gained, Score
 from comity.core.gate import Gate
 from comity.core.key import Key, SecretKey
-from comity.core.metrics import METRICS, by_class, check_fits
+from comity.core.metrics import METRICS, Metric, by_class, check_fits
 from comity.core.net import Note
-from comity.core.record import parcels_in, payload
+from comity.core.record import Sealed, parcels_in, payload, unseal
+from comity.core.samples import PartyData
+from comity.core.signature import records_of
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.engines.sealing import Lock, PairKeys
 from comity.engines.site import Site
-from comity.errors import Refusal
+from comity.errors import ComityError, Damaged, Refusal, shown
 from comity.experiments import config
 from comity.experiments.common import CommonGround, Introduction, Introductions
 from comity.experiments.config import WHERE, Experiment
@@ -48,15 +51,24 @@ from comity.units import size
 
 SECRET = "secret"
 ALONE = "solo"
+SECRET_BYTES = 32
+STAGES = ("", "unfinished", "offered", "joined")
 
 
 def secret_of(folder: Path) -> bytes:
     """A secret that this site keeps for itself: made once, and never sent."""
     path = folder / SECRET
     if not path.exists():
-        path.touch(mode=0o600)
-        path.write_bytes(secrets.token_bytes(32))
-    return path.read_bytes()
+        fresh = path.with_name(SECRET + ".new")
+        fresh.touch(mode=0o600)
+        with fresh.open("wb") as file:
+            file.write(secrets.token_bytes(SECRET_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)  # whole or not at all: of half a secret the noise could be guessed
+    if len(found := path.read_bytes()) != SECRET_BYTES:
+        raise Damaged(f"The secret in {path} is damaged: noise that is drawn from it could be guessed.")
+    return found
 
 
 @dataclass(frozen=True)
@@ -111,9 +123,12 @@ class SiteRun:
         """Look at what is ordered and, if the law allows it, begin the run or open it again."""
         if not asked.run.isalnum() or len(asked.run) > 64:
             raise Refusal("A run's name must be letters and digits.")
+        if identity and identity.name != law.name:
+            raise Refusal(f"The certificate of {law.name} is made out to {identity.name!r}.")
         if asked.comity != (here := version("comity")):
             raise Refusal(f"{law.name} has Comity {here}, the server has {asked.comity}: install the same on both sides.")
         chosen = config.experiment(json.loads(asked.settings))
+        law.check_names(chosen, submitter)
         algorithm = algorithms.compose(chosen.algorithm, chosen.set)
         law.check(chosen, algorithm, submitter)
         federation = own_federation(law.name, law.data, chosen)
@@ -125,7 +140,7 @@ class SiteRun:
         law.check_records(len(own.train), by_class(own.train.y, federation.classes), algorithm)
         key = X25519PrivateKey.generate()
         introduced = Introduced(
-            said=Introduction.of(own, federation.classes, METRICS[chosen.metric], counts=law.class_counts),
+            said=_said(own, federation.classes, METRICS[chosen.metric], law),
             shape=list(federation.shape),
             classes=federation.classes,
             black=list(federation.preprocess.black),
@@ -138,6 +153,18 @@ class SiteRun:
         made = SiteRun(asked.run, at, law.name, chosen, algorithm, federation, introduced, identity, key)
         made._check_amount(law, payload(introduced))
         return made
+
+    def check(self, law: Law, submitter: str) -> None:
+        """Refuse to go on with what the law has come to forbid."""
+        law.check(self.experiment, self.algorithm, submitter)
+        own = self.federation.parties[self.party].train
+        law.check_records(len(own), by_class(own.y, self.federation.classes), self.algorithm)
+
+    def check_round(self, round: int) -> None:
+        """Refuse what is asked for a round that the run does not have: newcomers join in one after the last."""
+        rounds = self.experiment.rounds
+        if not 0 <= round <= rounds + bool(self.experiment.newcomers):
+            raise Refusal(f"{self.party} is asked for round {round}, and the run has {rounds}.")
 
     def about(self) -> str:
         """What the site has agreed to, in a line."""
@@ -166,7 +193,7 @@ class SiteRun:
         self._seat = Seat(
             site,
             Gate(algorithm, party.task, len(names), law.message),
-            Lock(self._keys(head, names), blake2b(self.name.encode(), digest_size=16).digest()),
+            Lock(self._keys(head, names), blake2b(self.name.encode(), digest_size=16).digest(), records_of(algorithm)),
             Outline(self.experiment, common, algorithm, only),
         )
 
@@ -180,10 +207,11 @@ class SiteRun:
         """Do a work. What came of it is on the disk before the reply leaves."""
         seat, call, after = self.seat, Call(*head.call), call_of(head.after)
         seat.gate.check_call(call)
+        self.check_round(call.round)
         content = decode(body, most_bytes=law.message, records=seat.gate.records)
         seat.gate.check_letter(call, content)
         number = seat.site.party.id
-        opened = seat.lock.open({number: head.inbox}, call)[number] if head.inbox else {}
+        opened = self._opened(head.inbox, call)
         self.book.down(call.round, call.work, "down", payload(content))
         for sender, parcel in sorted(head.inbox.items()):
             self.book.down(call.round, call.work, "peer", parcel.size, src=seat.name_of(sender))
@@ -194,17 +222,36 @@ class SiteRun:
         sent = payload(answer.reply)
         self.steps += answer.steps
         self._check_amount(law, sent + sum(weight for _, weight in sealed))
+        told = Answered(answer.steps, answer.keeps, answer.ruined, answer.remark, tuple(answer.unusable))
+        made = pack(told, encode(seat.lock.close(answer.reply), parcels=True))
+        law.check_leaving(made)
         if answer.keeps:
             self.states.write(number, call, site.versions.blob())
         self.book.up(call.round, call.work, "up", sent)
         for recipient, weight in sealed:
             self.book.up(call.round, call.work, "peer", weight, dst=recipient)
-        told = Answered(answer.steps, answer.keeps, answer.ruined, answer.remark, tuple(answer.unusable))
-        return pack(told, encode(seat.lock.close(answer.reply), parcels=True))
+        return made
+
+    def _opened(self, inbox: dict[int, Sealed], call: Call) -> dict[int, Sealed]:
+        """Parcels as their senders made them, if they hold what parcels of this method do."""
+        if not inbox:
+            return {}
+        seat = self.seat
+        number = seat.site.party.id
+        opened = seat.lock.open({number: inbox}, call)[number]
+        for sender, parcel in opened.items():
+            try:
+                seat.gate.check_parcel(unseal(parcel))
+            except ComityError as why:
+                raise Refusal(f"A parcel of {seat.name_of(sender)} is refused: {why}") from why
+        return opened
 
     def evaluate(self, head: messages.Evaluate, body: bytes, law: Law) -> Evaluation:
         """Evaluate what the site would deploy: what may leave of it. All of it is kept at home."""
         seat, after = self.seat, call_of(head.after)
+        self.check_round(head.round)
+        if head.stage not in STAGES:
+            raise Refusal(f"There is no stage {shown(head.stage)} at which models are evaluated.")
         content = decode(body, most_bytes=law.message, records=seat.gate.records)
         seat.gate.check_view(content)
         self.book.down(head.round, "evaluate", "eval", payload(content))
@@ -233,7 +280,9 @@ class SiteRun:
 
     def alone(self, head: messages.EvaluateAlone, law: Law) -> Evaluation:
         """Evaluate what the site's own data alone would have given it."""
-        return self._leaving(self.seat.site.evaluate_solo(head.round), law, head.round, "alone")
+        seat = self.seat
+        self.check_round(head.round)
+        return self._leaving(seat.site.evaluate_solo(head.round), law, head.round, "alone")
 
     def finish(self, rounds: int, model: bool) -> list[str]:
         """The run is over: its summary, its page and, if wanted, the model are made here; what there is to say of that."""
@@ -247,8 +296,9 @@ class SiteRun:
         def enough(score: Score) -> Score:
             return score if score.count >= law.records else NOTHING
 
-        gained = found.gained if found.test.count >= law.records else None
-        told = Evaluation(enough(found.validation), enough(found.test), found.answers if law.outcomes else None, gained)
+        enough_tests = found.test.count >= law.records  # figures could be made of answers, too
+        answers = found.answers if law.outcomes and enough_tests else None
+        told = Evaluation(enough(found.validation), enough(found.test), answers, found.gained if enough_tests else None)
         self._check_amount(law, payload(told))
         self.book.up(round, work, "eval", payload(told))
         return told
@@ -284,6 +334,13 @@ class SiteRun:
                 fresh.restore(self.states.read(version), version)
             self._seat = replace(seat, site=fresh)
         return self.seat.site
+
+
+def _said(own: PartyData, classes: int, metric: Metric, law: Law) -> Introduction:
+    """What a site tells of its data: it is judged by samples only if they are enough for their figures to leave."""
+    said = Introduction.of(own, classes, metric, counts=law.class_counts)
+    enough = {"validation": said.validation >= law.records, "test": said.test >= law.records}
+    return replace(said, judged=[split for split in said.judged if enough[split]])
 
 
 def _begin_at_home(run: RunFolder, experiment: Experiment, federation: Federation, mark: str, party: str) -> None:

@@ -1,0 +1,207 @@
+"""A site's own law: each of its lines allows and refuses, in a sentence that names it, and nothing runs before it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comity import algorithms
+from comity.errors import Refusal
+from comity.experiments import config
+from comity.sites.law import NAME, Law, write
+
+WHO = "lead@comity"
+
+
+@pytest.fixture
+def law(tmp_path: Path) -> Callable[[Mapping[str, str]], Law]:
+    """A new site's law in which some lines are others."""
+
+    def made(changes: Mapping[str, str]) -> Law:
+        text = write(tmp_path, "north", "data").read_text()
+        for old, new in changes.items():
+            assert old in text, old
+            text = text.replace(old, new)
+        (tmp_path / NAME).write_text(text)
+        return Law.read(tmp_path)
+
+    return made
+
+
+def judged(law: Law, method: str, who: str = WHO, **settings: Any) -> None:
+    chosen = config.experiment({"algorithm": method, **settings})
+    law.check_names(chosen, who)
+    law.check(chosen, algorithms.compose(chosen.algorithm, chosen.set), who)
+
+
+def test_what_is_not_said_is_as_in_a_new_one(tmp_path: Path) -> None:
+    written = Law.read(write(tmp_path, "north", "data").parent)
+    (tmp_path / NAME).write_text('name = "north"\ndata = "data"\n')
+    assert Law.read(tmp_path) == written
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fed-sps", "adcol", "fedavg+dbe", "scaffold", "solo"])
+def test_a_new_law_allows(method: str, law: Callable[[Mapping[str, str]], Law]) -> None:
+    judged(law({}), method)
+
+
+NEVER = {
+    "centralized": "never takes part in centralized \\(never\\)",
+    "fed-sps(mode=samples)": "never takes part in fed-sps\\(mode=samples\\) \\(never\\)",
+    "fd": "how many samples there are of each class leave, as fd would \\(class_counts\\)",
+    "feduad": "\\(class_counts\\)",
+    "fedgen": "\\(class_counts\\)",
+}
+
+
+@pytest.mark.parametrize(("method", "words"), NEVER.items())
+def test_a_new_law_refuses(method: str, words: str, law: Callable[[Mapping[str, str]], Law]) -> None:
+    with pytest.raises(Refusal, match=f"^north .*{words}"):
+        judged(law({}), method)
+
+
+def test_a_mode_is_refused_however_it_is_set(law: Callable[[Mapping[str, str]], Law]) -> None:
+    with pytest.raises(Refusal, match="never"):
+        judged(law({}), "fed-sps", set={"mode": "samples"})
+
+
+def test_samples_need_more_than_an_empty_never(law: Callable[[Mapping[str, str]], Law]) -> None:
+    empty = {'never = ["centralized", "fed-sps(mode=samples)"]': "never = []"}
+    for method in ("centralized", "fed-sps(mode=samples)"):
+        with pytest.raises(Refusal, match=r"\(kinds: samples\)"):
+            judged(law(empty), method)
+    allowed = law(empty | {'"class counts"]': '"class counts", "samples"]'})
+    judged(allowed, "centralized")
+    judged(allowed, "fed-sps(mode=samples)")
+
+
+RULES: list[tuple[dict[str, str], str, dict[str, Any], str]] = [
+    ({'methods = ["*"]': 'methods = ["fedavg*", "dbe"]'}, "scaffold", {}, "does not allow scaffold (methods)"),
+    ({'methods = ["*"]': 'methods = ["fedavg"]'}, "fedavg+dbe", {}, "does not allow dbe (methods)"),
+    ({'methods = ["*"]': "methods = []"}, "fedavg", {}, "does not allow fedavg (methods)"),
+    ({'"weights", "rep': '"rep'}, "adcol(aggregate=model)", {}, "(kinds: weights)"),
+    ({'"weights", "rep': '"rep'}, "fedavg", {}, "(kinds: weights)"),
+    ({'"representations", ': ""}, "adcol", {}, "(kinds: representations)"),
+    ({'"means", ': ""}, "fedavg+dbe", {}, "(kinds: means)"),
+    ({'"gradients", ': ""}, "fed-sps", {}, "(kinds: gradients)"),
+    ({"class_counts = false": "class_counts = true", ', "class counts"]': "]"}, "fd", {}, "(kinds: class counts)"),
+    ({'submitters = ["*"]': 'submitters = ["chief@*"]'}, "fedavg", {}, "takes no orders from 'lead@comity' (submitters)"),
+    ({"rounds = 1000": "rounds = 3"}, "fedavg", {"rounds": 4}, "3 rounds at most, not in 4 (rounds)"),
+    ({'epsilon = "inf"': "epsilon = 8"}, "fedavg", {}, "privacy loss of 8, and that of fedavg is not known (budget: epsilon)"),
+]
+
+
+@pytest.mark.parametrize(("changes", "method", "settings", "words"), RULES, ids=[rule[3][-24:] for rule in RULES])
+def test_each_rule_refuses_and_names_itself(
+    changes: dict[str, str], method: str, settings: dict[str, Any], words: str, law: Callable[[Mapping[str, str]], Law]
+) -> None:
+    with pytest.raises(Refusal) as why:
+        judged(law(changes), method, **settings)
+    assert words in str(why.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "method", "settings"),
+    [
+        ({'methods = ["*"]': 'methods = ["fedavg*", "dbe"]'}, "fedavg+dbe", {}),
+        ({'"weights", "rep': '"rep'}, "adcol", {}),
+        ({'submitters = ["*"]': 'submitters = ["lead@*"]'}, "fedavg", {}),
+        ({"rounds = 1000": "rounds = 3"}, "fedavg", {"rounds": 3}),
+        ({"class_counts = false": "class_counts = true"}, "fd", {}),
+    ],
+)
+def test_each_rule_allows(
+    changes: dict[str, str], method: str, settings: dict[str, Any], law: Callable[[Mapping[str, str]], Law]
+) -> None:
+    judged(law(changes), method, **settings)
+
+
+@pytest.mark.parametrize("where", ["algorithm", "wrapper", "model", "metric", "party"])
+def test_files_that_a_run_names_are_refused_before_they_run(
+    where: str, tmp_path: Path, law: Callable[[Mapping[str, str]], Law]
+) -> None:
+    mark = tmp_path / "ran"
+    file = tmp_path / "mine.py"
+    file.write_text(f"open({str(mark)!r}, 'w')\n")
+    several: dict[str, dict[str, Any]] = {
+        "algorithm": {"algorithm": str(file)},
+        "wrapper": {"algorithm": f"fedavg+{file}(kappa=1)"},
+        "party": {"algorithm": "fedavg", "party": {"north": {"model": str(file)}}},
+    }
+    named = several.get(where, {"algorithm": "fedavg", where: str(file)})
+    with pytest.raises(Refusal, match=r"north runs no files that a run names, as .*mine\.py"):
+        law({}).check_names(config.experiment(named), WHO)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "bytes_"), [('"1 GB"', 10**9), ("10", 10), ('"10 kb"', 10_000), ('"1.5MB"', 1_500_000), ("0", 0), ('" 7 B "', 7)]
+)
+def test_sizes(given: str, bytes_: int, law: Callable[[Mapping[str, str]], Law]) -> None:
+    made = law({'bytes = "10 GB"': f"bytes = {given}", 'message = "1 GB"': f"message = {given}"})
+    assert (made.bytes, made.message) == (bytes_, bytes_)
+
+
+WRONG = {
+    "rounds = 1000": [
+        ("rounds = true", "rounds must be a whole number, not True"),
+        ('rounds = "many"', "rounds must be a whole number"),
+        ("rounds = -1", "rounds must be a whole number, not -1"),
+        ("round = 3", "no rule .* called 'round'. Did you mean 'rounds'"),
+    ],
+    'bytes = "10 GB"': [
+        ('bytes = "x"', "bytes must be a number of bytes, as in '1 GB', not 'x'"),
+        ("bytes = -1", "bytes must be"),
+        ("bytes = true", "bytes must be"),
+        ("bytes = 1.5", "bytes must be"),
+        ('bytes = "1 PB"', "bytes must be"),
+        ('bytes = "-1 GB"', "bytes must be"),
+    ],
+    'methods = ["*"]': [('methods = "*"', "methods must be a list of names"), ("methods = [3]", "methods must be a list")],
+    "outcomes = false": [
+        ('outcomes = "no"', "outcomes must be true or false"),
+        ("outcomes = 0", "outcomes must be true or false"),
+    ],
+    'epsilon = "inf"': [
+        ('epsilon = "much"', "epsilon must be a number"),
+        ('epsilon = "nan"', "epsilon must be a number"),
+        ("epsilon = nan", "epsilon must be a number"),
+        ("epsilon = -inf", "epsilon must be a number"),
+        ("epsilon = true", "epsilon must be a number"),
+        ("delta = 1", "no rule .* called 'delta'"),
+        ("rounds = 1", "no rule .* called 'rounds'"),
+    ],
+    'kinds = ["weights"': [('kinds = ["weight"', "no kind of what leaves .* called 'weight'. Did you mean 'weights'")],
+    '"fed-sps(mode=samples)"]': [
+        ('"fed-sps(mod=samples)"]', "no option of fed-sps, .* called 'mod'. Did you mean 'mode'"),
+        ('"fedsps"]', "no algorithm 'fedsps'"),
+    ],
+    'name = "north"': [("name = 3", "must say the site's name"), ("rounds = 3\nname = 'north'", "no rule .* called 'rounds'")],
+    "[allow]": [("[allow", "cannot be read"), ("[[allow]]", "allow must be a table"), ("[permit]", "no rule .* called 'permit'")],
+}
+
+
+@pytest.mark.parametrize(("old", "new", "words"), [(old, *one) for old, several in WRONG.items() for one in several])
+def test_what_is_no_rule_is_refused(old: str, new: str, words: str, law: Callable[[Mapping[str, str]], Law]) -> None:
+    with pytest.raises(Refusal, match=words):
+        law({old: new})
+
+
+def test_a_site_without_a_law_takes_part_in_nothing(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match=r"site\.toml cannot be read"):
+        Law.read(tmp_path)
+
+
+def test_records(law: Callable[[Mapping[str, str]], Law]) -> None:
+    """Too few samples to learn from; a class of which a mean would be told. How many there are is not told in the refusal."""
+    made = law({})
+    made.check_records(10, (10, 0), algorithms.compose("relay"))
+    made.check_records(10, (3, 7), algorithms.compose("fedavg"))
+    with pytest.raises(Refusal, match=r"^north has fewer than 10 training samples \(records\)\.$"):
+        made.check_records(9, (9, 0), algorithms.compose("fedavg"))
+    for method in ("relay", "fd"):
+        with pytest.raises(Refusal, match=r"^north has a class of fewer than 10 training samples.*\(records\)\.$"):
+            made.check_records(40, (33, 7), algorithms.compose(method))
