@@ -53,7 +53,7 @@ def finish(run: SiteRun, rounds: int, model: bool) -> list[str]:
     total = Counter[str]()
     for row in ledger:
         total[row.kind] += row.bytes
-    made = {"rounds": rounds, "steps": run.steps, "remarks": [], "void": []}
+    made = {"rounds": rounds, "steps": run.book.steps, "remarks": [], "void": []}
     summary = summarise(outline, rows, [], total, made, {})
     written = [name for name in (METRICS.name, LEDGER.name, OUTCOMES) if (folder.path / name).exists()]
     folder.write_summary(summary, {name: Checksum.of((folder.path / name).read_bytes()) for name in written})

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from comity.checksums import with_crc, without_crc
 from comity.core.call import Call
@@ -78,13 +78,30 @@ class States:
         write_atomically(self._index, json.dumps(with_crc(told)))
 
 
+class Worked(NamedTuple):
+    """A row of steps.csv: the gradient steps of a work. One that was asked for again stands there again."""
+
+    round: int
+    work: str
+    depth: int
+    use: int
+    steps: int
+
+
+def _worked(cells: Sequence[str]) -> Worked:
+    return Worked(int(cells[0]), cells[1], *map(int, cells[2:]))
+
+
+STEPS = Table("steps.csv", Worked._fields, _worked)
+
+
 class Book:
-    """A site's own tables of a run: what crossed, as the server charges it, and what its models were worth."""
+    """A site's own tables of a run: what crossed, as the server charges it, what its models were worth, and what was done."""
 
     def __init__(self, folder: Path, party: str) -> None:
         self._folder = folder
         self._party = party
-        for table in (METRICS, LEDGER):
+        for table in (METRICS, LEDGER, STEPS):
             _mend(folder, table)
         self.sent = sum(row.bytes for row in self.ledger() if row.src == party)
         self._noted = {note[:4]: note for note in self.metrics()}
@@ -96,6 +113,15 @@ class Book:
     def metrics(self) -> list[Note]:
         """All that is known of its models."""
         return METRICS.read(self._folder)
+
+    @property
+    def steps(self) -> int:
+        """Gradient steps of all works whose replies left, each counted once, however often it was asked for."""
+        return sum({row[:4]: row.steps for row in STEPS.read(self._folder)}.values())
+
+    def worked(self, call: Call, steps: int) -> None:
+        """A work is done, of so many steps."""
+        self._add(STEPS, [Worked(call.round, call.work, call.depth, call.use, steps)])
 
     def down(self, round: int, work: str, kind: str, size: int, src: str = SERVER) -> None:
         """Something came."""

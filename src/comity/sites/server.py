@@ -1,7 +1,8 @@
 """The server of a run between sites: it has no data, conducts the rounds, and keeps the run's folder.
 
 What a researcher orders is a run's settings and its name. Sites introduce themselves, or refuse with a reason; what they said is
-kept as `parties.json`. A run whose server was stopped is ordered again by its name, and goes on from its last checkpoint.
+kept as `parties.json`. A run whose server was stopped is ordered again by its name, and goes on from its last checkpoint; if it
+had ended, sites that have not heard of that do so.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from comity.experiments.server_side import agree
 from comity.sites.courier import Courier
 from comity.sites.data import DATA, schema_mark
 from comity.sites.engine import SitesEngine, told
-from comity.sites.messages import ANSWERED, Begin, Done, End, Failed, Introduce, Introduced, pack, unpack
+from comity.sites.messages import ANSWERED, Begin, Done, End, Failed, Introduce, Introduced, Passport, pack, unpack
 from comity.track import Trackers
 
 SCHEMA = "schema.json"
@@ -91,23 +92,30 @@ def conduct(courier: Courier, order: Order, folder: Path, progress: Progress) ->
     run = RunFolder(folder / RUNS / order.run)
     begun = run.begun
     experiment = run.read_experiment() if begun else settled(config.experiment(order.settings))
-    if run.ended:
-        raise Refusal(f"Run {order.run} has ended already.")
     schema = folder / SCHEMA
     mark = schema_mark(Schema.read(schema)) if schema.exists() else ""
     known = read_parties(run) if begun else None
+    if known:
+        _check_settings(order, experiment, next(iter(known.values())).classes)
     wanted = tuple(known) if known else order.sites
     answers, refused = introduced(courier, order, experiment, mark, wanted)
     everybody = known or answers
     if not everybody:
         raise ComityError("No site takes part. " + " ".join(f"{name}: {why}" for name, why in refused.items()))
-    for name, said in answers.items():
-        if said.digest != everybody[name].digest:
-            raise Refusal(f"The data of {name} have changed since run {order.run} was begun.")
+    for name in [
+        name for name, one in answers.items() if (one.said, one.digest) != (everybody[name].said, everybody[name].digest)
+    ]:
+        del answers[name]
+        refused[name] = "it says something else of itself than when the run began."
+    if not answers:
+        raise ComityError("No site is there. " + " ".join(f"{name}: {why}" for name, why in refused.items()))
     experiment = judged_by(experiment, next(iter(everybody.values())).classes)
     outline = outline_of(experiment, everybody, run.read_plan() if begun else None)
     _begin_everywhere(courier, order, answers, everybody)
     with at_work(run):
+        if (summary := run.read_summary()) is not None:  # for sites that have not heard of its end
+            _tell(courier, order, answers, End(order.run, summary["rounds"], True))
+            return summary
         if not begun:
             _write_beginning(run, outline, everybody)
         engine = SitesEngine(courier, outline, order.run, order.deadline, MOST_BYTES)
@@ -119,6 +127,12 @@ def conduct(courier: Courier, order: Order, folder: Path, progress: Progress) ->
         finally:
             _tell(courier, order, everybody, End(order.run, rounds, rounds > 0))
     return summary
+
+
+def _check_settings(order: Order, begun: Experiment, classes: int) -> None:
+    """Refuse to go on with a run that was begun with other settings than are ordered now; without any it goes on as it is."""
+    if order.settings and judged_by(settled(config.experiment(order.settings)), classes) != begun:
+        raise Refusal(f"Run {order.run} was begun with other settings.")
 
 
 def settled(experiment: Experiment) -> Experiment:
@@ -206,15 +220,23 @@ def _odd(one: Introduced) -> str:
 def _begin_everywhere(
     courier: Courier, order: Order, there: Mapping[str, Introduced], everybody: Mapping[str, Introduced]
 ) -> None:
-    """Tell sites who takes part. All must agree to that, or the run does not begin."""
-    passports = {name: one.passport for name, one in there.items() if one.passport}
+    """Tell sites who takes part. All must agree to that, or the run does not begin.
+
+    For a site that was there when the run began, and is not now, parcels are sealed by the key that it had: nobody has it now.
+    """
+    passports = {name: one.passport for name, one in {**everybody, **there}.items() if one.passport}
     head = Begin(order.run, {name: one.said for name, one in everybody.items()}, passports)
     for name, answer in courier.ask(dict.fromkeys(there, pack(head)), order.deadline):
         if answer is None:
             continue  # it is not heard, then
-        said, _ = unpack(answer, ANSWERED, MOST_BYTES)
+        try:
+            said, _ = unpack(answer, ANSWERED, MOST_BYTES)
+        except ComityError as why:
+            said = Failed(str(why))
         if not isinstance(said, Done):
-            raise ComityError(f"{name} does not begin: {said.why if isinstance(said, Failed) else 'it answered something else.'}")
+            raise ComityError(
+                f"{name} does not begin: {told(said.why) if isinstance(said, Failed) else 'it answered something else.'}"
+            )
 
 
 def _tell(courier: Courier, order: Order, everybody: Iterable[str], head: Any) -> None:
@@ -235,6 +257,10 @@ def read_parties(run: RunFolder) -> dict[str, Introduced]:
     """What sites said of themselves when a run began."""
     try:
         told = run.read_parties()
-        return {name: Introduced(**one | {"said": Introduction(**one["said"]), "passport": None}) for name, one in told.items()}
+        return {name: _introduced(**one) for name, one in told.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as why:
         raise ComityError(f"{run.parties} cannot be read: it is damaged.") from why
+
+
+def _introduced(said: dict[str, Any], passport: dict[str, Any] | None, **rest: Any) -> Introduced:
+    return Introduced(Introduction(**said), passport=Passport(**passport) if passport else None, **rest)

@@ -103,8 +103,6 @@ class SiteRun:
     key: X25519PrivateKey
     states: States = field(init=False)
     book: Book = field(init=False)
-    steps: int = 0
-    """Gradient steps that were taken here since this process began."""
     _seat: Seat | None = None
 
     def __post_init__(self) -> None:
@@ -220,13 +218,13 @@ class SiteRun:
         seat.gate.check_reply(call, answer.reply)
         sealed = [(seat.name_of(recipient), parcel.size) for parcel in parcels_in(answer.reply) for recipient in parcel.to]
         sent = payload(answer.reply)
-        self.steps += answer.steps
         self._check_amount(law, sent + sum(weight for _, weight in sealed))
         told = Answered(answer.steps, answer.keeps, answer.ruined, answer.remark, tuple(answer.unusable))
         made = pack(told, encode(seat.lock.close(answer.reply), parcels=True))
         law.check_leaving(made)
         if answer.keeps:
             self.states.write(number, call, site.versions.blob())
+        self.book.worked(call, answer.steps)
         self.book.up(call.round, call.work, "up", sent)
         for recipient, weight in sealed:
             self.book.up(call.round, call.work, "peer", weight, dst=recipient)
