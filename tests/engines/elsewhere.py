@@ -19,7 +19,7 @@ from comity.experiments.folder import RunFolder
 from comity.sites.data import bring
 from comity.sites.desk import Desk
 from comity.sites.law import NAME, write
-from comity.sites.passports import Identity
+from comity.sites.passports import Identity, Signer
 from comity.sites.server import FAILURE, RUNS, serve
 
 OPEN = {  # a law that allows what a simulation does
@@ -36,18 +36,19 @@ class Root:
 
     def __init__(self, days: int = 10) -> None:
         self.key = ed25519.Ed25519PrivateKey.generate()
-        self.certificate = self._made("root", self.key, days)
+        self.certificate = self.certified("root", self.key, days)
 
-    def identity(self, name: str, days: int = 10) -> Identity:
-        """Somebody whom the root vouches for."""
+    def identity(self, name: str, days: int = 10, since: int = 30) -> Identity:
+        """Somebody whom the root vouches for, since some days ago and for some days more."""
         key = ed25519.Ed25519PrivateKey.generate()
-        return Identity(self._made(name, key, days), key, self.certificate)
+        return Identity(self.certified(name, key, days, since), key, self.certificate)
 
-    def _made(self, name: str, key: ed25519.Ed25519PrivateKey, days: int) -> x509.Certificate:
+    def certified(self, name: str, key: Signer, days: int, since: int = 30) -> x509.Certificate:
+        """A certificate for somebody's key."""
         subject, issuer = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, one)]) for one in (name, "root"))
         now = datetime.now(UTC)
         made = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
-        made = made.serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(days=30))
+        made = made.serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(days=since))
         return made.not_valid_after(now + timedelta(days=days)).sign(self.key, None)
 
 

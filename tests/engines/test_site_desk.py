@@ -24,6 +24,7 @@ from comity.experiments.common import Introduction
 from comity.sites import desk as desks
 from comity.sites import messages
 from comity.sites.desk import FAULT, LOG, Desk
+from comity.sites.home import SECRET, secret_of
 from comity.sites.messages import (
     ANSWERED,
     Answered,
@@ -396,7 +397,6 @@ def test_stages_that_there_are_not(server: Server) -> None:
 
 def test_the_secret_is_whole_or_none(sites: Sites, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One that was cut off by a full disk would be no secret: noise drawn from it could be taken away again."""
-    from comity.sites.site_run import SECRET, secret_of
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")

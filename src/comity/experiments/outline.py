@@ -11,7 +11,7 @@ import torch
 
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.attendance import Rules
-from comity.core.key import Key
+from comity.core.key import Key, SecretKey
 from comity.core.ledger import Ledger
 from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric
 from comity.core.net import Net, Works, cohort
@@ -71,11 +71,14 @@ class Outline:
     info: Info
     absent: PlannedAbsences = field(default_factory=PlannedAbsences)
     """Who is to miss what."""
+    secret: bytes = field(default=b"", repr=False)
+    """The server's own, where parties are elsewhere: of it noise is drawn that hides something from them."""
 
     @cached_property
     def root(self) -> Key:
         """The key of all randomness in the run."""
-        return Key.root(self.experiment.seed)
+        root = Key.root(self.experiment.seed)
+        return SecretKey(root.bits, self.secret) if self.secret else root
 
     @property
     def metric(self) -> Metric:

@@ -58,7 +58,7 @@ def private_step(task: Task, key: Key, lr: float, clip: float, noise: float) -> 
         grads = each(weights, batch.x, batch.y)
         norms = torch.stack([g.flatten(1).square().sum(1) for g in grads.values()]).sum(0).sqrt()
         share = (clip / norms.clamp(min=1e-12)).clamp(max=1)
-        generator = key.fold("noise", batch.number).generator()
+        generator = key.fold("noise", batch.number).noise().generator()
         moved = {}
         for name, g in grads.items():
             total = torch.tensordot(share, g, dims=1)

@@ -10,7 +10,9 @@ import csv
 import io
 import json
 import os
+import secrets
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +31,29 @@ from comity.experiments.tables import LEDGER, METRICS, Table
 STATES = "states"
 INDEX = "states.json"
 VIEW = "view.safetensors"
+SECRET = "secret"
+SECRET_BYTES = 32
+
+
+def secret_of(folder: Path) -> bytes:
+    """A secret that whoever has this folder keeps for himself: made once, and never sent."""
+    path = folder / SECRET
+    if not path.exists():
+        fresh = path.with_name(SECRET + ".new")
+        fresh.touch(mode=0o600)
+        with fresh.open("wb") as file:
+            file.write(secrets.token_bytes(SECRET_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)  # whole or not at all: of half a secret the noise could be guessed
+    if len(found := path.read_bytes()) != SECRET_BYTES:
+        raise Damaged(f"The secret in {path} is damaged: noise that is drawn from it could be guessed.")
+    return found
+
+
+def run_secret(folder: Path, run: str) -> bytes:
+    """The secret for one run, of which noise is drawn."""
+    return blake2b(secret_of(folder) + run.encode(), digest_size=SECRET_BYTES).digest()
 
 
 class States:

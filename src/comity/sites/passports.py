@@ -93,8 +93,10 @@ class SitesKeys:
 
     def __call__(self, one: int, other: int) -> bytes:
         peer = other if one == self._own else one
-        if self._own not in (one, other) or peer not in self._others:
+        if self._own not in (one, other):
             raise Refusal("A parcel between other parties cannot be opened here.")
+        if peer not in self._others:
+            raise Refusal(f"There is no key of party {peer}: no parcel can be sealed for it, or opened that is said to be its.")
         info = f"comity parcels {self._run} {min(one, other)} {max(one, other)}".encode()
         return HKDF(SHA256(), KEY, None, info).derive(self._key.exchange(self._others[peer]))
 

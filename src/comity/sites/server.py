@@ -35,6 +35,7 @@ from comity.experiments.server_side import agree
 from comity.sites.courier import Courier
 from comity.sites.data import DATA, schema_mark
 from comity.sites.engine import SitesEngine, told
+from comity.sites.home import run_secret
 from comity.sites.messages import ANSWERED, Begin, Done, End, Failed, Introduce, Introduced, Passport, pack, unpack
 from comity.track import Trackers
 
@@ -110,7 +111,7 @@ def conduct(courier: Courier, order: Order, folder: Path, progress: Progress) ->
     if not answers:
         raise ComityError("No site is there. " + " ".join(f"{name}: {why}" for name, why in refused.items()))
     experiment = judged_by(experiment, next(iter(everybody.values())).classes)
-    outline = outline_of(experiment, everybody, run.read_plan() if begun else None)
+    outline = outline_of(experiment, everybody, run.read_plan() if begun else None, run_secret(folder, order.run))
     _begin_everywhere(courier, order, answers, everybody)
     with at_work(run):
         if (summary := run.read_summary()) is not None:  # for sites that have not heard of its end
@@ -140,7 +141,7 @@ def settled(experiment: Experiment) -> Experiment:
     return experiment.but(engine="flare", workers=None, device="cpu", data=DATA, partition="natural", parties=None)
 
 
-def outline_of(experiment: Experiment, everybody: Mapping[str, Introduced], plan: str | None) -> Outline:
+def outline_of(experiment: Experiment, everybody: Mapping[str, Introduced], plan: str | None, secret: bytes) -> Outline:
     """The run as the server knows it, of what sites said."""
     first = next(iter(everybody.values()))
     check_fits(experiment.metric, first.classes)
@@ -153,7 +154,7 @@ def outline_of(experiment: Experiment, everybody: Mapping[str, Introduced], plan
     )
     common = CommonGround(experiment, told)
     algorithm, info = agree(common)
-    made = Outline(experiment, common, algorithm, info, planned(experiment.absent, experiment.seed, told.names, plan))
+    made = Outline(experiment, common, algorithm, info, planned(experiment.absent, experiment.seed, told.names, plan), secret)
     made.check_judged()
     if not made.judged("test"):
         raise Refusal("No site would tell a figure of its test samples: all have too few for that, or none by this metric.")

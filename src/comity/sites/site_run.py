@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hmac
 import json
-import os
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
@@ -30,7 +28,7 @@ from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.engines.sealing import Lock, PairKeys
 from comity.engines.site import Site
-from comity.errors import ComityError, Damaged, Refusal, shown
+from comity.errors import ComityError, Refusal, shown
 from comity.experiments import config
 from comity.experiments.common import CommonGround, Introduction, Introductions
 from comity.experiments.config import WHERE, Experiment
@@ -43,32 +41,14 @@ from comity.experiments.server_side import agree
 from comity.measure.gain import gains
 from comity.sites import messages
 from comity.sites.data import own_federation, schema_mark
-from comity.sites.home import Book, States, runs_of, spent, write_view
+from comity.sites.home import Book, States, run_secret, runs_of, secret_of, spent, write_view
 from comity.sites.law import Law
 from comity.sites.messages import Answered, Introduced, call_of, pack
 from comity.sites.passports import Identity, keys_of
 from comity.units import size
 
-SECRET = "secret"
 ALONE = "solo"
-SECRET_BYTES = 32
 STAGES = ("", "unfinished", "offered", "joined")
-
-
-def secret_of(folder: Path) -> bytes:
-    """A secret that this site keeps for itself: made once, and never sent."""
-    path = folder / SECRET
-    if not path.exists():
-        fresh = path.with_name(SECRET + ".new")
-        fresh.touch(mode=0o600)
-        with fresh.open("wb") as file:
-            file.write(secrets.token_bytes(SECRET_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)  # whole or not at all: of half a secret the noise could be guessed
-    if len(found := path.read_bytes()) != SECRET_BYTES:
-        raise Damaged(f"The secret in {path} is damaged: noise that is drawn from it could be guessed.")
-    return found
 
 
 @dataclass(frozen=True)
@@ -185,8 +165,7 @@ class SiteRun:
         if self.party not in names:
             raise Refusal(f"{self.party} is left out of this run.")
         party = make_party(common, names.index(self.party), self.federation.parties[self.party])
-        secret = blake2b(secret_of(self.at) + self.name.encode(), digest_size=32).digest()
-        site = Site(algorithm, party, SecretKey(Key.root(self.experiment.seed).bits, secret))
+        site = Site(algorithm, party, SecretKey(Key.root(self.experiment.seed).bits, run_secret(self.at, self.name)))
         only = replace(info, names=(self.party,), sizes=(own.said.train,), tasks=(party.task,), newcomers=(), peers=())
         self._seat = Seat(
             site,

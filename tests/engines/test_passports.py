@@ -1,0 +1,321 @@
+"""Keys for parcels between sites: whose they are is proven, and a parcel opens where, when and for whom it was meant only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from elsewhere import Root, Sites, ended, watched
+
+from comity.core.call import Call
+from comity.core.record import Cipher, Model, Sealed, leaves, post, seal, unseal
+from comity.engines.sealing import Lock
+from comity.errors import ComityError, Refusal
+from comity.sites import afterwards
+from comity.sites.messages import ANSWERED, ASKED, Begin, Failed, Introduced, Passport, Work, pack, unpack
+from comity.sites.passports import Identity, Signer, keys_of
+from comity.sites.server import FAILURE
+
+NAMES = ("east", "north", "south")
+RUN = b"r" * 16
+
+
+@pytest.fixture(scope="module")
+def root() -> Root:
+    return Root()
+
+
+def own_key() -> X25519PrivateKey:
+    return X25519PrivateKey.generate()
+
+
+def refused(identity: Identity, name: str, passport: Passport, run: str = "run") -> None:
+    with pytest.raises(Refusal, match=f"The key that is said to be {name}'s is not"):
+        identity.public_key(run, name, passport)
+
+
+def test_a_passport_that_is_what_it_should_be(root: Root) -> None:
+    key = own_key()
+    found = root.identity("north").public_key("run", "east", root.identity("east").passport("run", key))
+    assert found.public_bytes_raw() == key.public_key().public_bytes_raw()
+
+
+@pytest.mark.parametrize("kind", ["rsa", "ec"])
+def test_certificates_of_every_kind_that_kits_have(kind: str) -> None:
+    """FLARE's are RSA."""
+    made = Root()
+    signer: Signer = rsa.generate_private_key(65537, 2048) if kind == "rsa" else ec.generate_private_key(ec.SECP256R1())
+    certificate = made.certified("east", signer, 10)
+    east = Identity(certificate, signer, made.certificate)
+    passport = east.passport("run", own_key())
+    made.identity("north").public_key("run", "east", passport)
+    refused(made.identity("north"), "east", passport, run="other")
+
+
+def test_passports_that_are_refused(root: Root) -> None:
+    north, east, south = (root.identity(name) for name in ("north", "east", "south"))
+    right = east.passport("run", own_key())
+    north.public_key("run", "east", right)
+    refused(north, "east", right, run="another")  # of another run
+    refused(north, "south", right)  # another's name
+    refused(north, "south", replace(right, name="south"))
+    refused(north, "east", south.passport("run", own_key()))
+    refused(north, "east", replace(south.passport("run", own_key()), name="east"))
+    refused(north, "east", Root().identity("east").passport("run", own_key()))  # another root
+    other = own_key().public_key().public_bytes_raw().hex()
+    refused(north, "east", replace(right, public=other))  # a key that somebody put in on the way
+    refused(north, "east", replace(right, signature=south.passport("run", own_key()).signature))
+    for broken in ("", "zz", right.public[:-2]):
+        refused(north, "east", replace(right, public=broken))
+        refused(north, "east", replace(right, signature=broken))
+    for broken in ("", "no certificate", right.certificate[:200]):
+        refused(north, "east", replace(right, certificate=broken))
+
+
+def test_a_certificate_that_has_expired_or_is_not_valid_yet(root: Root) -> None:
+    refused(root.identity("north"), "east", root.identity("east", days=-1).passport("run", own_key()))
+    refused(root.identity("north"), "east", root.identity("east", days=20, since=-5).passport("run", own_key()))
+
+
+def test_a_kit_that_cannot_be_read(tmp_path: Path, root: Root) -> None:
+    with pytest.raises(Refusal, match="comity deploy accept makes them"):
+        Identity.read(tmp_path)
+    east = root.identity("east")
+    pem = serialization.Encoding.PEM
+    plain = (pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (tmp_path / "client.crt").write_bytes(east.certificate.public_bytes(pem))
+    (tmp_path / "rootCA.pem").write_bytes(root.certificate.public_bytes(pem))
+    (tmp_path / "client.key").write_bytes(own_key().private_bytes(*plain))
+    with pytest.raises(Refusal, match="signs nothing"):
+        Identity.read(tmp_path)
+    assert isinstance(east.signer, type(root.key))
+    (tmp_path / "client.key").write_bytes(east.signer.private_bytes(*plain))
+    assert Identity.read(tmp_path).name == "east"
+
+
+# Parcels
+
+
+class Parcels:
+    """Three sites that have checked each other's passports."""
+
+    def __init__(self, root: Root, run: str = "run") -> None:
+        keys = {name: own_key() for name in NAMES}
+        identities = {name: root.identity(name) for name in NAMES}
+        passports = {name: identities[name].passport(run, keys[name]) for name in NAMES}
+        self.keys = {name: keys_of(identities[name], run, keys[name], NAMES, passports) for name in NAMES}
+
+    def lock(self, name: str, run: bytes = RUN) -> Lock:
+        return Lock(self.keys[name], run)
+
+
+def locked(lock: Lock, sender: int, to: int, round: int = 1) -> Sealed[Any]:
+    parcel = seal(Model({"w": torch.arange(6.0)}), to=to)
+    post(parcel, sender, round)
+    closed: Sealed[Any] = lock.close(parcel)
+    return closed
+
+
+def opened(lock: Lock, parcel: Sealed[Any], sender: int, to: int, call: Call) -> Any:
+    return unseal(lock.open({to: {sender: parcel}}, call)[to][sender])
+
+
+CALL = Call("assist", 0, 1, 0)
+
+
+def test_a_parcel_opens_for_whom_it_is(root: Root) -> None:
+    sites = Parcels(root)
+    parcel = locked(sites.lock("east"), 0, 1)
+    lock = sites.lock("north")
+    assert torch.equal(opened(lock, parcel, 0, 1, CALL).theta["w"], torch.arange(6.0))
+    opened(lock, parcel, 0, 1, CALL)  # the same call again, whose answer was lost
+    with pytest.raises(ComityError, match="a second time"):
+        opened(lock, parcel, 0, 1, CALL._replace(use=1))
+
+
+def readdressed(parcel: Sealed[Any], **changes: Any) -> Sealed[Any]:
+    """What a server could make of a parcel."""
+    cipher = replace(unseal(parcel), **changes)
+    mark = type(parcel.postmark)(cipher.sender, cipher.round)  # type: ignore[misc]
+    return Sealed(cipher, parcel.size, tuple(cipher.to), mark)
+
+
+WRONG: dict[str, Callable[[Parcels, Sealed[Any]], Any]] = {
+    "another recipient": lambda sites, p: opened(sites.lock("south"), p, 0, 2, CALL),
+    "readdressed": lambda sites, p: opened(sites.lock("south"), readdressed(p, to=[2]), 0, 2, CALL),
+    "another round": lambda sites, p: opened(sites.lock("north"), p, 0, 1, CALL._replace(round=2)),
+    "replayed": lambda sites, p: opened(sites.lock("north"), readdressed(p, round=2), 0, 1, CALL._replace(round=2)),
+    "another run": lambda sites, p: opened(sites.lock("north", b"s" * 16), p, 0, 1, CALL),
+    "another sender": lambda sites, p: opened(sites.lock("north"), readdressed(p, sender=2), 2, 1, CALL),
+    "another size": lambda sites, p: opened(sites.lock("north"), Sealed(unseal(p), 7, p.to, p.postmark), 0, 1, CALL),
+    "changed": lambda sites, p: opened(sites.lock("north"), readdressed(p, blob=unseal(p).blob ^ 1), 0, 1, CALL),
+    "other keys": lambda sites, p: opened(Parcels(Root()).lock("north"), p, 0, 1, CALL),
+    "between others": lambda sites, p: sites.keys["south"](0, 1),
+}
+
+
+@pytest.mark.parametrize("how", WRONG)
+def test_parcels_that_do_not_open(how: str, root: Root) -> None:
+    sites = Parcels(root)
+    with pytest.raises(ComityError):
+        WRONG[how](sites, locked(sites.lock("east"), 0, 1))
+
+
+def test_the_same_run_name_with_other_keys(root: Root) -> None:
+    """A site that came back has another key: what was sealed for it before does not open any more."""
+    parcel = locked(Parcels(root).lock("east"), 0, 1)
+    with pytest.raises(ComityError, match="changed on its way, or is not of this run"):
+        opened(Parcels(root).lock("north"), parcel, 0, 1, CALL)
+
+
+# Between sites
+
+USUAL: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "test": "official", "lr": 0.05}
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
+    return Sites(tmp_path_factory.mktemp("sites"), {"north": (31, 12), "east": (23, 9), "south": (26, 11)})
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(afterwards, "export", lambda *_: [])
+    monkeypatch.setattr(afterwards, "report", lambda *_, **__: None)
+
+
+@pytest.mark.parametrize("method", ["fed-sps", "relay-p2p"])
+def test_what_is_in_parcels_is_not_in_what_the_server_carries(method: str, sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tensor that was sealed is known here, and looked for as it lies in memory."""
+    inside: list[bytes] = []
+    right = Lock._close
+
+    def close(self: Lock, parcel: Sealed[Any]) -> Sealed[Any]:
+        floats = [leaf for leaf in leaves(unseal(parcel)) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+        blobs = [leaf.contiguous().numpy().tobytes() for leaf in floats]
+        parts = [blob[at : at + 24] for blob in blobs for at in range(0, len(blob), 24)]
+        inside.extend(part for part in parts if len(set(part)) > 12)  # not zeros
+        return right(self, parcel)
+
+    monkeypatch.setattr(Lock, "_close", close)
+    courier = sites.courier()
+    seen = watched(courier)
+    ended(sites.run(method, "carried" + "".join(c for c in method if c.isalnum()), courier, **USUAL))
+    carried = b"".join(message for _, message in seen)
+    assert len(inside) > 5
+    assert not [part for part in inside if part in carried]
+
+
+def test_a_server_that_puts_in_a_key_of_its_own(sites: Sites) -> None:
+    """It cannot sign it: the sites refuse to begin, and nothing is sealed for it."""
+    mine = own_key().public_key().public_bytes_raw().hex()
+    courier = sites.courier()
+    original = courier.ask
+
+    def ask(requests: Any, seconds: float) -> Any:
+        changed = {}
+        for name, request in requests.items():
+            head, body = unpack(request, ASKED, 1 << 30)
+            if isinstance(head, Begin):
+                swapped = {who: replace(one, public=mine) if who == "east" else one for who, one in head.passports.items()}
+                head = replace(head, passports=swapped)
+            changed[name] = pack(head, body)
+        return original(changed, seconds)
+
+    courier.ask = ask
+    folder = sites.run("fed-sps", "swapped", courier, **USUAL)
+    why = (folder / FAILURE).read_text()
+    assert "The key that is said to be east's is not" in why
+
+
+def test_a_server_that_withholds_keys(sites: Sites) -> None:
+    """Then nothing can be sealed for that site, and nobody sends it in the open."""
+    courier = sites.courier()
+    seen = watched(courier)
+    original = courier.ask
+
+    def ask(requests: Any, seconds: float) -> Any:
+        changed = {}
+        for name, request in requests.items():
+            head, body = unpack(request, ASKED, 1 << 30)
+            changed[name] = pack(replace(head, passports={}), body) if isinstance(head, Begin) else request
+        return original(changed, seconds)
+
+    courier.ask = ask
+    folder = sites.run("fed-sps", "withheld", courier, **USUAL)
+    refusals = [unpack(message, ANSWERED, 1 << 30)[0] for _, message in seen if _is_answer(message)]
+    assert any(isinstance(one, Failed) and "There is no key of" in one.why for one in refusals)
+    assert not (folder / "summary.json").exists() or ended(folder)["void"]
+
+
+def _is_answer(message: bytes) -> bool:
+    try:
+        unpack(message, ANSWERED, 1 << 30)
+    except ComityError:
+        return False
+    return True
+
+
+def test_a_parcel_of_another_round_between_sites(sites: Sites) -> None:
+    """A server that keeps a parcel, and delivers it again in the next round, is refused by its recipient."""
+    courier = sites.courier()
+    original = courier.ask
+    kept: dict[str, Any] = {}
+
+    def ask(requests: Any, seconds: float) -> Any:
+        changed = {}
+        for name, request in requests.items():
+            head, body = unpack(request, ASKED, 1 << 30)
+            if isinstance(head, Work) and head.inbox:
+                old = kept.setdefault(name, head.inbox)
+                head = replace(head, inbox=old) if name == "north" else head
+            changed[name] = pack(head, body)
+        return original(changed, seconds)
+
+    courier.ask = ask
+    summary = ended(sites.run("fed-sps", "replays", courier, **USUAL))
+    assert any(text.startswith("north was not heard in round") and "sealed parcel" in text for text in summary["remarks"])
+
+
+def test_a_parcel_that_holds_something_else(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site seals what no work of the method declares: its recipients refuse it and say whose it was."""
+    right = Lock._close
+
+    def close(self: Lock, parcel: Sealed[Any]) -> Sealed[Any]:
+        if parcel.postmark and parcel.postmark.sender == 0 and isinstance(unseal(parcel), Model):
+            foreign = Cipher(0, 0, [], torch.zeros(0), torch.zeros(parcel.size // 4 - 2))
+            return right(self, Sealed(foreign, parcel.size, parcel.to, parcel.postmark))
+        return right(self, parcel)
+
+    monkeypatch.setattr(Lock, "_close", close)
+    summary = ended(sites.run("fed-sps", "foreign", **USUAL))
+    assert any("A parcel of east is refused" in text for text in summary["remarks"])
+
+
+def test_without_certificates_nothing_is_sealed(tmp_path: Path) -> None:
+    plain = Sites(tmp_path, {"north": (31, 12), "east": (23, 9)})
+    courier = plain.courier()
+    for desk in courier.desks.values():
+        desk._identity = None
+    summary = ended(plain.run("fedavg", "open", courier, **USUAL))
+    assert summary["absent"] == {}
+    folder = plain.run("fed-sps", "sealed", courier, **USUAL)
+    told = (folder / FAILURE).read_text() if (folder / FAILURE).exists() else str(ended(folder)["remarks"])
+    assert "Without certificates no parcel can be sealed between sites." in told
+
+
+def test_introductions_hold_nothing_but_public_halves(sites: Sites) -> None:
+    courier = sites.courier()
+    seen = watched(courier)
+    ended(sites.run("fedavg", "public", courier, **USUAL))
+    secrets = [(sites.site(name) / "secret").read_bytes() for name in sites.names]
+    carried = b"".join(message for _, message in seen)
+    assert not any(secret in carried or secret.hex().encode() in carried for secret in secrets)
+    assert sum(isinstance(unpack(m, ANSWERED, 1 << 30)[0], Introduced) for _, m in seen if _is_answer(m)) == 3
