@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from elsewhere import OPEN, Sites
 
 from comity.experiments import config
 from comity.experiments.folder import RunFolder
-from comity.experiments.tables import ABSENCES
+from comity.experiments.tables import ABSENCES, TIMING
 from comity.sites.ordering import Ordered
 from comity.sites.server import RUNS
 
@@ -30,13 +30,15 @@ SETTINGS: dict[str, Any] = {"model": "fedbn-cnn(scale=0.06)", "rounds": 2, "lr":
 class Real(Deployed):
     """A server and sites with data, all running once `mend` was called."""
 
-    def __init__(self, folder: Path) -> None:
-        self.sites = Sites(folder, SIZES, LAW)
+    def __init__(self, folder: Path, sizes: Mapping[str, tuple[int, int]] = SIZES, data: str = "digits") -> None:
+        self.sites = Sites(folder, sizes, LAW, data)
         super().__init__(folder, self.sites.names, desk="")
 
     def order(self, method: str, out: Path, deadline: float = 60, wait: float = 60, **settings: Any) -> Order:
         """Order a run, and follow it in a thread."""
-        return Order(Ordered.new(self.hub, config.experiment({"algorithm": method} | SETTINGS | settings), out, deadline, wait), out)
+        return Order(
+            Ordered.new(self.hub, config.experiment({"algorithm": method} | SETTINGS | settings), out, deadline, wait), out
+        )
 
     def check_same(self, method: str, out: Path, absent: bool = False, **settings: Any) -> None:
         """Whether a run's tables are those of the loop with all data in one place, and with the run's own absences."""
@@ -49,8 +51,14 @@ class Real(Deployed):
         """A `comity` command of the researcher's."""
         return subprocess.Popen(
             [sys.executable, "-c", "from comity.cli import main; main()", *words],
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
+
+    def check_idle(self, seconds: float = 30) -> None:
+        """Whether no job's process is left at the server or at a site; they may take some seconds to end."""
+        until(lambda: all(len(self.tree(name)) == 2 for name in self.processes), "no job's process is left", seconds)
 
     def run_of(self, out: Path) -> RunFolder:
         """The server's folder of a run that was ordered for `out`."""
@@ -92,7 +100,8 @@ class Order:
 
 def done(folder: RunFolder) -> int:
     """The last round that is over."""
-    return len(folder.timing.read_text(encoding="utf-8").splitlines()) - 2 if folder.timing.exists() else -1
+    rows = TIMING.salvage(folder.path).rows if folder.timing.exists() else []
+    return rows[-1].round if rows else -1
 
 
 def until(true: Callable[[], bool], what: str, seconds: float) -> None:
