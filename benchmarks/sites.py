@@ -1,11 +1,16 @@
 """What it costs to ask sites through NVIDIA FLARE: a real server and real sites on this machine, mutual TLS on loopback.
 
     python benchmarks/sites.py --echo [--sites 3] [--times 30] [--megabytes 1 10 100]
+    python benchmarks/sites.py --rounds [--sites 3]
 
 `--echo` asks all sites at once with a request that they send back as it is: an empty one, then larger ones. Prints medians and
 quartiles of the seconds until the last answer is there, and how many megabytes a second that is, both ways and all sites
 together. Also how long it takes from submitting a job to its first answers, and from its last ones to its end, and the memory of
 processes.
+
+`--rounds` compares ten rounds of FedAvg (cnn4, a thousand pictures of MNIST a site, evaluated each round) with the same on
+`--engine process` with as many workers: the rounds' own seconds, of timing.csv. What comes before the first round and after the
+last is told apart. Both are run twice, in turn, and the quicker counts: whatever else the machine does makes them slower only.
 """
 
 from __future__ import annotations
@@ -21,6 +26,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "sites"))
 
 from deployed import Deployed
+from real import Real
+
+from comity.experiments.folder import RunFolder
 
 
 def echo(sites: int, times: int, megabytes: list[float]) -> None:
@@ -43,6 +51,51 @@ def echo(sites: int, times: int, megabytes: list[float]) -> None:
         low, middle, high = statistics.quantiles(took, n=4)
         speed = f"{2 * sites * size / middle:8.0f} MB/s" if size else ""
         print(f"{size:6g} MB there and back, {sites} sites: {middle:7.3f} s [{low:.3f}, {high:.3f}] of {len(took)}{speed}")
+
+
+def rounds(sites: int) -> None:
+    """Rounds between sites against rounds between processes."""
+    settings = {"model": "cnn4", "rounds": 10, "lr": 0.05, "test": "official"}
+    with tempfile.TemporaryDirectory(prefix="comity-sites-") as folder:
+        place = Real(Path(folder), {f"site-{k}": (1000, 200) for k in range(sites)}, "mnist")
+        try:
+            place.mend()
+            with place.jobs() as jobs:
+                place.wait_for(jobs)
+            between, here = [], []
+            for turn in range(2):
+                here.append(_processes(place, Path(folder) / f"process-{turn}", settings))
+                between.append(_between(place, Path(folder) / f"sites-{turn}", settings))
+        finally:
+            place.close()
+    for part in ("train", "evaluate", "checkpoint", "round"):
+        there, near = min(one[part] for one in between), min(one[part] for one in here)
+        print(f"{part:10}: {there:7.3f} s at {sites} sites, {near:7.3f} s in {sites} processes: {there / near:5.2f} times")
+
+
+def _processes(place: Real, out: Path, settings: dict[str, Any]) -> dict[str, float]:
+    begun = time.monotonic()
+    place.sites.pooled("fedavg", out, **settings, engine="process", workers=len(place.names))
+    return _took("process", RunFolder(out), time.monotonic() - begun)
+
+
+def _between(place: Real, out: Path, settings: dict[str, Any]) -> dict[str, float]:
+    begun = time.monotonic()
+    order = place.order("fedavg", out, deadline=600, **settings)
+    order.wait_for_round(8, 600)
+    for name in ("server", place.names[0]):
+        print(f"{name}: {place.job_process(name).memory_info().rss / 1e6:.0f} MB in the job's process")
+    order.summary(600)
+    return _took("sites", RunFolder(out), time.monotonic() - begun)
+
+
+def _took(what: str, run: RunFolder, whole: float) -> dict[str, float]:
+    """The median seconds of a round, by part."""
+    rows = [row for row in run.read_timing() if row.round > 0]
+    parts = {part: statistics.median(getattr(row, part) for row in rows) for part in ("train", "evaluate", "checkpoint")}
+    in_rounds = sum(row.train + row.evaluate + row.checkpoint for row in rows)
+    print(f"{what}: {whole:.1f} s in all, of which {in_rounds:.1f} s in {len(rows)} rounds")
+    return parts | {"round": statistics.median(row.train + row.evaluate + row.checkpoint for row in rows)}
 
 
 def run(place: Deployed, steps: list[dict[str, Any]]) -> None:
@@ -68,13 +121,17 @@ def main() -> None:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--echo", action="store_true", help="requests that come back as they are")
+    parser.add_argument("--rounds", action="store_true", help="ten rounds of FedAvg, against as many processes")
     parser.add_argument("--sites", type=int, default=3)
     parser.add_argument("--times", type=int, default=30)
     parser.add_argument("--megabytes", type=float, nargs="*", default=[1, 10, 100])
     asked = parser.parse_args()
-    if not asked.echo:
-        parser.error("nothing to measure: --echo")
-    echo(asked.sites, asked.times, asked.megabytes)
+    if not (asked.echo or asked.rounds):
+        parser.error("nothing to measure: --echo or --rounds")
+    if asked.echo:
+        echo(asked.sites, asked.times, asked.megabytes)
+    if asked.rounds:
+        rounds(asked.sites)
 
 
 if __name__ == "__main__":

@@ -80,8 +80,10 @@ class Handed:
 class Sites:
     """A federation of sites in folders of their own, and the same data pooled, to compare with."""
 
-    def __init__(self, folder: Path, sizes: Mapping[str, tuple[int, int]], changes: Mapping[str, str] = OPEN) -> None:
-        digits = comity.load("digits")
+    def __init__(
+        self, folder: Path, sizes: Mapping[str, tuple[int, int]], changes: Mapping[str, str] = OPEN, data: str = "digits"
+    ) -> None:
+        whole = comity.load(data)
         self.folder = folder
         self.root = Root()
         self.names = sorted(sizes)
@@ -90,7 +92,7 @@ class Sites:
         at = 0
         for name, (learn, test) in sizes.items():
             cuts = [slice(at, at + learn), slice(at + learn, at + learn + test)]
-            x, y = digits.x.numpy(), digits.y.numpy()
+            x, y = whole.x.numpy(), whole.y.numpy()
             np.savez(files / f"{name}.npz", x=x[cuts[0]], y=y[cuts[0]], x_test=x[cuts[1]], y_test=y[cuts[1]])
             at += learn + test
             self.site(name).mkdir()
@@ -125,12 +127,12 @@ class Sites:
         return self.folder / "hub" / RUNS / run
 
     def pooled(self, method: str, out: Path, **settings: Any) -> comity.Result:
-        """The same run with all data in one place."""
+        """The same run with all data in one place, in a loop unless told."""
         fed = comity.load(str(self.folder / "pooled")).partition(
             "natural(min=1)", seed=settings.get("seed", 0), test=settings.get("test", "own(0.25)"),
             validation=settings.get("validation", 0.1),
         )  # fmt: skip
-        return comity.run(method, fed, out=out, engine="loop", **settings)
+        return comity.run(method, fed, out=out, **{"engine": "loop"} | settings)
 
 
 def watched(courier: Handed) -> list[tuple[str, bytes]]:

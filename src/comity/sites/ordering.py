@@ -10,15 +10,17 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from comity.core.attendance import LOST
 from comity.errors import ComityError, Refusal
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
-from comity.experiments.tables import ABSENCES
+from comity.experiments.tables import ABSENCES, METRICS, TIMING
 from comity.sites.flare.jobs import Jobs
 from comity.sites.flare.kits import LEAD
 from comity.sites.server import FAILURE, RUNS
@@ -43,6 +45,8 @@ class Ordered:
     """Who takes part; empty until it was ordered for the first time."""
     wait: float = 60.0
     """Seconds to wait for sites."""
+    job: str = ""
+    """The last job of it. Whoever was killed while following one left it running."""
     told: Callable[[str], None] = field(default=lambda text: None, repr=False)
 
     @property
@@ -68,34 +72,24 @@ class Ordered:
         """A run that was ordered before."""
         try:
             held = json.loads((out / ORDER).read_text(encoding="utf-8"))
-            return Ordered(
-                Path(held["federation"]), held["run"], held["settings"], held["deadline"], tuple(held["sites"]), held["wait"]
-            )
+            known = (held["settings"], held["deadline"], tuple(held["sites"]), held["wait"], held["job"])
+            return Ordered(Path(held["federation"]), held["run"], *known)
         except (OSError, ValueError, KeyError, TypeError) as why:
             raise Refusal(f"{out / ORDER} cannot be read: which run it was is not known.") from why
 
     def write(self, out: Path) -> None:
         """Write down what it takes to order it again."""
         held: dict[str, Any] = {"federation": str(self.federation), "run": self.run, "settings": self.settings}
-        held |= {"deadline": self.deadline, "sites": list(self.sites), "wait": self.wait}
+        held |= {"deadline": self.deadline, "sites": list(self.sites), "wait": self.wait, "job": self.job}
         write_atomically(out / ORDER, json.dumps(held, indent=2) + "\n")
 
     def conduct(self, out: Path, followed: Callable[[RunFolder], None] = lambda folder: None) -> dict[str, Any]:
         """Order the run, and again where it broke off, until it has ended; its summary. Its folder is copied to `out`."""
-        with Jobs.at(self.federation / LEAD) as jobs:
-            if not self.sites:
-                self.sites = self._there(jobs)
-                self.write(out)
-            tries, before = 0, -1
-            while not self.folder.ended:
-                self._once(jobs, followed)
-                if failure := self._failure():
-                    raise ComityError(failure)
-                come = len(_timing(self.folder))
-                tries = 0 if come > before else tries + 1
-                before = come
-                if tries >= AGAIN and not self.folder.ended:
-                    raise ComityError(f"The run broke off {tries} times without having come further.")
+        if not self.folder.ended:
+            with Jobs.at(self.federation / LEAD) as jobs:
+                self._end_last(jobs)
+                self._gather(jobs)
+                self._see_through(jobs, out, followed)
         followed(self.folder)
         shutil.copytree(self.folder.path, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".lock"))
         self.folder.check()
@@ -103,43 +97,75 @@ class Ordered:
         assert summary is not None
         return summary
 
-    def _there(self, jobs: Jobs) -> tuple[str, ...]:
+    def _see_through(self, jobs: Jobs, out: Path, followed: Callable[[RunFolder], None]) -> None:
+        """One job after the other, until the run has ended."""
+        tries, before = 0, -2
+        returned: set[str] = set()
+        while not self.folder.ended:
+            self._once(jobs, out, followed, returned)
+            if self.folder.ended:
+                return
+            if failure := self._failure():
+                raise ComityError(failure)
+            come = _done(self.folder)
+            tries = 0 if come > before else tries + 1
+            before = come
+            if tries >= AGAIN:
+                raise ComityError(f"The run broke off {tries} times without having come further.")
+
+    def _end_last(self, jobs: Jobs) -> None:
+        """End the last job if it is still under way, so that the run is not ordered twice."""
+        if self.job and not jobs.status(self.job).startswith("FINISHED"):
+            with suppress(ComityError):  # a server that was killed lists its job as running, and cannot end it
+                jobs.abort(self.job)
+
+    def _gather(self, jobs: Jobs) -> None:
+        """Wait for the sites that are to take part: whoever is there or, of a run that was begun, all that were."""
         end = time.monotonic() + self.wait
-        while not (there := jobs.sites()) and time.monotonic() < end:
+        while not (there := set(jobs.sites())).issuperset(self.sites) or not there:
+            if time.monotonic() > end:
+                break
             time.sleep(LOOK)
         if not there:
             raise ComityError(f"No site is connected to the server of {self.federation}.")
-        return tuple(there)
+        self.sites = self.sites or tuple(sorted(there))
 
-    def _once(self, jobs: Jobs, followed: Callable[[RunFolder], None]) -> None:
-        """One job, to its end; it is ended early if a site that was lost is back, as it can join the next job only."""
+    def _once(self, jobs: Jobs, out: Path, followed: Callable[[RunFolder], None], returned: set[str]) -> None:
+        """One job, to its end; it is ended early if a site that was lost is back, as it can join the next job only.
+
+        Who is in `returned` is not waited for again until it was heard, or gone, in between: it may be there and refuse.
+        """
         order = {"run": self.run, "settings": self.settings, "sites": list(self.sites), "deadline": self.deadline}
-        job = jobs.submit(order | {"patience": self.wait})
-        self.told(f"ordered as {job} from {', '.join(self.sites)}")
+        (self.folder.path / FAILURE).unlink(missing_ok=True)  # why an earlier job of it failed
+        self.job = jobs.submit(order)
+        self.write(out)
+        self.told(f"ordered as {self.job} from {', '.join(self.sites)}")
         back: dict[str, float] = {}
         try:
-            while not jobs.status(job).startswith("FINISHED"):
+            while not jobs.status(self.job).startswith("FINISHED"):
                 followed(self.folder)
                 if self.folder.ended or self._failure():
-                    jobs.wait(job, seconds=60)
+                    jobs.wait(self.job, seconds=60)
                     return
-                if returned := self._returned(jobs, back):
-                    self.told(f"{returned} is back: the run goes on from its last checkpoint, with it")
-                    jobs.abort(job)
-                    jobs.wait(job, seconds=60)
+                if name := self._returned(jobs, back, returned):
+                    self.told(f"{name} is back: the run goes on from its last checkpoint, with it")
+                    returned.add(name)
+                    jobs.abort(self.job)
+                    jobs.wait(self.job, seconds=60)
                     return
                 time.sleep(LOOK)
         except KeyboardInterrupt:
-            jobs.abort(job)
+            jobs.abort(self.job)
             raise
 
-    def _returned(self, jobs: Jobs, back: dict[str, float]) -> str:
+    def _returned(self, jobs: Jobs, back: dict[str, float], before: set[str]) -> str:
         """A site that missed the last round and has been connected for a while since, if there is one."""
         silent = _silent(self.folder)
         connected = set(jobs.sites()) if silent else set()
+        before &= silent & connected
         now = time.monotonic()
         for name in self.sites:
-            if name in silent & connected:
+            if name in (silent & connected) - before:
                 if now - back.setdefault(name, now) >= BACK:
                     return name
             else:
@@ -151,13 +177,16 @@ class Ordered:
         return path.read_text(encoding="utf-8").split("\n")[0] if path.exists() else ""
 
 
-def _timing(folder: RunFolder) -> list[Any]:
-    return folder.timing.read_text(encoding="utf-8").splitlines()[1:] if folder.timing.exists() else []
+def _done(folder: RunFolder) -> int:
+    """The last round that is over; -1 if there is none."""
+    rows = TIMING.salvage(folder.path).rows if folder.timing.exists() else []
+    return rows[-1].round if rows else -1
 
 
 def _silent(folder: RunFolder) -> set[str]:
-    """Who was not heard in the last round that is over."""
-    done = len(_timing(folder)) - 1
+    """Who did not answer in the last round that is over, to the end of it: who was only late is heard when it evaluates."""
+    done = _done(folder)
     if not (folder.path / ABSENCES.name).exists():
         return set()
-    return {row.party for row in ABSENCES.salvage(folder.path).rows if row.round == done}
+    missing = {row.party for row in ABSENCES.salvage(folder.path).rows if row.round == done and row.how == LOST}
+    return missing - {note.party for note in METRICS.salvage(folder.path).rows if missing and note.round == done}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -32,7 +31,7 @@ from comity.experiments.loop import execute
 from comity.experiments.outline import Outline, Progress, Quiet, judged_by
 from comity.experiments.run import at_work
 from comity.experiments.server_side import agree
-from comity.sites.courier import Courier
+from comity.sites.courier import Aborted, Courier
 from comity.sites.data import DATA, schema_mark
 from comity.sites.engine import SitesEngine, told
 from comity.sites.home import run_secret
@@ -58,15 +57,13 @@ class Order:
     """Who is to take part; nobody in particular: whoever is there."""
     deadline: float = 600.0
     """Seconds that a site has for an answer."""
-    patience: float = 60.0
-    """Seconds to wait for sites that are to take part."""
 
     @staticmethod
     def read(told: Mapping[str, Any]) -> Order:
         """An order as it was submitted."""
         try:
             made = Order(**{**told, "sites": tuple(told.get("sites", ()))})
-            if not (made.run.isalnum() and len(made.run) <= 64 and made.deadline > 0 and made.patience >= 0):
+            if not (made.run.isalnum() and len(made.run) <= 64 and made.deadline > 0):
                 raise ValueError
         except (TypeError, ValueError, AttributeError) as why:
             raise Refusal("What was ordered is no run: it needs a name of letters and digits, settings and a deadline.") from why
@@ -74,13 +71,15 @@ class Order:
 
 
 def serve(courier: Courier, order: Mapping[str, Any], folder: Path, progress: Progress | None = None) -> dict[str, Any] | None:
-    """Conduct the run that was ordered; its summary, or None if it failed, and then its folder says why."""
+    """Conduct the run that was ordered; its summary, or None if it failed, and then its folder says why, or was ended."""
     asked = Order.read(order)
     there = folder / RUNS / asked.run
     there.mkdir(parents=True, exist_ok=True)
     (there / FAILURE).unlink(missing_ok=True)
     try:
         return conduct(courier, asked, folder, progress or Quiet())
+    except Aborted:
+        return None  # it did not fail: whoever ended the job may order the run again
     except ComityError as why:
         write_atomically(there / FAILURE, f"{why}\n")
     except Exception as why:
@@ -121,12 +120,14 @@ def conduct(courier: Courier, order: Order, folder: Path, progress: Progress) ->
             _write_beginning(run, outline, everybody)
         engine = SitesEngine(courier, outline, order.run, order.deadline, MOST_BYTES)
         remarks = [f"{name} takes no part: {why}" for name, why in refused.items()]
-        rounds = 0
         try:
             summary = execute(outline, lambda: engine, run, progress, Trackers(), resume=begun, remarks=remarks)
-            rounds = summary["rounds"]
-        finally:
-            _tell(courier, order, everybody, End(order.run, rounds, rounds > 0))
+        except Aborted:
+            raise  # nobody can be told
+        except BaseException:
+            _tell(courier, order, everybody, End(order.run, 0, False))
+            raise
+        _tell(courier, order, everybody, End(order.run, summary["rounds"], True))
     return summary
 
 
@@ -165,7 +166,7 @@ def introduced(
     courier: Courier, order: Order, experiment: Experiment, schema: str, wanted: tuple[str, ...]
 ) -> tuple[dict[str, Introduced], dict[str, str]]:
     """Who takes part, by name in order, and who does not and why. All must agree on what a sample is."""
-    names = _awaited(courier, wanted, order.patience)
+    names = [name for name in wanted or courier.names if name in courier.names]
     settings = json.dumps(experiment.model_dump(mode="json", exclude_none=True))
     asked = pack(Introduce(order.run, settings, version("comity"), schema))
     found: dict[str, Introduced] = {}
@@ -182,14 +183,6 @@ def introduced(
         kinds = "; ".join(f"{name}: samples of shape {one.shape}, {one.classes} classes" for name, one in there.items())
         raise Refusal(f"The sites' data do not fit together: {kinds}.")
     return there, refused
-
-
-def _awaited(courier: Courier, wanted: tuple[str, ...], patience: float) -> list[str]:
-    """The sites to ask: those that are wanted, once they are there, or all."""
-    end = time.monotonic() + patience
-    while (missing := [name for name in wanted if name not in courier.names]) and time.monotonic() < end:
-        time.sleep(0.2)
-    return [name for name in wanted if name not in missing] if wanted else sorted(courier.names)
 
 
 def _read(answer: bytes | None) -> Introduced | str:

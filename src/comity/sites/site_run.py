@@ -195,7 +195,8 @@ class SiteRun:
         site = self.brought(after)
         answer = site.work(call, Letter(content, after, head.first), opened)
         seat.gate.check_reply(call, answer.reply)
-        sealed = [(seat.name_of(recipient), parcel.size) for parcel in parcels_in(answer.reply) for recipient in parcel.to]
+        parcels = {id(parcel): parcel for parcel in parcels_in(answer.reply)}.values()  # one for many may stand there for each
+        sealed = [(seat.name_of(recipient), parcel.size) for parcel in parcels for recipient in parcel.to]
         sent = payload(answer.reply)
         self._check_amount(law, sent + sum(weight for _, weight in sealed))
         told = Answered(answer.steps, answer.keeps, answer.ruined, answer.remark, tuple(answer.unusable))

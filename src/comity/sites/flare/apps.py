@@ -23,7 +23,7 @@ from nvflare.collab import collab
 from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 
 from comity.errors import ComityError, shown
-from comity.sites.courier import Courier
+from comity.sites.courier import Aborted, Courier
 
 FOLDER = "COMITY_SITES_FOLDER"  # the folder of this server or site, set by whoever started the process
 DESK = "COMITY_SITES_DESK"  # another module with open_desk, and serve: tests and measurements set it where they start processes
@@ -86,7 +86,7 @@ class FlareCourier:
             except queue.Empty:
                 name, answer = "", None
             if answer is None and self._aborted():
-                raise ComityError("The job was aborted.")
+                raise Aborted("The job was aborted.")
             if name:
                 waiting.discard(name)
                 yield name, answer

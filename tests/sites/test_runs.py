@@ -1,0 +1,214 @@
+"""Runs between real sites: what comes out is, byte for byte, what comes out of a loop that has all data in one place.
+
+Also where processes are killed, or stand still, while they go on: then the loop is given the absences that the run wrote down.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comity.core.ledger import Charge
+from comity.data.importing import read_federation
+from comity.data.prepared import save
+from comity.errors import ComityError
+from comity.experiments.folder import RunFolder
+from comity.sites.ordering import ORDER, Ordered
+
+pytest.importorskip("nvflare")
+
+from real import SETTINGS as USUAL
+from real import Order, Real, done, until
+
+SETTINGS: dict[str, dict[str, Any]] = {"fedufo": {"lr": 0.02}}  # with larger steps it runs away on so few samples
+
+
+@pytest.fixture(scope="module")
+def one_real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
+    real = Real(tmp_path_factory.mktemp("real"))
+    yield real
+    real.close()
+
+
+@pytest.fixture
+def real(one_real: Real) -> Real:
+    """A server and three sites, all running and connected."""
+    one_real.mend()
+    with one_real.jobs() as jobs:
+        one_real.wait_for(jobs)
+    return one_real
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "adcol", "fedavg+dbe", "fedufo", "fed-sps", "relay"])
+def test_the_same_as_in_one_place(method: str, real: Real, tmp_path: Path) -> None:
+    settings = SETTINGS.get(method, {})
+    order = real.order(method, tmp_path / "run", **settings)
+    assert order.summary()["remarks"] == []
+    real.check_same(method, tmp_path / "run", **settings)
+    server = real.run_of(tmp_path / "run")
+    assert server.ended
+    assert not list((server.path / "checkpoints").glob("party-*"))  # states stay at home
+    charged = [row for row in server.read_ledger() if row.kind != "setup"]
+    for name in real.names:
+        ours = RunFolder(real.site(name) / "runs" / order.ordered.run).read_ledger()
+        assert rows_of(name, ours) == rows_of(name, charged)
+
+
+def rows_of(site: str, ledger: list[Charge]) -> list[Charge]:
+    """A site's rows, sorted; a parcel that leaves it is charged there under its own work, at the server under its recipient's."""
+    rows = [row for row in ledger if site in (row.src, row.dst)]
+    return sorted(row._replace(work="") if row.kind == "peer" and row.src == site else row for row in rows)
+
+
+SLOW: dict[str, Any] = {"rounds": 6, "epochs": 100}  # rounds of a second or so: time to kill somebody in
+
+
+@pytest.fixture(scope="module")
+def undisturbed(one_real: Real, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of the tests below as it is if nothing happens."""
+    return one_real.sites.pooled("scaffold", tmp_path_factory.mktemp("undisturbed") / "run", **USUAL | SLOW).folder
+
+
+def same(out: Path, other: Path) -> None:
+    for name in ("metrics.csv", "ledger.csv", "outcomes.csv"):
+        assert (out / name).read_text() == (other / name).read_text(), name
+
+
+def test_a_site_that_is_killed_and_comes_back(real: Real, tmp_path: Path) -> None:
+    """The run goes on without it; once it is back the run is ordered again, and it takes part to the end."""
+    order = real.order("scaffold", tmp_path / "run", deadline=8, **SLOW | {"rounds": 12})
+    order.wait_for_round(1)
+    real.kill("east")
+    killed = done(order.ordered.folder)
+    order.wait_for_round(killed + 2)
+    real.start("east")
+    summary = order.summary()
+    assert "east is back: the run goes on from its last checkpoint, with it" in order.said
+    missed = {row.round for row in real.run_of(tmp_path / "run").read_absences()}
+    assert {row.party for row in RunFolder(tmp_path / "run").read_absences()} == {"east"}
+    assert killed + 2 in missed
+    assert 12 not in missed
+    assert summary["void"] == []
+    real.check_same("scaffold", tmp_path / "run", absent=True, **SLOW | {"rounds": 12})
+    real.check_idle()
+
+
+def test_a_job_process_that_is_killed_and_a_site_that_stands_still(real: Real, tmp_path: Path) -> None:
+    """Who stands still is heard again as soon as it goes on, in the same job; whose process is gone comes with the next one."""
+    order = real.order("scaffold", tmp_path / "run", deadline=8, **SLOW | {"rounds": 12})
+    order.wait_for_round(1)
+    still = real.tree("south")
+    for process in still:
+        process.suspend()
+    stopped = done(order.ordered.folder)
+    order.wait_for_round(stopped + 1)
+    for process in still:
+        process.resume()
+    order.wait_for_round(stopped + 3)
+    assert len(order.said) == 1
+    real.job_process("east").kill()
+    killed = done(order.ordered.folder)
+    order.summary()
+    assert order.said[1] == "east is back: the run goes on from its last checkpoint, with it"
+    missed = [(row.party, row.round) for row in RunFolder(tmp_path / "run").read_absences() if row.work == "local"]
+    assert ("south", stopped + 1) in missed
+    assert ("east", killed + 1) in missed
+    assert not {("south", stopped + 3), ("east", 12)} & set(missed)
+    real.check_same("scaffold", tmp_path / "run", absent=True, **SLOW | {"rounds": 12})
+    real.check_idle()
+
+
+def test_a_server_that_is_killed(real: Real, tmp_path: Path, undisturbed: Path) -> None:
+    """The researcher is told, and goes on with `comity resume` when it is there again."""
+    order = real.order("scaffold", tmp_path / "run", **SLOW)
+    order.wait_for_round(2)
+    real.kill("server")
+    with pytest.raises(ComityError, match="The server did not answer"):
+        order.summary()
+    real.start("server")
+    with real.jobs() as jobs:
+        real.wait_for(jobs)
+    resumed = real.command("resume", str(tmp_path / "run"))
+    said, _ = resumed.communicate(timeout=200)
+    assert resumed.returncode == 0, said
+    same(tmp_path / "run", undisturbed)
+    assert not (tmp_path / "run" / "absences.csv").exists()
+    real.check_idle()
+
+
+def test_a_server_whose_job_process_is_killed(real: Real, tmp_path: Path, undisturbed: Path) -> None:
+    """The run is ordered again by itself."""
+    order = real.order("scaffold", tmp_path / "run", **SLOW)
+    order.wait_for_round(2)
+    real.job_process("server").kill()
+    order.summary()
+    assert [said.split()[0] for said in order.said] == ["ordered", "ordered"]
+    same(tmp_path / "run", undisturbed)
+    real.check_idle()
+
+
+def test_a_quorum_that_is_missed(real: Real, tmp_path: Path) -> None:
+    """Rounds without it do not count, and the run says so."""
+    settings = SLOW | {"rounds": 4, "min_replies": 3}
+    order = real.order("scaffold", tmp_path / "run", deadline=8, **settings)
+    order.wait_for_round(1)
+    real.kill("east")
+    killed = done(order.ordered.folder)
+    summary = order.summary()
+    void = {row["round"]: row["why"] for row in summary["void"]}
+    assert void[4] == "Only 2 of the 3 parties that are needed answered local in round 4."
+    assert min(void) > killed
+    real.check_same("scaffold", tmp_path / "run", absent=True, **settings)
+    real.check_idle()
+
+
+def test_a_researcher_who_stops(real: Real, tmp_path: Path, undisturbed: Path) -> None:
+    """By Ctrl-C the job is ended; whoever was killed finds the job still running, and in both cases the run is gone on with."""
+    out = tmp_path / "run"
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in ({**USUAL, **SLOW}).items()]
+    first = real.command("run", "scaffold", "--federation", str(real.hub), "--out", str(out), *words)
+    until((out / ORDER).exists, "ordered", 60)
+    until(lambda: done(real.run_of(out)) >= 1, "round 1", 90)
+    first.send_signal(signal.SIGINT)
+    said, _ = first.communicate(timeout=60)
+    assert f"go on from the last checkpoint with: comity resume {out}" in " ".join(said.split())
+    real.check_idle(60)
+    stopped = done(real.run_of(out))
+
+    second = real.command("resume", str(out))
+    until(lambda: done(real.run_of(out)) > stopped, "another round", 90)
+    second.kill()
+    second.communicate()
+    order = Order(Ordered.read(out), out)
+    order.summary()
+    same(out, undisturbed)
+    real.check_idle()
+
+
+def test_another_version_and_another_schema(real: Real, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sites refuse when they introduce themselves, the others go on, and the summary says why."""
+    other = tmp_path / "other"
+    (other / "comity-99.dist-info").mkdir(parents=True)
+    (other / "comity-99.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: comity\nVersion: 99\n")
+    real.stop("east")
+    table = tmp_path / "table.csv"
+    table.write_text("age,ill\n" + "".join(f"{30 + i % 7},{'yes' if i % 2 else 'no'}\n" for i in range(40)))
+    save(read_federation({"south": table}, "south", label="ill", scale="own"), tmp_path / "table")
+    law = real.site("south") / "site.toml"
+    before = law.read_text()
+    law.write_text(before.replace('data = "data"', f'data = "{tmp_path / "table"}"'))
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(other), prepend=":")
+        real.start("east")
+    try:
+        with real.jobs() as jobs:
+            real.wait_for(jobs)
+        summary = real.order("fedavg", tmp_path / "run", rounds=1).summary()
+    finally:
+        law.write_text(before)
+        real.stop("east")
+    assert summary["remarks"] == []
