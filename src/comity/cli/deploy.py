@@ -196,7 +196,8 @@ def check(site: Site = Path()) -> None:
         raise Refusal(f"The certificate is made out to {identity.name}, but site.toml says that this is {law.name}.")
     until = identity.certificate.not_valid_after_utc
     screen.out.print(f"certificate: {identity.name}, until {until:%Y-%m-%d}")
-    screen.out.print(f"law: methods {', '.join(law.methods)}, never {', '.join(law.never)}; may leave: {', '.join(law.kinds)}")
+    methods = f"methods {', '.join(law.methods)}, never {', '.join(law.never)}"
+    screen.out.print(f"law: {methods}; may leave: {', '.join(law.kinds)}", soft_wrap=True)
     screen.out.print(f"sent so far: {size(spent(site, law.name))} of {size(law.budget_bytes)}")
     host, port = _server_of(site / KIT)
     try:

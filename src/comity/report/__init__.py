@@ -90,6 +90,7 @@ def sections_of(
     seconds: float | None = None,
 ) -> list[Section]:
     """A group's sections; one that fails says why, in its place."""
+    quick = quick or group.between_sites  # neither data nor models are here
     parts: list[tuple[str, str, Callable[[], Section]]] = [
         ("answer", "The answer", lambda: answer(group, folder, target)),
         ("curves", f"How {group.metric.title} grows", lambda: curves(group)),
@@ -99,8 +100,13 @@ def sections_of(
         ("wire", "What crossed the wire", lambda: wire(group, not quick)),
         ("again", "How to get this again", lambda: again(group, folder)),
     ]
+    left_out = {"space"} if group.between_sites else set()
+    if group.site and not (group.solo and group.others):
+        left_out |= {"gains"}  # it knows neither others nor what training alone would have given
     made = []
     for name, title, part in parts:
+        if name in left_out:
+            continue
         try:
             made.append(part())
         except Exception as why:  # one damaged file must not cost the page

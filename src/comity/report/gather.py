@@ -39,6 +39,9 @@ SOLO = "solo"
 CENTRALIZED = "centralized"
 ASIDE = {"leave-one-out", "exported", "checkpoints", "tape", "tensorboard"}
 """Folders whose runs, if any, are no methods of their own."""
+BETWEEN_SITES = "flare"
+"""The engine of runs between sites."""
+PARTS = ("train", "validation", "test")
 T = TypeVar("T")
 
 
@@ -181,7 +184,8 @@ class Run:
         return found if not found or self._check("outcomes.csv", mean(shares), _mean) else {}
 
     def _checked_outcomes(self) -> dict[str, list[int]]:
-        if not (found := self._files.salvage_outcomes()):
+        found = self._files.salvage_outcomes()
+        if not found and not self.between_sites:  # sites keep them, unless their law lets them leave
             raise ValueError
         return found
 
@@ -192,8 +196,25 @@ class Run:
 
     @cached_property
     def split(self) -> dict[str, Share]:
-        """Which samples each party has."""
+        """Which samples each party has, if they are here."""
+        if self._files.parties.exists():  # they are at sites
+            return {}
         return self._try(self._files.split, lambda: Split.read(self._files.split).parties, {})
+
+    @cached_property
+    def amounts(self) -> dict[str, dict[str, int]]:
+        """How many samples each party has in each part, by the split or, if they are at sites, by what these said."""
+        if self._files.parties.exists():
+            return self._try(self._files.parties, self._told_amounts, {})
+        return {party: {part: len(getattr(share, part)) for part in PARTS} for party, share in self.split.items()}
+
+    def _told_amounts(self) -> dict[str, dict[str, int]]:
+        return {party: {part: int(one["said"][part]) for part in PARTS} for party, one in self._files.read_parties().items()}
+
+    @property
+    def between_sites(self) -> bool:
+        """Whether parties were at sites of their own: then neither data nor models can be opened here."""
+        return self.experiment is not None and self.experiment.engine == BETWEEN_SITES
 
     @cached_property
     def environment(self) -> dict[str, Any]:
@@ -350,6 +371,17 @@ class Group:
         chosen = {run.judged_by for run in self.runs if run.judged_by}
         return chosen.pop() if len(chosen) == 1 else ACCURACY
 
+    @cached_property
+    def between_sites(self) -> bool:
+        """Whether runs were between sites."""
+        return any(run.between_sites for run in self.runs)
+
+    @cached_property
+    def site(self) -> str:
+        """The site whose own folder this is, which knows of nobody else; empty if it is none."""
+        known = {party for run in self.runs for party in run.split}
+        return known.pop() if self.between_sites and len(known) == 1 else ""
+
     @property
     def names(self) -> list[str]:
         """The methods' names."""
@@ -361,7 +393,11 @@ class Group:
         e = self.experiment
         if e is None:
             return self.name or "unknown data"
-        return f"{e.data}, {e.partition}, {e.parties} parties, {e.model}, {e.rounds} rounds"
+        where = f"{e.data}, {e.partition}, {e.parties} parties"
+        if self.between_sites:
+            many = max(len(run.amounts) for run in self.runs)
+            where = f"at {self.site}, between sites" if self.site else f"between {many} sites"
+        return f"{where}, {e.model}, {e.rounds} rounds"
 
 
 def gather(folder: Path, trust: bool = False) -> list[Group]:

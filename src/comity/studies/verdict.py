@@ -14,7 +14,8 @@ NEAR = 0.05
 """How much less a cheaper method may give, of a figure, to be worth a word."""
 CHEAPER = 1.5
 """How many times fewer bytes make a method cheaper."""
-QUESTIONS = ("Does collaborating help?", "Whom?", "At what cost?", "How sure is that?")
+WHOM = "Whom?"
+QUESTIONS = ("Does collaborating help?", WHOM, "At what cost?", "How sure is that?")
 NAMED = 3
 """So many parties are named in a sentence; more are counted."""
 SUMMED: dict[Verdict, tuple[str, str]] = {

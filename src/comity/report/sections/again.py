@@ -21,8 +21,9 @@ def again(group: Group, folder: Path) -> Section:
 
 
 def _command(run: Run) -> str:
-    """The resolved file says it all, whatever command it came from."""
-    return f"comity run {shlex.quote(str(run.folder / 'config.toml'))}"
+    """The resolved file says it all, whatever command it came from; only who may order runs can use one between sites."""
+    where = " --federation DIR" if run.between_sites else ""
+    return f"comity run {shlex.quote(str(run.folder / 'config.toml'))}{where}"
 
 
 def _environments(group: Group) -> Table:

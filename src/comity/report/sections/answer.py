@@ -27,7 +27,7 @@ from comity.spec import parse, split
 from comity.studies.answers import MOST, Answer, Estimate, on_average
 from comity.studies.compare import folder_name
 from comity.studies.standing import Standing, columns, standing
-from comity.studies.verdict import SUMMED, overall
+from comity.studies.verdict import SUMMED, WHOM, overall
 from comity.units import size
 
 WORTH_SAYING = 0.001  # of a figure: what would be shown as the same says nothing
@@ -84,8 +84,16 @@ def _say_outcome(section: Section, group: Group, finished: list[Ranked], told: T
     found = overall(joint, told.answers, max(len(s.figure) for s in finished))
     if found:
         section.headline = found.helps
-        section.blocks.append(Facts(found.questions))
+        asked = found.questions
+        if group.site:
+            asked.pop(WHOM, None)  # itself, and it knows of nobody else
+        section.blocks.append(Facts(asked))
     section.say(" ".join(sentences(group, finished)), "plain" if found else "lead")
+    if group.site and not group.solo:
+        section.say(
+            "Whether learning together helps this site, training alone tells: once solo was run with the same settings, "
+            "comity report on the folder of this site's runs compares them, here and with all test samples."
+        )
     if told.answers:
         section.blocks.append(_party_by_party(told.answers, found.method if found else ""))
         section.say(told.reading)
@@ -129,6 +137,11 @@ def _about(group: Group, target: float | None, asked: bool) -> str:
         f"{capital(group.metric.title)}: mean over parties on their own test samples after the last round, ± standard deviation "
         "over seeds. Worst: the worst party, mean over seeds. Sent: all bytes of a run, evaluation left out. Time: of a run here."
     )
+    if group.site:
+        about = (
+            f"{capital(group.metric.title)}: on this site's own test samples after the last round. Sent: what left this site and "
+            "what came to it, evaluation left out."
+        )
     if group.metric is not ACCURACY:
         about += f" {capital(group.metric.title)} is {group.metric.about}; methods are ranked by it."
     classes: list[str] = next((run.summary["classes"] for run in group.runs if run.summary), [])
@@ -241,7 +254,8 @@ def _measures(group: Group) -> list[Block]:
     without = [f"{title}: {few(sorted(parties))}" for title, parties in lacking.items() if parties]
     said = f" Without a figure, and in no mean: {'; '.join(without)}." if without else ""
     table = Table(MEASURES, "By other measures", ["method", *(metric.title for metric in found)], rows, folded=True)
-    return [table, Text(f"Means over parties on their own test samples after the last round.{said}")]
+    whose = "On this site's own test samples" if group.site else "Means over parties on their own test samples"
+    return [table, Text(f"{whose} after the last round.{said}")]
 
 
 def standings(group: Group, target: float | None = None) -> tuple[list[Ranked], float | None]:
@@ -296,8 +310,10 @@ def _line(s: Ranked, group: Group, target: float | None) -> dict[str, str]:
     line = s.cells(len(s.figure) > 1) | {"method": s.method.name}
     if group.solo is None or len(group.methods) == 1:
         line = {head: cell for head, cell in line.items() if head not in MATTER}
-    taken = line.pop("time")
-    return line | ({} if target is None else dict(zip(TARGET, _to_target(s), strict=True))) | {"time": taken}
+    if group.site:  # there is no other party, and the time is the server's
+        line = {head: cell for head, cell in line.items() if head not in ("gained", "hurt", "worst", "time")}
+    taken = {head: line.pop(head) for head in ("time",) if head in line}
+    return line | ({} if target is None else dict(zip(TARGET, _to_target(s), strict=True))) | taken
 
 
 def sentences(group: Group, ranked: list[Ranked]) -> list[str]:
@@ -307,7 +323,8 @@ def sentences(group: Group, ranked: list[Ranked]) -> list[str]:
     best, rest = ranked[0], ranked[1:]
     several = f" (± {100 * best.spread:.1f} over {len(best.accuracy)} seeds)" if len(best.accuracy) > 1 else ""
     several = several if group.metric is ACCURACY else f" {group.metric.title}{several}"
-    said = [f"{best.method.name} has {best.sure_mean:.1%}{several}, averaged over parties."]
+    whose = f"on {group.site}'s own test samples" if group.site else "averaged over parties"
+    said = [f"{best.method.name} has {best.sure_mean:.1%}{several}, {whose}."]
     if rest:
         second = rest[0]
         ahead = 100 * abs(best.sure_mean - second.sure_mean)

@@ -35,7 +35,8 @@ def curves(group: Group) -> Section:
         return section
     last = [f"{m.name} {_last(m)}" for m in group.methods if any(run.curve for run in m.runs)]
     band = "; bands and ±: standard deviation over seeds" if several(group) else ""
-    alt = f"Test {group.metric.title}, mean over parties{band}. At the end: {', '.join(last)}."
+    whose = f"of {group.site}" if group.site else "mean over parties"
+    alt = f"Test {group.metric.title}, {whose}{band}. At the end: {', '.join(last)}."
     section.blocks.append(_by_round(data, group, alt))
     sent = [row["bytes"] for row in data.rows() if not row["alone"] and row["round"] > 0 and row["bytes"]]
     if sent:
@@ -159,11 +160,13 @@ def _by_round(data: Data, group: Group, alt: str) -> Chart:
     wide = [min(everybody), max(everybody)]
     axes = ((("layer", k, "encoding", "y", "scale", "domain"), wide, means) for k in range(len(spec["layer"])))
     box = Checkbox("each party's line", ((("layer", 0, "transform", 0, "filter"), "datum.party != ''", "false"), *axes))
-    return Chart(f"{group.metric.name}-by-round", f"{capital(group.metric.title)} by round", alt, data, spec, (box,), half=True)
+    boxes = () if group.site else (box,)  # its line is the mean
+    return Chart(f"{group.metric.name}-by-round", f"{capital(group.metric.title)} by round", alt, data, spec, boxes, half=True)
 
 
 def _by_bytes(data: Data, group: Group, alt: str, sent: list[float]) -> Chart:
-    x = count_of_bytes("bytes", "bytes sent so far, all parties together", sent)
+    whose = f"to and from {group.site}" if group.site else "all parties together"
+    x = count_of_bytes("bytes", f"bytes sent so far, {whose}", sent)
     y = _y(data, group)
     still: VegaSpec = {  # training alone sends nothing: a line to beat
         "transform": [

@@ -18,7 +18,7 @@ from comity.measure.representations import Projection
 from comity.measure.separability import LEAST, separability
 from comity.report.blocks import Chart, Data, Pictures, Section, VegaSpec
 from comity.report.charts import PARTIES, first_of, heat, legend, quantity, tall, tip, word
-from comity.report.gather import Group, Run
+from comity.report.gather import PARTS, Group, Run
 from comity.spec import parse
 
 PICTURED = 12
@@ -33,17 +33,18 @@ MOST_FEATURES = 20
 """Features of a table that are shown."""
 WIDTH = 64
 """Values to which wider inputs are projected before they are compared."""
-PARTS = ("train", "validation", "test")
 UNCHANGED = "as it is"
 
 
 def data(group: Group, reopen: bool = True, samples: bool = True) -> Section:
     """The page's fourth section; `reopen` allows to open the data, `samples` to show some."""
     section = Section("data", "The data")
-    run = next((run for run in group.runs if run.split), None)
+    run = next((run for run in group.runs if run.amounts), None)
     if run is None:
         section.say("No run's split.json can be read, so the parties' data cannot be shown.", "missing")
         return section
+    if group.between_sites and not group.site:
+        section.say("Samples are at the sites, and only there; this is how many there are.")
     federation = _opened(section, run) if reopen else None
     if federation is not None:
         for note in federation.notes:
@@ -183,11 +184,11 @@ def _sizes(run: Run, changed: dict[str, str]) -> Chart:
         {
             "party": party,
             "part": part,
-            "samples": len(getattr(share, part)),
+            "samples": amount[part],
             "place": PARTS.index(part),
             "shift": changed.get(party),
         }
-        for party, share in list(run.split.items())[:PARTIES]
+        for party, amount in list(run.amounts.items())[:PARTIES]
         for part in PARTS
     ]
     table = Data.of("sizes", rows, ("party", "part", "samples", "place", *(["shift"] if changed else [])))
@@ -200,7 +201,7 @@ def _sizes(run: Run, changed: dict[str, str]) -> Chart:
         "scale": {"domain": list(PARTS), "range": ["@c0", "@c5", "@c4"]},
     }
     spec: VegaSpec = {
-        "height": tall(min(len(run.split), PARTIES), 22),
+        "height": tall(min(len(run.amounts), PARTIES), 22),
         "mark": {"type": "bar"},
         "encoding": {
             "y": word("party", None),
@@ -210,10 +211,12 @@ def _sizes(run: Run, changed: dict[str, str]) -> Chart:
             "tooltip": [tip("party", "party"), tip("part", "part"), tip("samples", "samples", ",d"), *_shift_tip(changed)],
         },
     }
-    train = [len(share.train) for share in run.split.values()]
-    many = f"between {min(train):,} and {max(train):,}" if min(train) < max(train) else f"{min(train):,} each"
+    train = [amount["train"] for amount in run.amounts.values()]
+    each = " each" if len(train) > 1 else ""
+    many = f"between {min(train):,} and {max(train):,}" if min(train) < max(train) else f"{min(train):,}{each}"
     alt = f"Samples by party: {many} for training.{first_of(len(train))}"
-    return Chart("sizes", "How much each party has", alt, table, spec, half=True)
+    title = "How much each party has" if each else "How much there is"
+    return Chart("sizes", title, alt, table, spec, half=True)
 
 
 def _look(section: Section, federation: Federation, changed: dict[str, str], key: Key) -> None:

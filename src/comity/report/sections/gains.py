@@ -57,6 +57,15 @@ def _between(run: Run, alone: Run) -> list[Gain]:
     return gains_of(run.answers, same, run.metric)
 
 
+def _without_alone(group: Group) -> str:
+    """What to do where there is nothing to compare with."""
+    if group.between_sites:
+        return (
+            "Who gains each site can tell for itself, once solo was run with the same settings: comity report SITE/runs, there."
+        )
+    return "To see who gains, run training alone on the same data: comity compare ... does."
+
+
 def by_seed(group: Group, method: Method) -> dict[int, list[Gain]]:
     """Every party's gain over training alone, under each seed."""
     return {run.seed: between(run, alone) for run in method.finished if (alone := group.alone(run)) and alone is not run}
@@ -123,7 +132,7 @@ def gains(group: Group, folder: Path) -> Section:
     else:
         section.blocks.append(_dots(group, found))
         if group.solo is None:
-            section.say("To see who gains, run training alone on the same data: comity compare ... does.", "missing")
+            section.say(_without_alone(group), "missing")
     if few := sorted({named(party, seed, group.same_parties) for seed, some in too_few(group).items() for party in some}):
         section.say(f"Too few test samples to judge each by itself: {shortened(few)}.")
     section.blocks.append(_fairness(group))

@@ -40,7 +40,7 @@ def wire(group: Group, reopen: bool = True) -> Section:
     if not talking:
         section.say("Nothing crossed the wire: every party trained alone.")
         return section
-    charts = (_totals(talking), _rounds(talking, group), _parties(talking, group))
+    charts = (_totals(talking, group), _rounds(talking, group), None if group.site else _parties(talking, group))
     section.blocks += [chart for chart in charts if chart]
     section.blocks.append(_kinds(talking))
     if reopen:
@@ -71,7 +71,12 @@ def _spread(method: Method) -> str:
     return f" ± {size(statistics.pstdev(totals))}" if len(set(totals)) > 1 else ""
 
 
-def _totals(methods: list[Method]) -> Chart:
+def _whose(group: Group) -> str:
+    """Who sent and received what is shown."""
+    return f"{group.site} alone" if group.site else "all parties"
+
+
+def _totals(methods: list[Method], group: Group) -> Chart:
     rows = []
     for method in methods:
         total = _mean(method, lambda row: [row.kind])
@@ -96,7 +101,7 @@ def _totals(methods: list[Method]) -> Chart:
     }
     over = " ±: standard deviation over seeds." if any(_spread(m) for m in methods) else ""
     each = "; ".join(f"{m.name} {size(sum(_mean(m, lambda row: [row.kind]).values()))}{_spread(m)}" for m in methods)
-    alt = f"Bytes of a whole run of all parties, by direction: {each}.{over}"
+    alt = f"Bytes of a whole run of {_whose(group)}, by direction: {each}.{over}"
     return Chart("bytes", "Bytes of a run", alt, data, spec, half=True)
 
 
@@ -134,7 +139,7 @@ def _rounds(methods: list[Method], group: Group) -> Chart | None:
         "layer": line_of_points(encoding, tips, 30),
     }
     box = logarithmic(*(("layer", k, "encoding", "y") for k in range(2)))
-    alt = f"Bytes in each round of all parties, by method and direction. {_evenly(rows, names)}"
+    alt = f"Bytes in each round of {_whose(group)}, by method and direction. {_evenly(rows, names)}"
     return Chart("bytes-by-round", "Bytes by round", alt, data, spec, (box,), half=True)
 
 
