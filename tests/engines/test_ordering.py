@@ -1,0 +1,87 @@
+"""For whose sake a run between sites is ordered again, and for whose not. With real sites: tests/sites/test_runs.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from comity.errors import ComityError
+from comity.sites import ordering
+from comity.sites.ordering import Ordered
+
+
+class Connected:
+    """A researcher's way to a server that knows of sites, and of one job."""
+
+    def __init__(self, *sites: str, status: str = "RUNNING", known: bool = True) -> None:
+        self._sites = sites
+        self._status = status
+        self._known = known
+        self.aborted: list[str] = []
+
+    def sites(self) -> list[str]:
+        return list(self._sites)
+
+    def status(self, job: str) -> str:
+        return self._status
+
+    def abort(self, job: str) -> None:
+        if not self._known:
+            raise ComityError("no such job")
+        self.aborted.append(job)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ordered:
+    """A run whose third round is over, and east was not heard in it."""
+    monkeypatch.setattr(ordering, "BACK", 0)
+    made = Ordered(tmp_path, "run", {}, 60, ("east", "north"), job="job")
+    made.folder.path.mkdir(parents=True)
+    timing = "round,train,evaluate,checkpoint,memory\n0,1,1,0,9\n2,1,1,0,9\n3,1,1,0,9\n"  # a run that goes on loses a row
+    made.folder.timing.write_text(timing)
+    note(made, "absences.csv", "party,round,work,how,use", "east,3,local,lost,0", "north,2,local,lost,0")
+    note(made, "metrics.csv", "round,party,split,name,value", "3,north,test,loss,1.0")
+    return made
+
+
+def note(run: Ordered, name: str, *lines: str) -> None:
+    (run.folder.path / name).write_text("\n".join(lines) + "\n")
+
+
+def back(run: Ordered, *there: str, before: set[str] | None = None) -> str:
+    jobs: Any = Connected(*there)
+    return run._returned(jobs, {}, set() if before is None else before)
+
+
+def test_who_is_back(run: Ordered) -> None:
+    assert back(run, "east", "north") == "east"
+    assert back(run, "north") == ""
+
+
+def test_once_for_somebody_who_is_there_and_says_nothing(run: Ordered) -> None:
+    before = {"east"}
+    assert back(run, "east", "north", before=before) == ""
+    assert back(run, "north", before=before) == ""
+    assert before == set()  # it went away, and may come back
+    assert back(run, "east", "north", before=before) == "east"
+
+
+def test_not_for_somebody_who_was_late_or_has_values_that_are_not_finite(run: Ordered) -> None:
+    note(run, "metrics.csv", "round,party,split,name,value", "3,east,test,loss,1.0")
+    assert back(run, "east", "north") == ""
+    note(run, "metrics.csv", "round,party,split,name,value")
+    note(run, "absences.csv", "party,round,work,how,use", "east,3,local,nonfinite,0")
+    assert back(run, "east", "north") == ""
+
+
+def test_the_last_job_is_ended(run: Ordered) -> None:
+    """If it is still under way; a server that was killed says so of a job that it cannot end."""
+    for jobs, ended in (
+        (Connected(), ["job"]),
+        (Connected(status="FINISHED:COMPLETED"), []),
+        (Connected(known=False), []),
+    ):
+        run._end_last(cast(Any, jobs))
+        assert jobs.aborted == ended
