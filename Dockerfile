@@ -1,6 +1,6 @@
 # Comity without data: docker build -t comity . && docker run --rm -v "$PWD:/work" comity run fedavg --rounds 5
 # PyPI's torch brings gigabytes for GPUs, on which nothing was ever tested. Without them: --build-arg TORCH_INDEX=..., the address
-# that PyTorch's page about installing names for CPU.
+# that PyTorch's page about installing names for CPU. A server or a site of a federation: --build-arg EXTRAS=data,sites (compose.yaml).
 FROM python:3.11-slim
 
 ARG TORCH_INDEX=

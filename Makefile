@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo five check quick test soak docs test-browser test-sites test-ray screenshot bench bench-scale bench-ray bench-peers clean
+.PHONY: demo demo-sites five check quick test soak docs test-browser test-sites test-ray screenshot bench bench-scale bench-ray bench-peers clean
 
 # torch first and pinned: any other request for it pulls gigabytes of GPU packages.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -36,6 +36,10 @@ quick: check
 
 test: check
 	$(BIN)/pytest -n 2 --dist loadscope
+
+# A server and four sites on this machine, one of which is killed on the way and returns: about five minutes.
+demo-sites: $(VENV)/sites-ready
+	@$(BIN)/python examples/demo_sites.py
 
 # What takes too long for every test run, and looks for faults at random: kills, damage, messages, signals, values, commands. Each
 # says what it did and ends with an error if it found anything (docs/reliability.md).
@@ -107,4 +111,4 @@ bench-peers: $(VENV)/ready
 	cd benchmarks && ../$(BIN)/python peers.py
 
 clean:
-	rm -rf $(VENV) benchmarks/.venvs demo build dist
+	rm -rf $(VENV) benchmarks/.venvs demo demo-sites build dist

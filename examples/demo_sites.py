@@ -18,7 +18,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -47,11 +46,9 @@ class Demo:
             list(both.map(lambda site: self.joined(site, fingerprint, aloud=site == SITES[0]), SITES))
         say("", f"... and so do {', '.join(SITES[1:-1])} and {SITES[-1]}")
         self.at_ease()
-        title(f"Server and sites start; the researcher orders {METHOD}; {KILLED} is killed on the way.")
+        title(f"Server and sites start; the researcher compares {METHOD} with training alone; {KILLED} is killed on the way.")
         self.starting()
         run = self.ordered()
-        title("What came of it")
-        self.table(run)
         title(f"At {KILLED}, where its patients, its model and which of its patients were judged rightly have stayed")
         self.at_home(run)
         title("The same on one machine, with the data pooled and the same absences")
@@ -74,7 +71,7 @@ class Demo:
         operator, owner = ("operator", site) if aloud else ("", "")
         told = self.comity(owner, "deploy", "join", "hub/invite.json", "--data", f"hospitals/{site}.csv")
         if aloud:
-            say("", told[-2])
+            say("", next(text for text in told if "stay there" in text))
         self.comity(operator, "deploy", "approve", f"{site}.request.zip", "--federation", "hub")
         self.comity(owner, "deploy", "accept", f"{site}.signed.zip", "--fingerprint", fingerprint)
 
@@ -101,24 +98,25 @@ class Demo:
 
     def ordered(self) -> Path:
         """The run, with a site that is killed and returns; its folder."""
-        words = ["run", METHOD, "--federation", "hub", *SETTINGS, "--deadline", "20", "--out", "result"]
+        words = ["compare", METHOD, "--federation", "hub", *SETTINGS, "--deadline", "20", "--out", "result"]
         say("researcher", command(words))
-        run = self.spawn("run", words, stdout=subprocess.PIPE)
-        order = self.folder / "result" / "federation.json"
-        self.until(order.exists, "nothing was ordered")
-        there = self.folder / "hub" / "runs" / json.loads(order.read_text(encoding="utf-8"))["run"]
+        run = self.spawn("researcher", words, stdout=subprocess.PIPE)
+        made = self.folder / "result" / METHOD / "seed-0"
         with ThreadPoolExecutor(1) as aside:
-            disturbed = aside.submit(self.disturb, there, run)
+            disturbed = aside.submit(self.disturb, made, run)
             assert run.stdout is not None
             for line in run.stdout:
                 say("", line.rstrip())
             disturbed.result()
         if run.wait():
-            raise SystemExit("The run has failed.")
-        return self.folder / "result"
+            raise SystemExit("The runs have failed.")
+        return made
 
-    def disturb(self, there: Path, run: subprocess.Popen[str]) -> None:
+    def disturb(self, made: Path, run: subprocess.Popen[str]) -> None:
         """Kill a site after some rounds, and start it again after some more."""
+        order = made / "federation.json"
+        self.until(lambda: run.poll() is not None or order.exists(), "it was not ordered")
+        there = self.folder / "hub" / "runs" / name_of(made)
 
         def past(rounds: int) -> bool:
             return run.poll() is not None or done(there) >= rounds
@@ -133,27 +131,9 @@ class Demo:
         (self.folder / KILLED / "kit" / "log.txt").unlink(missing_ok=True)
         self.start(KILLED, KILLED, "start")
 
-    def table(self, run: Path) -> None:
-        """Site by site: how many samples, how good, how much left, how often it was away."""
-        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-        parties = json.loads((run / "parties.json").read_text(encoding="utf-8"))
-        sent = Counter[str]()
-        for row in rows(run / "ledger.csv"):
-            sent[row["src"]] += int(row["bytes"])
-        away = Counter(row["party"] for row in rows(run / "absences.csv"))
-        line = "{:<12}{:>10}{:>8}{:>10}{:>12}{:>8}"
-        say("", line.format("site", "patients", "AUC", "accuracy", "sent", "absent"))
-        for site in sorted(SITES):
-            said = parties[site]["said"]
-            patients = said["train"] + said["validation"] + said["test"]
-            figures = [f"{summary[name]['per_party'][site]:.1%}" for name in ("auc", "accuracy")]
-            say("", line.format(site, patients, *figures, f"{sent[site] / 1000:.0f} kB", away[site] or "·"))
-        say("", "absent: requests that were not answered. Switzerland has too few healthy patients to say.")
-
     def at_home(self, run: Path) -> None:
         """What a site has at the end: its page, and its model, which answers for a new patient."""
-        name = json.loads((run / "federation.json").read_text(encoding="utf-8"))["run"]
-        home = Path(KILLED) / "runs" / name
+        home = Path(KILLED) / "runs" / name_of(run)
         self.until((self.folder / home / "report.html").exists, "the site's page is not there")
         say("its page", str(self.folder / home / "report.html"))
         with (self.folder / "hospitals" / f"{KILLED}.csv").open(encoding="utf-8", newline="") as file:
@@ -173,7 +153,7 @@ class Demo:
     def checked(self, run: Path) -> None:
         """The loop's tables beside those of the sites."""
         self.comity("", "data", "import", "hospitals", "--schema", "schema.json", "--out", "pooled")
-        there = ["--engine", "loop", "--absent", "result/absences.csv", "--out", "loop"]
+        there = ["--engine", "loop", "--absent", f"{run.relative_to(self.folder)}/absences.csv", "--out", "loop"]
         self.comity("researcher", "run", METHOD, "--data", "pooled", *SETTINGS, *there)
         loop = self.folder / "loop"
         same = (run / "metrics.csv").read_bytes() == (loop / "metrics.csv").read_bytes()
@@ -227,7 +207,7 @@ class Demo:
 
     def end(self) -> None:
         """End whatever was started: gently, then not."""
-        for some in ({"run"}, set(SITES), {"hub"}):  # who orders, who answers, who is in between
+        for some in ({"researcher"}, set(SITES), {"hub"}):  # who orders, who answers, who is in between
             left = [one for name, one in self.started.items() if name in some and one.poll() is None]
             for one in left:
                 one.terminate()
@@ -237,6 +217,11 @@ class Demo:
                 except subprocess.TimeoutExpired:
                     one.kill()
                     one.wait()
+
+
+def name_of(run: Path) -> str:
+    """The name of a run that was ordered."""
+    return str(json.loads((run / "federation.json").read_text(encoding="utf-8"))["run"])
 
 
 def rows(file: Path) -> list[dict[str, str]]:

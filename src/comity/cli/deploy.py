@@ -95,6 +95,7 @@ def join(
         screen.out.print(note, soft_wrap=True)
     screen.out.print(f"{len(made)} samples are in {folder / 'data'}, and stay there.", soft_wrap=True)
     screen.out.print(f"Read {folder / law.NAME}: it is what this site allows. Then send {sent} to the operator.", soft_wrap=True)
+    screen.out.print(f"If asked by telephone, its key is {kits.requested(sent).get('public_key_sha256')}", soft_wrap=True)
 
 
 @deploy_app.command("approve")

@@ -1,0 +1,94 @@
+"""The page about sites says what the commands, the law and the files for containers and systemd say. None of these runs here."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from comity.cli import deploy, running  # noqa: F401 -- each adds its commands
+from comity.cli.options import app
+from comity.core.algorithm import LEAVES
+from comity.sites.law import Law
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
+
+
+def known(words: list[str]) -> None:
+    """Fail if there is no such command, or if it has no such option."""
+    command = typer.main.get_command(app)
+    context = None
+    while hasattr(command, "commands"):
+        context = command.make_context("comity", [], parent=context, resilient_parsing=True)
+        command = command.commands[words.pop(0)]
+    options = {name for parameter in command.params for name in parameter.opts}
+    assert not [word for word in words if word.startswith("--") and word.split("=")[0] not in options], words
+
+
+def commands(text: str) -> list[list[str]]:
+    """What is typed there, without `comity`."""
+    lines = re.findall(r"^(?:docker compose exec hub )?comity (.*)$", text, flags=re.MULTILINE)
+    lines += re.findall(r"^docker compose run (?:--\S+ )*\w+ (.*)$", text, flags=re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+@pytest.mark.parametrize("page", ["docs/deploy.md", "README.md"])
+def test_commands_are_there(page: str) -> None:
+    fenced = re.findall(r"```(?:text|sh)?\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    found = [words for block in fenced for words in commands(block)]
+    assert sum(words[0] == "deploy" for words in found) >= 7
+    for words in found:
+        if words[0] == "deploy" or "--federation" in words:
+            known(words)
+
+
+def test_every_rule_of_a_law_is_explained() -> None:
+    table = PAGE.split("## The site's law")[1].split("\n## ")[0]
+    told = {
+        name.replace("budget.", "budget_")
+        for name in re.findall(r"`([\w.]+)`", "".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE)))
+    }
+    assert told == {field.name for field in fields(Law)}
+    assert all(kind in table for kind in LEAVES)
+
+
+def test_what_a_law_says_by_itself_is_what_the_page_says() -> None:
+    table = PAGE.split("## The site's law")[1]
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*?) \|", table, flags=re.MULTILINE))
+    law = Law("north", Path())
+    assert {name: rows[name] for name in ("rounds", "records")} == {"rounds": str(law.rounds), "records": str(law.records)}
+    assert rows["never"] == f"`{list(law.never)}`".replace("'", '"')
+    assert [rows[name] for name in ("export", "outcomes", "class_counts")] == ["`true`", "`false`", "`false`"]
+    assert [law.export, law.outcomes, law.class_counts] == [True, False, False]
+    assert [rows["bytes"], rows["message"], rows["budget.bytes"]] == ["10 GB", "1 GB", "100 GB"]
+    assert [law.bytes, law.message, law.budget_bytes] == [10 * 10**9, 10**9, 100 * 10**9]
+
+
+def test_containers_run_a_server_and_three_sites() -> None:
+    made = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    for name, service in made.items():
+        known(list(service["command"]))
+        assert service["command"] == ["deploy", "serve" if name == "hub" else "start", name]
+        assert service["volumes"] == [f"./compose/{name}:/work"]
+        assert "sites" in service["build"]["args"]["EXTRAS"].split(",")
+        assert service["read_only"] is True
+    assert len(made) == 4
+
+
+def test_units_run_a_server_and_a_site() -> None:
+    assert len(UNITS) == 2
+    for unit in UNITS:
+        lines = unit.read_text(encoding="utf-8").splitlines()
+        (start,) = [
+            line.removeprefix("ExecStart=/opt/comity/bin/comity ").split() for line in lines if line.startswith("ExecStart=")
+        ]
+        known(list(start))
+        assert {"NoNewPrivileges=yes", "ProtectSystem=strict", "Restart=on-failure"} <= set(lines)
+        assert f"ReadWritePaths=/srv/comity/{start[-1]}" in lines
