@@ -189,7 +189,7 @@ def test_a_site_that_is_gone_when_a_run_goes_on(method: str, sites: Sites) -> No
         sites.run(method, run, Fatal(sites, count // 2 + 1, answered=True), **settings)
     courier = sites.courier()
     del courier.desks["east"]
-    order = {"run": run, "settings": {}, "patience": 0.0}
+    order = {"run": run, "settings": {}}
     serve(courier, order, sites.folder / "hub")
     folder = sites.folder / "hub" / "runs" / run
     summary = ended(folder)
