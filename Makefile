@@ -72,7 +72,7 @@ $(VENV)/sites-ready: $(VENV)/ready
 
 # A real server and real sites on this machine, with faults: some minutes.
 test-sites: $(VENV)/sites-ready
-	COMITY_SITES=1 $(BIN)/pytest tests/sites
+	COMITY_SITES=1 $(BIN)/pytest tests/sites tests/engines/test_sites_restarts.py
 
 # The README's picture, of the demo's page.
 screenshot: $(VENV)/ready
