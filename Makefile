@@ -76,7 +76,7 @@ $(VENV)/sites-ready: $(VENV)/ready
 
 # A real server and real sites on this machine, with faults: some minutes.
 test-sites: $(VENV)/sites-ready
-	COMITY_SITES=1 $(BIN)/pytest tests/sites
+	COMITY_SITES=1 $(BIN)/pytest tests/sites tests/engines/test_sites_restarts.py
 
 # Ray, beside the others but only when wanted.
 $(VENV)/ray-ready: $(VENV)/ready
