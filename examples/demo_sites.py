@@ -11,12 +11,14 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +30,16 @@ KILLED = "hungarian"
 METHOD, ROUNDS = "fedavg+dbe", 40
 SETTINGS = ["--rounds", str(ROUNDS), "--model", "mlp2(width=32)", "--metric", "auc"]
 FIRST, AWAY = 8, 2  # rounds before the kill, and rounds that it misses at least
+DEADLINE = "30"  # seconds; the first request after the kill takes so long
+EXPLAINED = ("over SOLO:", "Points of")  # what the columns of a comparison mean: docs/compare.md says it, too
+JOB = re.compile(r"^ordered as \S+ from")
+WIDTH = 120
+AS_IT_IS: dict[str, bool] = {
+    "replace_whitespace": False,
+    "drop_whitespace": True,
+    "break_long_words": False,
+    "break_on_hyphens": False,
+}
 COMITY = [sys.executable, "-m", "comity.cli"]
 
 
@@ -98,7 +110,7 @@ class Demo:
 
     def ordered(self) -> Path:
         """The run, with a site that is killed and returns; its folder."""
-        words = ["compare", METHOD, "--federation", "hub", *SETTINGS, "--deadline", "20", "--out", "result"]
+        words = ["compare", METHOD, "--federation", "hub", *SETTINGS, "--deadline", DEADLINE, "--out", "result"]
         say("researcher", command(words))
         run = self.spawn("researcher", words, stdout=subprocess.PIPE)
         made = self.folder / "result" / METHOD / "seed-0"
@@ -106,7 +118,8 @@ class Demo:
             disturbed = aside.submit(self.disturb, made, run)
             assert run.stdout is not None
             for line in run.stdout:
-                say("", line.rstrip())
+                if not line.startswith(EXPLAINED):
+                    say("", JOB.sub("ordered from", line.rstrip()))
             disturbed.result()
         if run.wait():
             raise SystemExit("The runs have failed.")
@@ -265,7 +278,8 @@ def title(text: str) -> None:
 
 def say(who: str, text: str) -> None:
     """Who does what."""
-    print(f"  {who:<13}{text}", flush=True)
+    first, rest = f"  {who:<13}", " " * 15
+    print(textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=rest, **AS_IT_IS), flush=True)
 
 
 def stop(number: int, _: object) -> None:

@@ -91,8 +91,8 @@ def _say_outcome(section: Section, group: Group, finished: list[Ranked], told: T
     section.say(" ".join(sentences(group, finished)), "plain" if found else "lead")
     if group.site and not group.solo:
         section.say(
-            "Whether learning together helps this site, training alone tells: once solo was run with the same settings, "
-            "comity report on the folder of this site's runs compares them, here and with all test samples."
+            "Whether learning together helps this site, training alone tells: if solo was run with the same settings, "
+            f"comity report {shlex.quote(str(group.runs[0].folder.parent))} compares them, here at the site."
         )
     if told.answers:
         section.blocks.append(_party_by_party(told.answers, found.method if found else ""))
@@ -147,7 +147,11 @@ def _about(group: Group, target: float | None, asked: bool) -> str:
     classes: list[str] = next((run.summary["classes"] for run in group.runs if run.summary), [])
     if len(classes) == TWO:
         about += f" Class 1 is {classes[1]!r}, class 0 {classes[0]!r}."
-    if group.solo and len(group.methods) > 1:
+    if group.solo and len(group.methods) > 1 and group.site:
+        about += (
+            " Over SOLO: points more than by training alone, with half of its 95% interval's width, paired over test samples."
+        )
+    elif group.solo and len(group.methods) > 1:
         each = "parties" if group.same_parties else "parties of every seed"
         wide = f", wide enough for the best of {picked(group)} methods to be picked" if picked(group) > 1 else ""
         about += (

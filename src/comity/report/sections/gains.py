@@ -135,7 +135,8 @@ def gains(group: Group, folder: Path) -> Section:
             section.say(_without_alone(group), "missing")
     if few := sorted({named(party, seed, group.same_parties) for seed, some in too_few(group).items() for party in some}):
         section.say(f"Too few test samples to judge each by itself: {shortened(few)}.")
-    section.blocks.append(_fairness(group))
+    if not group.site:
+        section.blocks.append(_fairness(group))
     if late := _newcomers(group):
         section.blocks.append(late)
     _who_helps(section, group, folder / group.name / "leave-one-out.csv")
