@@ -65,8 +65,9 @@ def test_what_a_law_says_by_itself_is_what_the_page_says() -> None:
     law = Law("north", Path())
     assert {name: rows[name] for name in ("rounds", "records")} == {"rounds": str(law.rounds), "records": str(law.records)}
     assert rows["never"] == f"`{list(law.never)}`".replace("'", '"')
-    assert [rows[name] for name in ("export", "outcomes", "class_counts")] == ["`true`", "`false`", "`false`"]
-    assert [law.export, law.outcomes, law.class_counts] == [True, False, False]
+    assert [rows[name] for name in ("export", "outcomes")] == ["`true`", "`false`"]
+    assert [law.export, law.outcomes] == [True, False]
+    assert rows["kinds"] == f"`{list(law.kinds)}`".replace("'", '"')
     assert [rows["bytes"], rows["message"], rows["budget.bytes"]] == ["10 GB", "1 GB", "100 GB"]
     assert [law.bytes, law.message, law.budget_bytes] == [10 * 10**9, 10**9, 100 * 10**9]
 

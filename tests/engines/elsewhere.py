@@ -24,10 +24,9 @@ from comity.sites.server import FAILURE, RUNS, serve
 
 OPEN = {  # a law that allows what a simulation does
     'never = ["centralized", "fed-sps(mode=samples)"]': "never = []",
-    '"class counts"]': '"class counts", "samples"]',
+    '"gradients"]': '"gradients", "class counts", "samples"]',
     "records = 10 ": "records = 0 ",
     "outcomes = false": "outcomes = true",
-    "class_counts = false": "class_counts = true",
 }
 
 

@@ -51,9 +51,9 @@ def test_a_new_law_allows(method: str, law: Callable[[Mapping[str, str]], Law]) 
 NEVER = {
     "centralized": "never takes part in centralized \\(never\\)",
     "fed-sps(mode=samples)": "never takes part in fed-sps\\(mode=samples\\) \\(never\\)",
-    "fd": "how many samples there are of each class leave, as fd would \\(class_counts\\)",
-    "feduad": "\\(class_counts\\)",
-    "fedgen": "\\(class_counts\\)",
+    "fd": "how many samples there are of each class leave, as fd would \\(kinds: class counts\\)",
+    "feduad": "\\(kinds: class counts\\)",
+    "fedgen": "\\(kinds: class counts\\)",
 }
 
 
@@ -73,7 +73,7 @@ def test_samples_need_more_than_an_empty_never(law: Callable[[Mapping[str, str]]
     for method in ("centralized", "fed-sps(mode=samples)"):
         with pytest.raises(Refusal, match=r"\(kinds: samples\)"):
             judged(law(empty), method)
-    allowed = law(empty | {'"class counts"]': '"class counts", "samples"]'})
+    allowed = law(empty | {'"gradients"]': '"gradients", "samples"]'})
     judged(allowed, "centralized")
     judged(allowed, "fed-sps(mode=samples)")
 
@@ -86,8 +86,7 @@ RULES: list[tuple[dict[str, str], str, dict[str, Any], str]] = [
     ({'"weights", "rep': '"rep'}, "fedavg", {}, "(kinds: weights)"),
     ({'"representations", ': ""}, "adcol", {}, "(kinds: representations)"),
     ({'"means", ': ""}, "fedavg+dbe", {}, "(kinds: means)"),
-    ({'"gradients", ': ""}, "fed-sps", {}, "(kinds: gradients)"),
-    ({"class_counts = false": "class_counts = true", ', "class counts"]': "]"}, "fd", {}, "(kinds: class counts)"),
+    ({', "gradients"]': "]"}, "fed-sps", {}, "(kinds: gradients)"),
     ({'submitters = ["*"]': 'submitters = ["chief@*"]'}, "fedavg", {}, "takes no orders from 'lead@comity' (submitters)"),
     ({"rounds = 1000": "rounds = 3"}, "fedavg", {"rounds": 4}, "3 rounds at most, not in 4 (rounds)"),
     ({'epsilon = "inf"': "epsilon = 8"}, "fedavg", {}, "privacy loss of 8, and that of fedavg is not known (budget: epsilon)"),
@@ -110,7 +109,7 @@ def test_each_rule_refuses_and_names_itself(
         ({'"weights", "rep': '"rep'}, "adcol", {}),
         ({'submitters = ["*"]': 'submitters = ["lead@*"]'}, "fedavg", {}),
         ({"rounds = 1000": "rounds = 3"}, "fedavg", {"rounds": 3}),
-        ({"class_counts = false": "class_counts = true"}, "fd", {}),
+        ({'"gradients"]': '"gradients", "class counts"]'}, "fd", {}),
     ],
 )
 def test_each_rule_allows(

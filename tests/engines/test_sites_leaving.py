@@ -137,12 +137,12 @@ def test_a_method_that_tells_class_counts_is_refused_by_all(strict: Sites) -> No
     folder = strict.run("relay", "relay", **USUAL)
     why = (folder / FAILURE).read_text()
     assert why.startswith("No site takes part.")
-    assert why.count("(class_counts)") == 3
+    assert why.count("(kinds: class counts)") == 3
 
 
 def test_means_of_classes_with_few_samples(strict: Sites) -> None:
     for name in strict.names:
-        strict.change(name, {"class_counts = false": "class_counts = true"})
+        strict.change(name, {'"gradients"]': '"gradients", "class counts"]'})
     strict.change("north", {"records = 10 ": "records = 1 "})
     folder = strict.run("relay", "means", **USUAL)
     remarks = ended(folder)["remarks"]

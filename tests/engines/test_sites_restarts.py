@@ -232,7 +232,7 @@ def test_a_site_that_tells_something_else_than_before(tmp_path: Path) -> None:
     sites = Sites(tmp_path, SIZES)
     with pytest.raises(Killed):
         sites.run("fedavg", "tells", Fatal(sites, 5, answered=True), **USUAL)
-    sites.change("east", {"class_counts = true": "class_counts = false"})
+    sites.change("east", {'"class counts", ': ""})
     summary = ended(sites.run("fedavg", "tells", **USUAL))
     assert "east takes no part: it says something else of itself than when the run began." in summary["remarks"]
 

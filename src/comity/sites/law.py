@@ -37,14 +37,13 @@ export = true                       # whether the model is written after each ru
 [allow]
 methods = ["*"]                     # as in `comity list algorithms`; "fedavg*" is every method whose name begins so
 never = ["centralized", "fed-sps(mode=samples)"]        # these send samples; an option in parentheses forbids that way only
-kinds = ["weights", "representations", "means", "gradients", "class counts"]        # of what leaves; "samples" is one, too
+kinds = ["weights", "representations", "means", "gradients"]        # of what may leave; others: "class counts", "samples"
 submitters = ["*"]                  # who may order a run, by the name in his certificate
 rounds = 1000                       # at most, in a run
 bytes = "10 GB"                     # that leave, at most, in a run
 message = "1 GB"                    # the largest, either way
 records = 10                        # behind a value that leaves, at least: training samples, and those that a figure is of
 outcomes = false                    # whether may leave which test samples a model got right
-class_counts = false                # whether others may know how many samples there are of each class; some methods tell
 
 [budget]                            # over all runs together, from the day that this site joined
 bytes = "100 GB"
@@ -61,14 +60,13 @@ class Law:
     export: bool = True
     methods: tuple[str, ...] = ("*",)
     never: tuple[str, ...] = ("centralized", "fed-sps(mode=samples)")
-    kinds: tuple[str, ...] = ("weights", "representations", "means", "gradients", "class counts")
+    kinds: tuple[str, ...] = ("weights", "representations", "means", "gradients")
     submitters: tuple[str, ...] = ("*",)
     rounds: int = 1000
     bytes: int = 10 * SCALES["GB"]
     message: int = SCALES["GB"]
     records: int = 10
     outcomes: bool = False
-    class_counts: bool = False
     budget_bytes: int = 100 * SCALES["GB"]
     budget_epsilon: float = field(default=math.inf)
 
@@ -122,8 +120,11 @@ class Law:
         for one in chain(algorithm):
             if others := sorted(one.leaves - set(self.kinds)):
                 raise Refusal(f"{self.name} does not let {LEAVES[others[0]]} leave, as {name} would (kinds: {others[0]}).")
-            if COUNTS in one.leaves and not self.class_counts:
-                raise Refusal(f"{self.name} does not let {LEAVES[COUNTS]} leave, as {name} would (class_counts).")
+
+    @property
+    def class_counts(self) -> bool:
+        """Whether others may know how many samples there are of each class."""
+        return COUNTS in self.kinds
 
     def check_leaving(self, message: Sized) -> None:
         """Refuse to send a message that is too large."""
