@@ -68,7 +68,7 @@ def rounds(sites: int) -> None:
                 between.append(_between(place, Path(folder) / f"sites-{turn}", settings))
         finally:
             place.close()
-    for part in ("train", "evaluate", "checkpoint", "round"):
+    for part in ("train", "evaluate", "round"):
         there, near = min(one[part] for one in between), min(one[part] for one in here)
         print(f"{part:10}: {there:7.3f} s at {sites} sites, {near:7.3f} s in {sites} processes: {there / near:5.2f} times")
 
@@ -92,7 +92,7 @@ def _between(place: Real, out: Path, settings: dict[str, Any]) -> dict[str, floa
 def _took(what: str, run: RunFolder, whole: float) -> dict[str, float]:
     """The median seconds of a round, by part."""
     rows = [row for row in run.read_timing() if row.round > 0]
-    parts = {part: statistics.median(getattr(row, part) for row in rows) for part in ("train", "evaluate", "checkpoint")}
+    parts = {part: statistics.median(getattr(row, part) for row in rows) for part in ("train", "evaluate")}
     in_rounds = sum(row.train + row.evaluate + row.checkpoint for row in rows)
     print(f"{what}: {whole:.1f} s in all, of which {in_rounds:.1f} s in {len(rows)} rounds")
     return parts | {"round": statistics.median(row.train + row.evaluate + row.checkpoint for row in rows)}
