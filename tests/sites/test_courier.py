@@ -82,3 +82,13 @@ def test_an_aborted_job_is_nobodys_silence() -> None:
     courier = FlareCourier({"a": Far(fails), "b": Far(later(5))}, lambda: True)
     with pytest.raises(ComityError, match="aborted"):
         list(courier.ask({"a": b"", "b": b""}, 10))
+
+
+def test_a_site_that_is_gone_does_not_cost_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    from comity.sites.flare import apps
+
+    monkeypatch.setattr(apps, "EVERY", 0.05)
+    courier = apps.FlareCourier({"gone": Far(later(5), there=False), "works": Far(later(0.5))}, lambda: False)
+    begun = time.monotonic()
+    assert list(courier.ask(dict.fromkeys(courier.names, b"x"), 20)) == [("gone", None), ("works", b"x")]
+    assert time.monotonic() - begun < 3

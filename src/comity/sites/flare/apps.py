@@ -29,7 +29,8 @@ FOLDER = "COMITY_SITES_FOLDER"  # the folder of this server or site, set by whoe
 DESK = "COMITY_SITES_DESK"  # another module with open_desk, and serve: tests and measurements set it where they start processes
 FAILED = "This site failed to answer."
 UNASKED = "Only the server may ask."
-HERE = 5.0  # seconds for a site that was silent to say that it is there
+HERE = 5.0  # seconds for a site to say that it is there
+EVERY, MISSED = 20.0, 3  # seconds between such questions while an answer is awaited, and how many in a row it may miss
 
 log = logging.getLogger(__name__)
 
@@ -70,16 +71,30 @@ class FlareCourier:
     def ask(self, requests: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, bytes | None]]:
         """Ask all at once; answers as they come, None for a site that failed or was silent for `seconds`.
 
-        An answer that comes later is dropped. A site that was silent the last time is asked whether it is there, before it is
-        asked anything else: if it is gone for good, it costs the time of this question from then on. The deadline is kept here,
-        since FLARE's own is one for each part of a call. Raises only when the whole job is aborted.
+        An answer that comes later is dropped. While an answer is awaited, the site is asked now and then whether it is there: one
+        that is gone need not cost the whole deadline. A site that was silent the last time is asked that before it is asked
+        anything else. The deadline is kept here, since FLARE's own is one for each part of a call. Raises only when the whole job
+        is aborted.
         """
         arrived: queue.SimpleQueue[tuple[str, bytes | None]] = queue.SimpleQueue()
         waiting = set(requests)
         end = time.monotonic() + seconds
+        over = threading.Event()
         for name, request in requests.items():
             asking = threading.Thread(target=lambda *a: arrived.put(self._one(*a)), args=(name, request, seconds), daemon=True)
             asking.start()
+            threading.Thread(target=self._watch, args=(name, over, arrived), daemon=True).start()
+        try:
+            yield from self._arriving(arrived, waiting, end)
+        finally:
+            over.set()
+        self._silent |= waiting
+        yield from ((name, None) for name in sorted(waiting))
+
+    def _arriving(
+        self, arrived: queue.SimpleQueue[tuple[str, bytes | None]], waiting: set[str], end: float
+    ) -> Iterator[tuple[str, bytes | None]]:
+        """Answers as they come, each site's first, until the deadline; who has answered is taken out of `waiting`."""
         while waiting:
             try:
                 name, answer = arrived.get(timeout=min(1.0, max(0.0, end - time.monotonic())))
@@ -87,13 +102,24 @@ class FlareCourier:
                 name, answer = "", None
             if answer is None and self._aborted():
                 raise Aborted("The job was aborted.")
-            if name:
+            if name in waiting:
                 waiting.discard(name)
                 yield name, answer
-            elif time.monotonic() >= end:
-                break
-        self._silent |= waiting
-        yield from ((name, None) for name in sorted(waiting))
+            elif not name and time.monotonic() >= end:
+                return
+
+    def _watch(self, name: str, over: threading.Event, arrived: queue.SimpleQueue[tuple[str, bytes | None]]) -> None:
+        """Ask a site whether it is there, again and again until all is over; if it says nothing, it is not waited for."""
+        missed = 0
+        while missed < MISSED and not over.wait(EVERY):
+            try:
+                self._sites[name].here(HERE)
+                missed = 0
+            except BaseException:
+                missed += 1
+        if missed == MISSED and not over.is_set():
+            self._silent.add(name)
+            arrived.put((name, None))
 
     def _one(self, name: str, request: bytes, seconds: float) -> tuple[str, bytes | None]:
         try:
