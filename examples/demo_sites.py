@@ -34,12 +34,6 @@ DEADLINE = "30"  # seconds; the first request after the kill takes so long
 EXPLAINED = ("over SOLO:", "Points of")  # what the columns of a comparison mean: docs/compare.md says it, too
 JOB = re.compile(r"^ordered as \S+ from")
 WIDTH = 120
-AS_IT_IS: dict[str, bool] = {
-    "replace_whitespace": False,
-    "drop_whitespace": True,
-    "break_long_words": False,
-    "break_on_hyphens": False,
-}
 COMITY = [sys.executable, "-m", "comity.cli"]
 
 
@@ -117,9 +111,13 @@ class Demo:
         with ThreadPoolExecutor(1) as aside:
             disturbed = aside.submit(self.disturb, made, run)
             assert run.stdout is not None
-            for line in run.stdout:
-                if not line.startswith(EXPLAINED):
-                    say("", JOB.sub("ordered from", line.rstrip()))
+            try:
+                for line in run.stdout:
+                    if not line.startswith(EXPLAINED):
+                        say("", JOB.sub("ordered from", line.rstrip()))
+            except BaseException:
+                run.terminate()  # or it would be waited for: `disturb` goes on as long as it does
+                raise
             disturbed.result()
         if run.wait():
             raise SystemExit("The runs have failed.")
@@ -129,18 +127,24 @@ class Demo:
         """Kill a site after some rounds, and start it again after some more."""
         order = made / "federation.json"
         self.until(lambda: run.poll() is not None or order.exists(), "it was not ordered")
+        if run.poll() is not None:
+            return
         there = self.folder / "hub" / "runs" / name_of(made)
 
         def past(rounds: int) -> bool:
             return run.poll() is not None or done(there) >= rounds
 
         self.until(lambda: past(FIRST), "the run makes no rounds")
+        if run.poll() is not None:
+            return
         site = self.started[KILLED]
         os.kill(site.pid, signal.SIGKILL)
         site.wait()
         killed = done(there)
         say(KILLED, f"kill -9 {site.pid}      (after round {killed})")
         self.until(lambda: past(killed + AWAY), "the run does not go on without it")
+        if run.poll() is not None:
+            return
         (self.folder / KILLED / "kit" / "log.txt").unlink(missing_ok=True)
         self.start(KILLED, KILLED, "start")
 
@@ -278,8 +282,9 @@ def title(text: str) -> None:
 
 def say(who: str, text: str) -> None:
     """Who does what."""
-    first, rest = f"  {who:<13}", " " * 15
-    print(textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=rest, **AS_IT_IS), flush=True)
+    lines = textwrap.wrap(text, WIDTH - 15, replace_whitespace=False, break_long_words=False, break_on_hyphens=False) or [""]
+    for k, line in enumerate(lines):
+        print(f"  {'' if k else who:<13}{line}", flush=True)
 
 
 def stop(number: int, _: object) -> None:
