@@ -131,7 +131,8 @@ def run(
         on_nonfinite: a reply with values that are not finite: leave it out, or stop
         seed: the one seed
         device: where tensors live; auto: a GPU if there is one, but none was ever tested
-        engine: where parties live: one after another, in processes, many as one computation, or on a Ray cluster
+        engine: where parties live: one after another, in processes, many as one computation, or on a Ray cluster; flare: at
+            sites of their own, with --federation
         workers: worker processes; one a core unless told
         set: a method's own options
         party: what single parties do their own way

@@ -161,7 +161,8 @@ def test_a_new_patient(hospitals: Path, model: Path, tmp_path: Path) -> None:
     inside = deployed.logits(fed.parties["south"].test.x).softmax(1)
     first = int(np.flatnonzero(data.groups["party"].of == 2)[0])
     at = [row - first for row in fed.split.parties["south"].test]
-    assert torch.equal(expected[[k for k in at if k != 2]], inside[[n for n, k in enumerate(at) if k != 2]])
+    others = expected[[k for k in at if k != 2]], inside[[n for n, k in enumerate(at) if k != 2]]
+    torch.testing.assert_close(*others, rtol=0, atol=1e-6)  # in batches of other sizes some processors round otherwise
 
 
 def test_a_new_patient_in_excel(model: Path, tmp_path: Path) -> None:

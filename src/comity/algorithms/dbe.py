@@ -186,7 +186,7 @@ class Dbe(Piloted):
             z = in_chunks(lambda x: task.features(done.theta, x), party.data.train.x).mean(0)
         else:
             z = done.scratch.get(MEAN, torch.zeros_like(mine.extra.z))
-        return mine, Mean(self.noised(z, key.fold("noise")))
+        return mine, Mean(self.noised(z, key.fold("noise").noise()))
 
     def running(self, task: Task, theta: Params, batch: Batch, own: None) -> Tensor:
         """The plain loss; the mean runs along in the scratch."""
@@ -199,8 +199,7 @@ class Dbe(Piloted):
 
     def noised(self, z: Tensor, key: Key) -> Tensor:
         """(1 − q) z̄ + N(0, s²), element by element."""
-        drawn = torch.normal(0.0, 1.0, z.shape, generator=key.noise().generator()).to(z.device)
-        return (1 - self.noise_q) * z + self.noise_s * drawn
+        return (1 - self.noise_q) * z + self.noise_s * torch.normal(0.0, 1.0, z.shape, generator=key.generator()).to(z.device)
 
     @work
     async def agree(self, mine: Wrapped[Mean], m: Mean, party: Party, key: Key) -> tuple[Wrapped[Mean], None]:

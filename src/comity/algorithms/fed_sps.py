@@ -83,10 +83,6 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
     score: Literal["gain", "overlap"] = option("gain", "what a peer gave: the drop of a held-out loss by its step, or overlap")
     code_compat: bool = option(False, "as the code: T on the first weights, own samples too, clean losses")
 
-    @property
-    def leaves(self) -> frozenset[str]:
-        return super().leaves | ({"samples"} if self.mode == "samples" else set())
-
     def check(self, info: Info) -> None:
         info.needs_classes("fed-sps", "looks where models confuse classes")
         info.same_architecture("fed-sps")

@@ -163,9 +163,8 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         D = m.D or mine.D
         everyone = range(party.federation_size) if self.outputs == "all" else sorted([party.id, *party.inbox])
         disc = self.discriminator(task.width, len(everyone))
-        device = party.data.train.x.device
         me, others = everyone.index(party.id), [everyone.index(j) for j in read]
-        owners = Owners(torch.tensor(me, device=device), torch.tensor(others, dtype=torch.int64, device=device))
+        owners = on_device(Owners(torch.tensor(me), torch.tensor(others, dtype=torch.int64)), party.data.train.x.device)
         samples = with_others(party.data.train, list(read.values()))
 
         async def learned(D: Params, theta: Params) -> Params:
@@ -175,7 +174,7 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
             return (await party.fit(tell_apart, D, turn, owners, task=disc, samples=features, training=epochs)).theta
 
         if self.lives("fresh"):
-            D = await learned(on_device(disc.init(key.fold("fresh")), device), start)
+            D = await learned(on_device(disc.init(key.fold("fresh")), party.data.train.x.device), start)
         samples = replace(samples, rows=samples.rows | teachers)
         if self.uad and self.alternate == "batch":
             both = start | {DISC + k: v for k, v in D.items()}

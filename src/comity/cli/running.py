@@ -81,9 +81,9 @@ def resume(
     from comity.experiments.folder import RunFolder
     from comity.experiments.longer import ask_for
     from comity.experiments.run import reopen, resume_in
-    from comity.sites.ordering import ORDER, Ordered
+    from comity.sites.ordering import Ordered, was_ordered
 
-    if (run_dir / ORDER).is_file():
+    if was_ordered(run_dir):
         conduct(Ordered.read(run_dir), run_dir)
         return
     begun = RunFolder(run_dir)

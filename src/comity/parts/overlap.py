@@ -38,6 +38,12 @@ class Overlaps:
         """Whether a party has peers' samples at hand, whose gradient it takes anew in each step without asking again."""
         return self.mode == "samples"
 
+    @property
+    def leaves(self) -> frozenset[str]:
+        """What the method beside this sends, and samples where they are sent."""
+        others: frozenset[str] = super().leaves  # type: ignore[misc]
+        return others | ({"samples"} if self.holds else set())
+
     def wire_shapes(self, task: Task, parties: int) -> WireShapes:
         """What a `Help` holds beside gradients."""
         return {"Help.x": None, "Help.y": (-1,)}

@@ -15,7 +15,7 @@ from comity.checksums import with_crc
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
-from comity.sites.ordering import ORDER, Ordered
+from comity.sites.ordering import Ordered, was_ordered
 from comity.sites.server import read_parties
 from comity.studies.answers import Held, Parties
 from comity.studies.compare import COMPARISON, SOLO, Findings, check_folders, check_settings, experiment_of, findings, run_folder
@@ -46,7 +46,7 @@ def compare_sites(
             there = RunFolder(folder)
             if (summary := there.read_summary()) is None:
                 chosen = experiment_of(base, method, seed)
-                begun = (folder / ORDER).is_file()
+                begun = was_ordered(folder)
                 ordered = Ordered.read(folder) if begun else Ordered.new(federation, chosen, folder, deadline, wait)
                 summary = conduct(ordered, folder)
             summaries[method].append(summary)

@@ -33,6 +33,14 @@ LOOK = 1.0  # seconds from look to look
 BACK = 20.0  # seconds that a site which is back waits until the run is ordered again for its sake
 
 
+def was_ordered(out: Path) -> bool:
+    """Whether a folder is a researcher's of a run between sites."""
+    try:
+        return (out / ORDER).is_file()
+    except OSError:  # a name that no file can have
+        return False
+
+
 @dataclass
 class Ordered:
     """A run that was ordered from a federation."""
