@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo demo-sites five check quick test soak docs test-browser test-sites test-ray screenshot bench bench-scale bench-ray bench-peers clean
+.PHONY: demo demo-sites five check quick test test-long soak docs test-browser test-sites test-ray screenshot bench bench-scale bench-ray bench-peers clean
 
 # torch first and pinned: any other request for it pulls gigabytes of GPU packages.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -35,7 +35,11 @@ quick: check
 	$(BIN)/pytest -n 2 --dist loadscope -m "quick and not slow" $(QUICK)
 
 test: check
-	$(BIN)/pytest -n 2 --dist loadscope
+	$(BIN)/pytest -n 2 --dist loadscope -m "not long"
+
+# Every method in every setting, where `make test` has some of them.
+test-long: $(VENV)/ready
+	$(BIN)/pytest -n 2 --dist loadscope -m long
 
 # A server and four sites on this machine, one of which is killed on the way and returns: about five minutes.
 demo-sites: $(VENV)/sites-ready

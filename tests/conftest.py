@@ -3,8 +3,9 @@
 Comparisons end without their page, which takes seconds, unless a test asks for it. The secret that marks the user's own runs is
 the session's own.
 
-Two markers are given here, by the beginning of a test's name: `quick` to what says most (`make quick`), and `slow` to what takes
-seconds, which `make quick` leaves out. `pytest --durations=50` finds slow tests; a test may carry a marker of its own as well.
+Three markers are given here, by the beginning of a test's name: `quick` to what says most (`make quick`), `slow` to what takes
+seconds, which `make quick` leaves out, and `long` to what `make test` leaves to `make test-long`. `pytest --durations=50`
+finds slow tests; a test may carry a marker of its own as well.
 """
 
 from __future__ import annotations
@@ -75,6 +76,19 @@ SLOW = (
     "equations/test_relay.py::test_t3",
 )
 
+LONG = (  # what others show in part; `make test-long` runs these, and CI does
+    "cli/test_kill.py::test_killed_at_each_touch",
+    "engines/test_bytes.py::test_kept_names_never_cross",
+    "engines/test_bytes.py::test_rows_are_well_formed",
+    "engines/test_far_device.py::test_so_do_their_options",
+    "engines/test_gated.py::test_all_that_methods_send_passes",  # as test_elsewhere.py does, on its way
+    "engines/test_gated.py::test_so_does_what_their_options_send",
+    "engines/test_init.py::test_every_method_everywhere",
+    "engines/test_newcomers.py::test_newcomers_are_not_asked_before_they_join",
+    "engines/test_parity.py::test_process_equals_loop_when_half_take_part",
+    "engines/test_resume.py::test_stopped_with_half_the_parties_a_round",
+)
+
 
 @pytest.fixture(autouse=True)
 def _interruptible() -> Iterator[None]:
@@ -91,3 +105,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.quick)
         if name.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+        if name.startswith(LONG):
+            item.add_marker(pytest.mark.long)
