@@ -72,6 +72,7 @@ def run(
     absent: str | None = None,
     min_replies: int = 1,
     on_nonfinite: Literal["drop", "stop"] = "drop",
+    budget: str | None = None,
     seed: int = 0,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
@@ -129,6 +130,7 @@ def run(
         absent: who misses what, to study it: a table as absences.csv, or random(dead=0.1,lost=0.1)
         min_replies: replies that make an exchange count (all, if fewer are asked), else the round is void
         on_nonfinite: a reply with values that are not finite: leave it out, or stop
+        budget: the most that a run may give away of a party, as in epsilon=8,delta=1e-5; dp finds its noise by it
         seed: the one seed
         device: where tensors live; auto: a GPU if there is one, but none was ever tested
         engine: where parties live: one after another, in processes, many as one computation, or on a Ray cluster; flare: at
@@ -208,6 +210,7 @@ def compare(
     absent: str | None = None,
     min_replies: int = 1,
     on_nonfinite: Literal["drop", "stop"] = "drop",
+    budget: str | None = None,
     seed: int = 0,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
@@ -290,6 +293,7 @@ def tune(
     absent: str | None = None,
     min_replies: int = 1,
     on_nonfinite: Literal["drop", "stop"] = "drop",
+    budget: str | None = None,
     seed: int = 0,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
@@ -364,6 +368,7 @@ def leave_one_out(
     absent: str | None = None,
     min_replies: int = 1,
     on_nonfinite: Literal["drop", "stop"] = "drop",
+    budget: str | None = None,
     seed: int = 0,
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",

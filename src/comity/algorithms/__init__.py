@@ -12,6 +12,8 @@ from importlib.metadata import entry_points
 from typing import Any, get_type_hints
 
 from comity.core.algorithm import Algorithm, AnyAlgorithm
+from comity.core.release import reply_fields
+from comity.core.signature import works
 from comity.core.wrapper import Wrapper
 from comity.errors import Refusal, unknown
 from comity.plugins import is_code, module_from
@@ -133,6 +135,7 @@ class Card:
     wrapper: bool
     bytes: str
     options: list[Option]
+    privacy: str = ""
 
 
 def _reflow(text: str) -> str:
@@ -147,7 +150,19 @@ def card(name: str) -> Card:
     cls = find(name)
     text = inspect.getdoc(inspect.getmodule(cls)) or ""
     title = text.partition("\n")[0]
-    return Card(name, title, _reflow(text), issubclass(cls, Wrapper), cls.bytes_formula, list(options(cls).values()))
+    wrapper = issubclass(cls, Wrapper)
+    return Card(
+        name, title, _reflow(text), wrapper, cls.bytes_formula, list(options(cls).values()), "" if wrapper else _bare(cls)
+    )
+
+
+def _bare(cls: type[AnyAlgorithm]) -> str:
+    """What leaves a party as it is, by the types of a method's replies."""
+    made = cls()
+    fields = dict.fromkeys(name for place in works(made) for name in reply_fields(made, *place))
+    if not fields:
+        return "nothing leaves a party."
+    return f"unless an option says otherwise, {', '.join(fields)} leave a party without noise, and epsilon is infinite."
 
 
 def catalogue() -> list[dict[str, str]]:

@@ -17,6 +17,7 @@ as the paper has a single η. Meant for feature skew: with label skew the penalt
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -75,6 +76,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     self_contained = True
     feature_skew_only = True
     start_weights = "shared"
+    not_private = "adcol's parties send what their models make of single records"
     bytes_formula = "Σ_t (4 · d · Σ_{i∈S_t} ⌈r·n_i⌉ + |S_t| · S_D), and 2 · |S_t| · S_shared with aggregate"
 
     diagnostics = (
@@ -115,7 +117,15 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
             raise Refusal("slots=cohort goes with neither past discriminators nor aggregate: slots and senders change.")
 
     def cautions(self, info: Info) -> list[str]:
-        return self.privacy_cautions(info, sum(map(self.rows, info.sizes)), self.disc_epochs)
+        return self.privacy_cautions(info)
+
+    def releases(self, work: str, asked: Asked) -> Releases:
+        rows = self.row_releases("Reps.z", asked.info.width) if work == "local" else {}
+        return rows if self.aggregate != "none" else {**rows, "Reps.shared": NOTHING}
+
+    def server_release(self, info: Info, cohort: Sequence[int]) -> Release | None:
+        how = replace(info.training, epochs=self.disc_epochs, steps=None)
+        return self.disc_release(sum(self.rows(info.sizes[i]) for i in cohort), how)
 
     def discriminator(self, d: int, n: int) -> Task:
         return discriminator(self.disc, d, self.hidden, n)
@@ -148,8 +158,10 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         data = labelled({slot[i]: reps.z for i, reps in R.items()})
         how = replace(net.info.training, epochs=self.disc_epochs, steps=None)
         D = self.fitted(net, task, D, data, net.key("discriminator"), how)  # l.6-9
-        for name, value in self.spent(t, net.info.width, len(data), how).items():
-            net.note(f"privacy/{name}", value)
+        if how_noisy := self.server_release(net.info, list(R)):
+            net.release("Game.D", how_noisy, R)
+            if s.shared:
+                net.release("Game.shared", None, R)
         answers = in_chunks(lambda z: task.logits(D, z), data.x)
         net.note("discriminator/accuracy", (answers.argmax(1) == data.y).float().mean().item())
         for i in R:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from comity.core import *
 from comity.core.diagnostics import Diagnostic, ParameterNorms
+from comity.core.noise import gaussian
 from comity.parts.averaged import AveragesWeights
 from comity.parts.pilot import TRIED_BYTES, Mean, Piloted
 
@@ -99,6 +100,7 @@ class Dbe(Piloted):
     pilot_rounds: int = option(5, "rounds with each κ of the pilot before round 1, with kappa=auto", minimum=1)
 
     has_offset: ClassVar[bool] = True
+    not_private: ClassVar[str] = "the mean regulariser couples the records of a batch (prbm, the offset alone, can be had)"
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = (
         ParameterNorms(
             name="offsets",
@@ -131,6 +133,12 @@ class Dbe(Piloted):
         if (self.init_mean != "exact" and not (runs_along and self.init_epochs)) or (self.ema_debias and not self.mu):
             raise Refusal("A running mean needs mu > 0, and init_mean=ema and batch an epoch to run along.")
         super().check(info)
+
+    def cautions(self, info: Info) -> list[str]:
+        told = (
+            "noise_s and noise_q guarantee nothing: how far one record moves a mean is not bounded, so that no epsilon follows."
+        )
+        return [*super().cautions(info), *([told] if self.noise_s or self.noise_q else [])]
 
     def at_cut(self, task: Task) -> Task:
         return replace(task, cut=self.cut) if self.cut else task
@@ -186,7 +194,7 @@ class Dbe(Piloted):
             z = in_chunks(lambda x: task.features(done.theta, x), party.data.train.x).mean(0)
         else:
             z = done.scratch.get(MEAN, torch.zeros_like(mine.extra.z))
-        return mine, Mean(self.noised(z, key.fold("noise").noise()))
+        return mine, Mean(self.noised(z, key.fold("noise")))
 
     def running(self, task: Task, theta: Params, batch: Batch, own: None) -> Tensor:
         """The plain loss; the mean runs along in the scratch."""
@@ -199,7 +207,7 @@ class Dbe(Piloted):
 
     def noised(self, z: Tensor, key: Key) -> Tensor:
         """(1 − q) z̄ + N(0, s²), element by element."""
-        return (1 - self.noise_q) * z + self.noise_s * torch.normal(0.0, 1.0, z.shape, generator=key.generator()).to(z.device)
+        return (1 - self.noise_q) * z + gaussian(key, z.shape, self.noise_s).to(z.device)
 
     @work
     async def agree(self, mine: Wrapped[Mean], m: Mean, party: Party, key: Key) -> tuple[Wrapped[Mean], None]:

@@ -13,6 +13,8 @@ terms for shared parameters go to w_i only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from comity.algorithms.fedavg import AveragedModel
 from comity.core import *
 
@@ -44,6 +46,9 @@ class Ditto(AveragedModel[DittoState]):
         near = Pull(trainable(m.theta), self.lam) if self.lam else None
         done = await party.fit(plain, mine.v, key, task=party.task.personal, pull=near)
         return DittoState(private, done.theta), reply
+
+    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
+        return {work: [how, how] for work in super().declared_trainings(stage, how)}
 
     def settled(self, mine: DittoState, theta: Params) -> DittoState:
         return mine

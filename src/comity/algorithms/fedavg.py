@@ -27,7 +27,7 @@ class AveragedModel(AveragesWeights[Params, C, Model], Generic[C]):
         return Model(theta)
 
     def round(self, theta: Params, net: Net, t: int) -> Params:
-        mean = Averaging()
+        mean = net.averaging()
         for i, reply in net.replies(self.local, {i: self.view(theta, i) for i in net.sample(t)}):
             mean.add(reply.theta, weight=net.info.sizes[i])
             del reply  # the next party trains in its memory, which is still in the cache

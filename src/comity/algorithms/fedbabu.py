@@ -13,6 +13,7 @@ grants them. Wrappers' terms for shared parameters are not asked of fine-tuned m
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -40,6 +41,10 @@ class FedBabu(FedPer):
     def finish(self, theta: Params, net: Net) -> Params:
         net.call(self.tune, {i: self.view(theta, i) for i in net.info.parties})
         return theta
+
+    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
+        tune = {"tune": [replace(how, epochs=self.finetune_epochs, steps=None)]}
+        return tune if stage == "finish" else super().declared_trainings(stage, how)
 
     @work
     async def tune(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, None]:

@@ -13,6 +13,7 @@ epochs are those of the paper's experiments; the body's epochs are the experimen
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from comity.algorithms.fedper import FedPer
@@ -22,6 +23,10 @@ from comity.core import *
 @algorithm
 class FedRep(FedPer):
     head_epochs: int = option(10, "τ_h, epochs on the head before the body is trained", minimum=0)
+
+    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
+        both = {work: [replace(how, epochs=self.head_epochs, steps=None), how] for work in ("local", "welcome")}
+        return {work: both[work] for work in super().declared_trainings(stage, how)}
 
     async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
         head = party.task.head_names

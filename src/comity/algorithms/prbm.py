@@ -29,6 +29,7 @@ class Prbm(Dbe):
     noise_s: float = field(default=0.0, init=False)
     noise_q: float = field(default=0.0, init=False)
     pilot_rounds: int = field(default=5, init=False)
+    not_private = ""
     bytes_formula = "the host's"
 
     def start(self, s: Wrapped[Mean | None], net: Net) -> Wrapped[Mean | None]:

@@ -71,7 +71,9 @@ def show(algo: Algo) -> None:
 
     for part in algo.split("+"):
         card = algorithms.card(part)
-        for line in [*card.text.split("\n"), "", *([f"Bytes: {card.bytes}"] if card.bytes else [])]:
+        told = [f"Bytes: {card.bytes}"] if card.bytes else []
+        told += [f"Privacy: {card.privacy}"] if card.privacy else []
+        for line in [*card.text.split("\n"), "", *told]:
             screen.out.print(line)
         rows = [[o.name, "none" if o.default in ("", None) else show_value(o.default), _meaning(o)] for o in card.options]
         if rows:

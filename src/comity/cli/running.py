@@ -108,6 +108,7 @@ def finish(folder: Path, summary: dict[str, Any]) -> None:
     from comity.experiments.folder import RunFolder
     from comity.experiments.judged import metric_of
     from comity.measure.doubts import doubts
+    from comity.privacy.account import guarantees
 
     metric = metric_of(RunFolder(folder), RunFolder(folder).read_experiment())
     name = called(summary["algorithm"])
@@ -140,6 +141,8 @@ def finish(folder: Path, summary: dict[str, Any]) -> None:
         f"up {screen.size(sent['up'])}, down {screen.size(sent['down'])}, peer {screen.size(sent['peer'])}, "
         f"{summary['steps']} steps, {screen.duration(summary['seconds']['total'])}"
     )
+    for text in guarantees(summary.get("privacy")):
+        screen.out.print(text, soft_wrap=True)
     screen.show_curves({name: [folder]}, metric)
     screen.out.print(f"The run is in {folder}", soft_wrap=True)
     for text in [*summary.get("remarks", ()), *doubts(summary)]:
@@ -316,9 +319,10 @@ def tune(
 @app.command()
 @with_experiment
 def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
-    """Bytes, memory and time before a run."""
+    """Bytes, memory, time and privacy before a run."""
     from comity.cli import screen
     from comity.experiments.build import federation_of, prepare
+    from comity.privacy.account import guarantees
     from comity.studies.plan import plan as make
 
     chosen = chosen_experiment(algo, settings, trust)
@@ -339,6 +343,10 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
         f"memory beside torch itself: data {screen.size(made.data_bytes)}, party states {screen.size(made.state_bytes)}, "
         f"messages of a round {screen.size(made.message_bytes)}"
     )
+    for text in guarantees(job.planned_privacy(), always=True):
+        screen.out.print(text, soft_wrap=True)
+    if noise := job.experiment.set.get("dp.noise"):
+        screen.out.print(f"noise: {noise:g} times the clipping norm")
     where = job.experiment.engine + (f" with {job.experiment.workers} workers" if job.experiment.workers else "")
     screen.out.print(
         f"time, scaled from one round tried with one party: training {screen.duration(made.train_seconds)}, evaluation "

@@ -34,6 +34,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Rounds": ("rounds", "participation", "patience", "seed", "set", "party"),
     "Judging": ("metric", "eval_every", "eval_share", "newcomers", "join_epochs"),
     "Who is not heard": ("absent", "min_replies", "on_nonfinite"),
+    "Privacy": ("budget",),
     "Where it runs": ("device", "engine", "workers"),
 }
 """The settings of an experiment, in the order in which one looks for them."""

@@ -22,6 +22,7 @@ from comity.core.record import (
     seal,
     trainable,
 )
+from comity.core.release import NOTHING, Asked, Release, Releases, Stage
 from comity.core.samples import PartyData, Samples
 from comity.core.task import Batch, Task, in_chunks
 from comity.core.training import Moments, Training, batches
@@ -29,9 +30,11 @@ from comity.core.wrapper import Wrapped, Wrapper
 from comity.errors import Refusal
 
 __all__ = [
+    "NOTHING",
     "SHARES",
     "Algorithm",
     "AnyAlgorithm",
+    "Asked",
     "Averaging",
     "Batch",
     "C",
@@ -53,9 +56,12 @@ __all__ = [
     "PartyData",
     "Pull",
     "Refusal",
+    "Release",
+    "Releases",
     "S",
     "Samples",
     "Sealed",
+    "Stage",
     "Task",
     "Traffic",
     "Training",

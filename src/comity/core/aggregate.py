@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
+from comity.core.key import Key
+from comity.core.noise import gaussian
 from comity.core.record import Params
 from comity.errors import ComityError
 
@@ -52,6 +54,25 @@ class Averaging:
         """The mean of what was added."""
         means = torch._foreach_div(self._sums, self._total) if self._sums else []
         return self._first | dict(zip(self._floating, means, strict=True))
+
+
+class NoisyAveraging(Averaging):
+    """A mean in which all count alike, with noise on it: `spread` tells how much on the mean of so many."""
+
+    def __init__(self, key: Key, spread: Callable[[int], float]) -> None:
+        super().__init__()
+        self._key = key
+        self._spread = spread
+        self._count = 0
+
+    def add(self, theta: Params, weight: float) -> None:
+        self._count += 1
+        super().add(theta, 1.0)
+
+    def value(self) -> Params:
+        mean = super().value()
+        spread = self._spread(self._count)
+        return {k: v + gaussian(self._key.fold(k), v.shape, spread).to(v) for k, v in mean.items()}
 
 
 def average(models: Mapping[int, Params], weights: Mapping[int, float]) -> Params:

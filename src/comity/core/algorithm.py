@@ -15,10 +15,13 @@ from comity.core.key import Key
 from comity.core.party import Info, Party, Traffic
 from comity.core.record import Params
 from comity.core.task import Task
+from comity.core.training import Training
 from comity.errors import Refusal
 
 if TYPE_CHECKING:
+    from comity.core.aggregate import Averaging
     from comity.core.net import Net
+    from comity.core.release import Asked, Release, Releases, Stage
 
 T = TypeVar("T")
 Class = TypeVar("Class", bound=type)
@@ -118,6 +121,8 @@ class Algorithm(ABC, Generic[S, C, M]):
         "does not say which field of its letters holds the weights that parties start from (start_weights)"
     )
     """Why parties must start alike, where `start_weights` is None."""
+    not_private: ClassVar[str] = ""
+    """Why its parties cannot train so that no record tells (`+dp`), where that is known: "its loss couples a batch"."""
     bytes_formula: ClassVar[str] = ""
     """The closed form that `traffic` computes, as `comity show` prints it."""
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = ()
@@ -212,6 +217,33 @@ class Algorithm(ABC, Generic[S, C, M]):
     def wire_shapes(self, task: Task, parties: int) -> WireShapes:
         """Shapes of what crosses the wire beside the model's own weights, by the field that holds it, as in "Game.D"."""
         return {}
+
+    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
+        """The works that each party is asked for once in a stage, and what it trains in them if it trains by `how`.
+
+        What leaves behind noise is accounted for by it, before a run and in it. Unless told: one training a round.
+        """
+        return {"local": [how]} if stage == "round" else {"welcome": [how]} if stage == "join" else {}
+
+    def releases(self, work: str, asked: Asked) -> Releases:
+        """Through which noise the fields of a work's reply leave a party; those that are not named leave as they are."""
+        return {}
+
+    def server_release(self, info: Info, cohort: Sequence[int]) -> Release | None:
+        """Through which noise of its own a trusted server makes known, in a round, what it learned from a cohort; None without.
+
+        Then parties are protected from each other, and not from the server.
+        """
+        return None
+
+    @property
+    def protects_records(self) -> bool:
+        """Whether all that leaves a party is bounded in what it tells of a record, whoever reads it."""
+        return False
+
+    def averaging(self, net: Net) -> Averaging | None:
+        """How replies are to be averaged, where a wrapper has a way of its own."""
+        return None
 
     def start_traffic(self, info: Info) -> Traffic:
         """Bytes of `start` in closed form."""

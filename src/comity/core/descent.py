@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from comity.core.fit import FitRequest, Fitted, FoldRequest
+from comity.core.fit import FitRequest, Fitted, FoldRequest, Private
 from comity.core.kernels import TAPE, SecondOrder, Tape
 from comity.core.key import BatchKey
+from comity.core.private import check_separable, poisson_batch, private_gradient
 from comity.core.record import Params, ReadOnlyDict, marks, read_only, tree_map
 from comity.core.task import Batch, Task
 from comity.core.training import Moments, Training, batches
@@ -23,6 +24,8 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # of Adam, as torch's
 
 def train(request: FitRequest[Any]) -> Fitted:
     """Do one training; should its loss turn out to be of second order, begin anew with whole gradients."""
+    if request.private:
+        return train_privately(request, request.private)
     try:
         return _train(request, thin=True)
     except SecondOrder:
@@ -30,15 +33,31 @@ def train(request: FitRequest[Any]) -> Fitted:
 
 
 def _train(request: FitRequest[Any], thin: bool) -> Fitted:
-    own = read_only(request.own)
-    given = own if type(request.task) is Task else (own, request.task)  # a plain task holds no tensors
+    own, given = _given(request)
     before = marks(given)
+    descent = _descent(request, own, thin)
+    scratch: dict[str, Tensor] = {}
+    for batch in batches(request.samples, request.key, request.training):
+        scratch = batch.scratch
+        if request.draw:
+            batch.drawn = request.draw(batch, BatchKey(request.key.bits, batch.number), own)
+        descent.step(batch)
+    check_unwritten(given, before)
+    return descent.done(scratch)
 
+
+def _given(request: FitRequest[Any]) -> tuple[Any, Any]:
+    """What the loss gets of the party's own, and all that it must not write to."""
+    own = read_only(request.own)
+    return own, own if type(request.task) is Task else (own, request.task)  # a plain task holds no tensors
+
+
+def _descent(request: FitRequest[Any], own: Any, thin: bool) -> Descent:
     def loss(theta: Params, batch: Batch) -> Tensor:
         return request.objective(request.task, theta, batch, own)
 
     shift = request.shift
-    descent = Descent(
+    return Descent(
         loss,
         request.training,
         ReadOnlyDict({k: v.detach().clone() for k, v in request.begin.items()}),
@@ -48,14 +67,25 @@ def _train(request: FitRequest[Any], thin: bool) -> Fitted:
         Anchor.of(request),
         thin,
     )
-    scratch: dict[str, Tensor] = {}
-    for batch in batches(request.samples, request.key, request.training):
-        scratch = batch.scratch
-        if request.draw:
-            batch.drawn = request.draw(batch, BatchKey(request.key.bits, batch.number), own)
-        descent.step(batch)
+
+
+def train_privately(request: FitRequest[Any], private: Private) -> Fitted:
+    """Do one training of which no single record tells: as any other, but for its batches and what is done to gradients."""
+    own, given = _given(request)
+    before = marks(given)
+    descent = _descent(request, own, thin=False)
+    if not request.task.network.draws:  # what layers draw at random differs from try to try
+        check_separable(descent.loss, descent.theta, private.samples)
+    samples, how = private.samples, request.training
+    rate = min(1.0, how.batch / len(samples))
+    steps = how.steps_for(len(samples))
+    for number in range(steps):
+        key = request.key.fold("private", number)
+        batch = poisson_batch(samples, rate, key, number, how)
+        descent.apply(private_gradient(descent, batch, private, rate * len(samples), key.fold("noise")))
+    private.made.append((rate, steps))
     check_unwritten(given, before)
-    return descent.done(scratch)
+    return descent.done({})
 
 
 def fold(request: FoldRequest[S]) -> S:
@@ -137,6 +167,12 @@ class Descent:
             self._update(grads[: len(outputs)], grads[len(outputs) :])
         self.steps += 1
         self.last = value
+
+    def apply(self, grads: Sequence[Tensor]) -> None:
+        """One step by gradients that were made elsewhere."""
+        with torch.no_grad():
+            self._update([], grads)
+        self.steps += 1
 
     def _update(self, thin: Sequence[Tensor | None], dense: Sequence[Tensor | None]) -> None:
         """Apply gradients: `thin` of linear layers' outputs, `dense` of the parameters themselves."""

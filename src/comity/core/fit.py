@@ -40,6 +40,23 @@ class Pull:
     weight: float
 
 
+@dataclass(frozen=True, eq=False)
+class Private:
+    """How a party trains so that no single record tells (Abadi et al. 2016): each step on a Poisson sample of the records, each
+    record's gradient clipped, Gaussian noise on their sum, all divided by the sample's expected size.
+
+    Nothing but the training itself sees the records: what a work has in `party.data` refuses to be looked at.
+    """
+
+    samples: Samples
+    clip: float
+    """C, the norm that each record's gradient is clipped to."""
+    noise: float
+    """σ, the noise's standard deviation in units of C."""
+    made: list[tuple[float, int]]
+    """The trainings that were made: chance of a record to be in a step, and steps."""
+
+
 @dataclass(frozen=True)
 class Fitted:
     """What came of a training."""
@@ -75,6 +92,8 @@ class FitRequest(Generic[O]):
     draw: Draw[O] | None = None
     together: bool = True
     """Whether it may be done as one computation with other parties': False where that is slower."""
+    private: Private | None = None
+    """So that no record tells, if that is asked for."""
 
     def __await__(self) -> Generator[FitRequest[Any], Fitted, Fitted]:
         return (yield self)

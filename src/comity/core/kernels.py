@@ -63,6 +63,12 @@ class Tape:
             return F.linear(x, weight, bias)
         return self._noted(place, x, F.linear(x, self._fixed[place], bias))
 
+    def conv2d(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, order: torch.memory_format
+    ) -> Tensor:
+        """A convolution: not on record, as its gradient is no larger than what it is made of."""
+        return _conv2d(x, weight, bias, stride, padding, order)
+
     def _stacked(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         level = functorch.maybe_get_level(weight)
         if bias is None or x.dim() != 2 or any(functorch.maybe_get_level(part) != level for part in (x, bias)):
@@ -119,7 +125,7 @@ def squared_error(answers: Tensor, y: Tensor) -> Tensor:
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """The mean over a batch; within `vmap` all parties' at once, where torch would take its long way round."""
     level = functorch.maybe_get_level(logits)
-    if level < 1 or level != functorch.maybe_get_level(y) or logits.dim() != 2:
+    if level < 1 or level != functorch.maybe_get_level(y) or logits.dim() != 2 or functorch.is_gradtrackingtensor(logits):
         return F.cross_entropy(logits, y)
     rows, labels = _rows(logits), _rows(y)
     if functorch.is_batchedtensor(rows):
@@ -142,3 +148,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x Wᵀ + b."""
     tape = TAPE.get()
     return F.linear(x, weight, bias) if tape is None else tape.linear(x, weight, bias)
+
+
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, order: torch.memory_format) -> Tensor:
+    """A 2-d convolution, with its tensors in that order of memory."""
+    tape = TAPE.get()
+    return (_conv2d if tape is None else tape.conv2d)(x, weight, bias, stride, padding, order)
+
+
+def _conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, order: torch.memory_format) -> Tensor:
+    if functorch.maybe_get_level(x) < 1:  # within `vmap` there is no such order
+        x, weight = x.to(memory_format=order), weight.to(memory_format=order)
+    return F.conv2d(x, weight, bias, stride, padding)

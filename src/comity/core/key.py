@@ -47,16 +47,18 @@ class Key:
         """`count` of 0..n-1 without replacement, in ascending order."""
         return sorted(self.permutation(n)[:count].tolist())
 
-    def noise(self) -> Key:
-        """The key of noise that hides something: in a simulation this one, which everybody could compute."""
-        return self
+    def noise(self) -> bytes:
+        """What noise that hides something is drawn from (`core/noise.py`): of a plain key, everybody could compute it."""
+        return blake2b(self.bits.to_bytes(8, "little"), person=b"noise", digest_size=32).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class SecretKey(Key):
-    """A key at a site that shares its seed with others: all that is drawn from it they can draw too, but for the noise.
+    """A key whose noise comes from a secret, too: all else that is drawn from it whoever has the seed can draw as well.
 
-    The noise is the same when the same is asked again, or asking often would average it away.
+    A site has a secret of its own. In a simulation the run's settings take its place: two runs with one seed would else have
+    the same noise, and it could be subtracted. The noise is the same when the same is asked again, or asking often would
+    average it away.
     """
 
     secret: bytes
@@ -64,9 +66,8 @@ class SecretKey(Key):
     def fold(self, *path: Part) -> Key:
         return SecretKey(Key(self.bits).fold(*path).bits, self.secret)
 
-    def noise(self) -> Key:
-        mixed = blake2b(self.bits.to_bytes(8, "little"), key=self.secret, digest_size=8).digest()
-        return Key(int.from_bytes(mixed, "little"))
+    def noise(self) -> bytes:
+        return blake2b(self.bits.to_bytes(8, "little"), key=self.secret, person=b"noise", digest_size=32).digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,17 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from comity.core.aggregate import Averaging
 from comity.core.algorithm import Algorithm
 from comity.core.attendance import Attendance, NoReplies, RollCall, Rules
 from comity.core.call import Answer, Call, Edge, Letter
 from comity.core.descent import fold, train
-from comity.core.fit import Draw, FitRequest, Fitted, FoldRequest, Loss, Working
+from comity.core.fit import Draw, FitRequest, Fitted, FoldRequest, Loss, Private, Working
 from comity.core.key import Key
 from comity.core.ledger import ADDED_UP, SERVER, Ledger
 from comity.core.party import Info, Party, WatchedInfo
 from comity.core.record import Params, Sealed, payload
+from comity.core.release import Release, Spending
 from comity.core.samples import Samples
 from comity.core.task import Batch, Task
 from comity.core.training import Moments, Training
@@ -87,6 +89,7 @@ class Net:
         works: Works,
         answered: Callable[[int], None] = lambda count: None,
         rules: Rules | None = None,
+        account: Spending | None = None,
     ) -> None:
         self.looked: set[str] = set()
         """What the method has looked at that depends on how many rounds there are to be."""
@@ -108,6 +111,7 @@ class Net:
         self._participation = participation
         self._works = works
         self._answered = answered
+        self._account = account
         self._uses: Counter[tuple[int, str]] = Counter()
         self._unheard = ""
         """The work whose replies a loop is going through."""
@@ -189,6 +193,8 @@ class Net:
         roll = self.attendance.roll_call(call, letters)
         delivered = self._delivered(roll, letters, parcels or {})
         sent = {i: letters[i] for i in roll.there}
+        if self._account:
+            self._account.charge_call(call, sent)
         self.charge_letters(call.work, sent, "down")
         self._unheard = call.work
         self._asked |= sent.keys()
@@ -217,10 +223,11 @@ class Net:
         training: Training,
         before: Moments | None = None,
         draw: Draw[O] | None = None,
+        private: Private | None = None,
     ) -> Fitted:
         """Train a model at the server; `before` continues its optimizer. The rest is as in `Party.fit`."""
         with self._layers:
-            done = train(FitRequest(loss, theta, samples, key, training, task, own, before=before, draw=draw))
+            done = train(FitRequest(loss, theta, samples, key, training, task, own, before=before, draw=draw, private=private))
         self.server_steps += done.steps
         return done
 
@@ -244,6 +251,17 @@ class Net:
         self._charge(work, self.info.name(i), SERVER, kind, payload(reply))
         self._answered(1)
 
+    def averaging(self) -> Averaging:
+        """A mean of replies that come one by one: as a wrapper wants it taken, or plain."""
+        wanted = (owner.averaging(self) for owner in self._owners)
+        return next(filter(None, wanted), None) or Averaging()
+
+    def release(self, name: str, how: Release | None, ids: Iterable[int]) -> None:
+        """Write down that the server makes known what it learned from these parties, in a field of its letters: behind noise, or
+        (None) as it is."""
+        if self._account:
+            self._account.charge_server(self.round, name, how, ids)
+
     def charge_introduction(self, ids: Iterable[int]) -> None:
         """Write down what makes up `info`: names, sizes and wishes go up; classes and width come down."""
         for i in ids:
@@ -254,6 +272,8 @@ class Net:
             if self.info.shared_columns:  # count, sum and squares of each go up, mean and spread come down
                 self._charge("scale", name, SERVER, "setup", 3 * 8 * self.info.shared_columns)
                 self._charge("scale", SERVER, name, "setup", 2 * 8 * self.info.shared_columns)
+                if self._account:
+                    self._account.note_open(self.round, "scale", i, "sums and squares of columns")
 
     def take_notes(self) -> list[Note]:
         """The notes since the last call, which are then forgotten."""
@@ -297,6 +317,8 @@ class Net:
         if answer.remark:
             self.remarks[answer.remark] = None
         self.charge_reply(roll.call.work, i, answer.reply, "up")
+        if self._account:
+            self._account.note_reply(roll.call, i, answer.reply)
         for sender in answer.unusable:
             self.attendance.not_usable(roll.call, sender, f"a parcel for {self.info.name(i)}")
         if not roll.counts(i, answer.reply, answer.ruined):

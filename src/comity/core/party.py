@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar, overload
 
-from comity.core.fit import Draw, FitRequest, FoldRequest, Loss, Pull
+from comity.core.fit import Draw, FitRequest, FoldRequest, Loss, Private, Pull
 from comity.core.key import Key
 from comity.core.record import Params
 from comity.core.samples import PartyData, Samples
@@ -16,6 +16,7 @@ from comity.errors import Refusal
 
 O = TypeVar("O")  # noqa: E741 - what is a party's own
 S = TypeVar("S")
+NOT_PRIVATE = "The method cannot be trained privately"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Party:
     """What its models are judged by while a run goes on, beside accuracy (see `core/metrics.py`)."""
     own_start: bool = False
     """Whether it starts from weights of its own, not from those that everybody else starts from."""
+    private: Private | None = None
+    """How it trains so that no record tells, if it does: then its `data` are out of reach, and it has no steps of its own."""
 
     @property
     def stream(self) -> int:
@@ -105,6 +108,10 @@ class Party:
         point. `draw(batch, key, own)` makes a batch's random tensors, which the loss finds in `batch.drawn`. With
         `together=False` it is never one computation with other parties' trainings.
         """
+        if self.private and (samples is not None or draw is not None):
+            raise Refusal(f"{NOT_PRIVATE}: it makes {'samples' if samples is not None else 'draws'} of its own for a training.")
+        if self.private:
+            samples, together = self.private.samples, False
         return FitRequest(
             objective=loss,
             begin=theta,
@@ -118,12 +125,15 @@ class Party:
             pull=pull,
             draw=draw,
             together=together,
+            private=self.private,
         )
 
     def fold(
         self, step: Callable[[S, Batch], S], state: S, key: Key, training: Training | None = None, samples: Samples | None = None
     ) -> FoldRequest[S]:
         """Ask for a step of one's own (an inner loop, a mixture) over batches: `state = await party.fold(step, state, key)`."""
+        if self.private:
+            raise Refusal(f"{NOT_PRIVATE}: it makes steps of its own, whose gradients nobody clips.")
         return FoldRequest(step, state, samples or self.data.train, key, training or self.training)
 
 

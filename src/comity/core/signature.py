@@ -54,6 +54,16 @@ def parcel_types(outermost: AnyAlgorithm) -> list[Any]:
     return [get_args(hint)[0] for hint in _parts(wire_types(outermost)) if get_origin(hint) is Sealed]
 
 
+def fields_on_wire(hint: Any) -> list[str]:
+    """The fields of a message of a type that hold anything, as in "Model.theta"; "message" where it is no record.
+
+    A field that holds records stands for itself and for their fields.
+    """
+    kinds = [kind for part in _parts([hint]) if is_record_type(kind := get_origin(part) or part) and kind is not Cipher]
+    found = [f"{kind.__name__}.{f.name}" for kind in kinds for f in fields(kind) if not records_in(declared(kind, f))]
+    return found if kinds or hint in (None, type(None)) else ["message"]
+
+
 def records_in(*hints: Any) -> frozenset[type]:
     """The record types that occur in these types, and in the fields of those."""
     kinds = (get_origin(hint) or hint for hint in _parts(list(hints)))

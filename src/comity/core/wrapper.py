@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
 
 from comity.core.algorithm import Algorithm, AnyAlgorithm, Work
@@ -15,6 +16,8 @@ from comity.errors import Refusal
 
 if TYPE_CHECKING:
     from comity.core.net import Net
+    from comity.core.release import Asked, Releases, Stage
+    from comity.core.training import Training
 
 W = TypeVar("W")
 """What the wrapper adds to a party's state."""
@@ -54,6 +57,7 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
     def wrap_work(self, work: Work) -> Work:
         """A host's work as it runs at a wrapped party."""
 
+        @wraps(work)
         async def wrapped(mine: Wrapped[W], letter: Any, party: Party, key: Key) -> tuple[Wrapped[W], Any]:
             host, reply = await work(mine.host, letter, self.wrap_party(party, mine.extra), key)
             return Wrapped(host, mine.extra), reply
@@ -97,6 +101,13 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
 
     def party_for(self, party: Party, mine: Wrapped[W]) -> Party:
         return self.host.party_for(self.wrap_party(party, mine.extra), mine.host)
+
+    def covers(self, work: str, said: Releases, asked: Asked) -> Releases:
+        """Through which noise the reply to a host's work leaves, given what the host `said`: as that says, unless told."""
+        return said
+
+    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
+        return self.host.declared_trainings(stage, how)
 
     def start_traffic(self, info: Info) -> Traffic:
         return self.host.start_traffic(info)

@@ -326,7 +326,8 @@ class Dataset:
             train, validation = (own.take(np.searchsorted(order, i)) for i in (part.train, part.validation))
             test = own.take(np.searchsorted(order, part.test)) if shifted else everyone(part.test, how)
             if self.missing == "impute":  # from what the party trains on, and nothing else
-                fills[name] = train.x.nanmean(0).nan_to_num(0.0)
+                own_means = train.x.nanmean(0).nan_to_num(0.0)
+                fills[name] = torch.zeros_like(own_means) if self._fills_by_constants else own_means
             parties[name] = self._finished(PartyData(train, validation, test), part, fills.get(name), how)
         done = replace(done, fills={name: tuple(fill.tolist()) for name, fill in fills.items()})
         return Federation(
@@ -340,7 +341,13 @@ class Dataset:
             self.class_names,
             self.schema,
             len(self.scaled) + self.amounts if self.scale == "shared" else 0,
+            self.scale != "fixed" or (self.missing == "impute" and not self._fills_by_constants),
         )
+
+    @property
+    def _fills_by_constants(self) -> bool:
+        """Whether missing numbers become the schema's constants: where numbers are scaled by those, nothing is a party's own."""
+        return self.schema is not None and self.schema.scale == "fixed"
 
     def _scaled_for(self, split: Split) -> Preprocess:
         """What is done to each party's values in this split: constants come from what it trains on, unless they are fixed."""

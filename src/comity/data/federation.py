@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -129,6 +129,8 @@ class Federation:
     """Of a table: what its columns were, before they became numbers."""
     shared_columns: int = 0
     """Of how many columns parties send sums and squares, so that all scale them alike."""
+    own_constants: bool = False
+    """Whether inputs are scaled or filled in by figures of records: then one record moves what others are."""
 
     def __repr__(self) -> str:
         kinds = f"{self.classes} classes" if self.classes else "a number to predict"
@@ -165,6 +167,10 @@ class Federation:
 
     def fingerprint(self) -> str:
         """A short name for exactly these parties and values: a resumed run checks that its data are the same."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         digest = cache(Samples.digest)  # a common test set is one object, and read once
         return combine((name, *map(digest, (p.train, p.validation, p.test))) for name, p in self.parties.items())
 

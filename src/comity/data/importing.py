@@ -211,7 +211,7 @@ def _dataset(name: str, brought: Brought, classes: int | None, scale: str) -> Da
     notes = [*brought.notes, *_told(parties, y, kinds, empty & (schema is None), test)]
     more: dict[str, Any] = {} if x.ndim == 4 else {"mean": (0.0,), "std": (1.0,)}
     if schema:
-        more |= _prepared_by(schema)
+        more |= prepared_by(schema)
     elif scale != "none":
         flags = np.isin(x, (0, 1)).all((0, *range(2, x.ndim)))
         more |= {"scale": scale, "scaled": tuple(np.flatnonzero(~flags).tolist())}
@@ -233,7 +233,7 @@ def _dataset(name: str, brought: Brought, classes: int | None, scale: str) -> Da
     )
 
 
-def _prepared_by(schema: Schema) -> dict[str, Any]:
+def prepared_by(schema: Schema) -> dict[str, Any]:
     """What a dataset does to its values, as the schema says."""
     if schema.scale in ("own", "shared"):
         return {"schema": schema, "scale": schema.scale, "scaled": schema.scaled}

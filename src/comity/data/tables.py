@@ -132,6 +132,9 @@ def numbers_by(schema: Schema, tables: Mapping[str, Table], strict: bool) -> Num
     return Numbers(x, y, [*_missing(schema, x), *far_from_all(schema, x)])
 
 
+OWN_MEANS = "the mean of the party's own training samples"
+
+
 def _missing(schema: Schema, parties: Mapping[str, NDArray[np.float32]]) -> list[str]:
     """How much is missing, and who lacks a column altogether."""
     by_party = {name: missing_by_column(schema, x) for name, x in parties.items()}
@@ -141,8 +144,9 @@ def _missing(schema: Schema, parties: Mapping[str, NDArray[np.float32]]) -> list
         return []
     never = {name: [column for column, one in columns.items() if one == 1] for name, columns in by_party.items()}
     lacking = "".join(f"; {name} never has {few(columns)}" for name, columns in never.items() if columns)
+    filling = "the schema's constants" if schema.scale == "fixed" else OWN_MEANS
     return [
-        f"{share:.0%} of all values are missing{lacking}: numbers are filled with the mean of the party's own training samples, "
+        f"{share:.0%} of all values are missing{lacking}: numbers are filled with {filling}, "
         "and a column each says where; a missing word is a row of zeros."
     ]
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 
 from comity import models
+from comity.core.key import Key, SecretKey
 from comity.core.metrics import METRICS, check_fits
 from comity.core.own_metrics import is_own, use
 from comity.core.party import Party
-from comity.core.samples import PartyData, Samples
+from comity.core.samples import PartyData, Samples, combine
 from comity.data import Federation
 from comity.data import load as load_dataset
 from comity.data.dataset import AUTO
@@ -26,7 +28,7 @@ from comity.errors import Refusal
 from comity.experiments import config
 from comity.experiments.absent import planned
 from comity.experiments.common import CommonGround, Introductions
-from comity.experiments.config import Experiment
+from comity.experiments.config import WHERE, Experiment
 from comity.experiments.environment import cores
 from comity.experiments.outline import Outline, judged_by
 from comity.experiments.party_side import make_party
@@ -43,6 +45,15 @@ class Job(Outline):
 
     federation: Federation
     parties: list[Party]
+    noise_secret: bytes = b""
+    """Where a worker elsewhere makes these parties for somebody: what that one draws noise from."""
+
+    @cached_property
+    def root(self) -> Key:
+        """The key of all randomness; its noise is that of these settings and data, and of no other run with the same seed."""
+        same = self.experiment.model_dump(exclude=WHERE | {"rounds", "eval_every", "eval_share", "patience"})
+        secret = self.noise_secret or combine([repr(sorted(same.items())), self.federation.fingerprint()]).encode()
+        return SecretKey(Key.root(self.experiment.seed).bits, secret)
 
     def cautions(self) -> list[str]:
         """What a user should know before this run, a sentence each: of the data, and of the method on them."""
@@ -63,7 +74,8 @@ class Job(Outline):
         """What makes the same parties elsewhere, where the same data lie."""
         code = {file: digest(file) or "" for file in code_of(self.experiment)}
         settings = config.write(self.experiment.but(absent=None))  # who is absent is the server's to know
-        return Recipe(settings, self.federation.split.to_json(), code)
+        assert isinstance(self.root, SecretKey)
+        return Recipe(settings, self.federation.split.to_json(), code, self.root.secret)
 
 
 def federation_of(experiment: Experiment) -> Federation:
@@ -99,6 +111,8 @@ def prepare(
     job = Job(experiment, common, algorithm, info, plan, federation=there, parties=parties)
     job.check_judged()
     _check_own_metric(job)
+    settings, algorithm = job.with_noise()
+    job = replace(job, experiment=settings, algorithm=algorithm)
     return replace(job, experiment=_settled(job, device))
 
 

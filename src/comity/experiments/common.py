@@ -38,16 +38,18 @@ class Introduction:
     """Whether its test samples are too few to judge it by."""
     counts: list[int] | None = None
     """How many training samples it has of each class, where that may be told."""
+    own_constants: bool = False
+    """Whether its inputs are scaled or filled in by figures of its own records: then one record moves what all others are."""
 
     @staticmethod
-    def of(data: PartyData, classes: int, metric: Metric, counts: bool = True) -> Introduction:
+    def of(data: PartyData, classes: int, metric: Metric, counts: bool = True, own_constants: bool = False) -> Introduction:
         """What a party with these data would say, with the `counts` of its classes or without."""
         judged = [
             name for name, part in (("validation", data.validation), ("test", data.test)) if len(part) and metric.needs(part.y)
         ]
         few = too_few(by_class(data.test.y, classes), metric)
         own = list(by_class(data.train.y, classes)) if counts else None
-        return Introduction(len(data.train), len(data.validation), len(data.test), judged, few, own)
+        return Introduction(len(data.train), len(data.validation), len(data.test), judged, few, own, own_constants)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,10 @@ class Introductions:
     def of(federation: Federation, metric: Metric) -> Introductions:
         """What the parties of a simulated federation would say, in a run that is judged by that metric."""
         return Introductions(
-            {name: Introduction.of(data, federation.classes, metric) for name, data in federation.parties.items()},
+            {
+                name: Introduction.of(data, federation.classes, metric, own_constants=federation.own_constants)
+                for name, data in federation.parties.items()
+            },
             federation.shape,
             federation.classes,
             federation.preprocess.black,

@@ -17,6 +17,7 @@ from comity.core.own_metrics import is_own
 from comity.core.training import Training
 from comity.errors import Refusal, shown, unknown
 from comity.plugins import is_code
+from comity.privacy.budget import Budget
 from comity.spec import BEYOND, call, parse, split
 
 
@@ -66,6 +67,11 @@ def _listed(names: Any) -> Any:
 def _sorted(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
     """Each name once, in one order, so that equal experiments are equal; nobody is None."""
     return tuple(sorted(set(names or ()))) or None
+
+
+def _budget(text: str | None) -> str | None:
+    """A privacy budget, once it is understood."""
+    return None if text is None else str(Budget.read(text))
 
 
 class PartySettings(BaseModel):
@@ -137,6 +143,9 @@ class Experiment(BaseModel):
     )
     on_nonfinite: Literal["drop", "stop"] = Field(
         "drop", description="a reply with values that are not finite: leave it out, or stop"
+    )
+    budget: Annotated[str | None, AfterValidator(_budget)] = Field(
+        None, description="the most that a run may give away of a party, as in epsilon=8,delta=1e-5; dp finds its noise by it"
     )
     seed: int = Field(0, ge=0, description="the one seed")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(

@@ -34,7 +34,8 @@ from comity.experiments import config
 from comity.experiments.checkpoint import Checkpoints, to_disk, write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.environment import digest
-from comity.experiments.tables import ABSENCES, LEDGER, METRICS, TABLES, TIMING, Table, Timing, Writer
+from comity.experiments.tables import ABSENCES, LEDGER, METRICS, PRIVACY, TABLES, TIMING, Table, Timing, Writer
+from comity.privacy.account import Spent
 
 R = TypeVar("R")
 CONFIG = "config.toml"
@@ -253,6 +254,10 @@ class RunFolder:
     def read_absences(self) -> list[Absence]:
         """All rows of absences.csv; none if everybody was heard, or if the run is of a version that had no such table."""
         return self._rows(ABSENCES) if self._written(ABSENCES) else []
+
+    def read_privacy(self) -> list[Spent]:
+        """All rows of privacy.csv; none if nothing left a party, or if the run is of a version that had no such table."""
+        return self._rows(PRIVACY) if self._written(PRIVACY) else []
 
     def read_timing(self) -> list[Timing]:
         """All rows of timing.csv."""

@@ -80,6 +80,8 @@ def _check_open(folder: Path, before: Experiment, rounds: int, manifest: Manifes
             f"{folder} ended after round {done} because it had got no better for {before.patience} rounds (patience), as it "
             f"would have with {rounds}: start a new run with another --patience instead."
         )
+    if before.budget:
+        raise Refusal(f"{folder} has a privacy budget ({before.budget}), by which noise and rounds were planned: {new}")
     looked = manifest.counters.get("looked", ())
     if "rounds" in looked or ("cohort" in looked and before.without and before.participation < 1):
         raise Refusal(

@@ -29,9 +29,10 @@ from comity.experiments.evaluation import (
 from comity.experiments.folder import OUTCOMES, RunFolder
 from comity.experiments.outline import Outline, Progress
 from comity.experiments.schedule import Schedule
-from comity.experiments.tables import ABSENCES, LEDGER, METRICS, TIMING
+from comity.experiments.tables import ABSENCES, LEDGER, METRICS, PRIVACY, TIMING
 from comity.measure import summarise
 from comity.measure.memory import peak_memory
+from comity.privacy.account import Account, BudgetSpent
 from comity.track import Trackers
 
 UNCHECKED = (
@@ -84,7 +85,8 @@ def _execute(
     checkpoints = folder.checkpoints()
     manifest = checkpoints.load() if resume else None
     engine = meet()
-    rounds = _Rounds(job, folder, checkpoints, engine, job.net(engine, progress))
+    account = job.account()
+    rounds = _Rounds(job, folder, checkpoints, engine, job.net(engine, progress, account), account)
     summary = None
     try:
         if resume and (changed := changed_since(folder.read_environment())):
@@ -114,9 +116,12 @@ def _execute(
 class _Rounds:
     """A run between two of its rounds: all that changes from round to round."""
 
-    def __init__(self, job: Outline, folder: RunFolder, checkpoints: Checkpoints, engine: Engine, net: Net) -> None:
+    def __init__(
+        self, job: Outline, folder: RunFolder, checkpoints: Checkpoints, engine: Engine, net: Net, account: Account
+    ) -> None:
         self.job = job
         self.net = net
+        self._account = account
         self.schedule = Schedule(job.experiment.rounds, job.experiment.patience)
         self.done = -1
         """The last round that is over; -1 before the start, which is round 0."""
@@ -174,6 +179,7 @@ class _Rounds:
         if not manifest.checked:
             self.net.remarks[UNCHECKED] = None
         self._tables.go_on(manifest.files)  # last: a damaged checkpoint must not cost any rows
+        self._account.restore(self._tables.rows(PRIVACY))
         if OUTCOMES not in manifest.files:
             self._folder.outcomes.unlink(missing_ok=True)  # those of an end that was not one
 
@@ -215,6 +221,7 @@ class _Rounds:
         self._tables.add(METRICS, notes)
         self._tables.add(LEDGER, self.net.ledger.take())
         self._tables.add(ABSENCES, self.net.attendance.take())
+        self._tables.add(PRIVACY, self._account.take())
         return notes
 
     @property
@@ -267,14 +274,22 @@ class _Rounds:
             if not is_finite(state):
                 self._check_may_go_on(state)
                 raise NoReplies(f"What the server made of the replies in round {self.net.round} is not finite.")
-        except NoReplies as why:
+        except (NoReplies, BudgetSpent) as why:
             self._engine.settle(self.net.undo())
+            if isinstance(why, BudgetSpent):
+                self._end_here()
             self.net.note("silence", 1.0)
             self._void[self.net.round] = str(why)
             return str(why)
         self._state = state
         self._engine.settle(kept)
         return ""
+
+    def _end_here(self) -> None:
+        """No more may be given away: this round, of which nothing counts, is the last. Models are judged as they are."""
+        if self.net.round:
+            self.schedule.rounds, self.schedule.stopped = self.net.round, True
+            self.net.remarks[f"The run ended in round {self.net.round}, in which its privacy budget was spent."] = None
 
     def _check_may_go_on(self, state: Any) -> None:
         if self.job.experiment.on_nonfinite == "stop":
@@ -332,6 +347,7 @@ class _Rounds:
         made["void"] = [{"round": t, "why": why} for t, why in self._void.items()]
         rows = self._folder.read_metrics()
         absences = self._folder.read_absences()
+        made["privacy"] = self._account.summary(self.job.privacy_assumptions())
         return summarise(self.job, rows, absences, self.net.ledger.total, made, {**self.seconds, "total": spent})
 
 

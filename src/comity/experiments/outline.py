@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -16,6 +18,7 @@ from comity.core.ledger import Ledger
 from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric
 from comity.core.net import Net, Works, cohort
 from comity.core.party import Info
+from comity.core.release import Asked, Release
 from comity.core.wrapper import chain
 from comity.errors import Refusal
 from comity.experiments.absent import PlannedAbsences
@@ -23,9 +26,14 @@ from comity.experiments.common import CommonGround, Introduction
 from comity.experiments.config import Experiment
 from comity.experiments.party_side import training_of
 from comity.names import called
+from comity.privacy.account import Account, block, planned
+from comity.privacy.budget import Budget
+from comity.privacy.composition import weakest_unit
+from comity.privacy.solving import check_budget, noise_for, server_release, undecided, unprotected, with_noise
 
 COUNTED_ROUNDS, COUNTED_DRAWS = 1_000, 100_000  # rounds, and parties in them, that are counted one by one
 SKEWED = 0.25
+OWN_CONSTANTS = "inputs scaled or filled in by the party's own records"
 
 
 @runtime_checkable
@@ -177,10 +185,99 @@ class Outline:
         weights = sum(size for _, size in self.info.task.shapes.values()) / 4
         return self.steps() * (2e-4 + 6 * weights * self.experiment.batch / 2e10)
 
-    def net(self, works: Works, progress: Progress) -> Net:
+    def net(self, works: Works, progress: Progress, account: Account | None = None) -> Net:
         """What rounds use to reach the parties on an engine."""
         rules = Rules(self.experiment.min_replies, self.experiment.on_nonfinite == "stop", self.absent)
-        return Net(self.algorithm, self.info, self.root, self.experiment.participation, works, progress.answered, rules)
+        return Net(self.algorithm, self.info, self.root, self.experiment.participation, works, progress.answered, rules, account)
+
+    def account(self) -> Account:
+        """The account of what parties give away, at the beginning."""
+        count = len(self.common.seats.names)
+        return Account(self.algorithm, self.info.name, self.asked, count, self.budget, self.planned_releases, self.coupled)
+
+    def coupled(self, i: int) -> str:
+        """Why a guarantee for a record of a party would not hold, whatever is added to what leaves; empty if it would."""
+        return OWN_CONSTANTS if self.everybody[i].own_constants else ""
+
+    @property
+    def budget(self) -> Budget:
+        """The most that may be given away of any party."""
+        return Budget.read(self.experiment.budget)
+
+    def asked(self, i: int) -> Asked:
+        """What is known of a party before it is asked to work."""
+        size = self.everybody[i].train
+        return Asked(self.info, i, size, training_of(self.common, i, size))
+
+    def planned_releases(self, algorithm: AnyAlgorithm | None = None) -> dict[int, Counter[Release]]:
+        """What each party will release in all rounds; with another method, if that is given."""
+        rounds = Counter(i for drawn in self._cohorts for i in drawn)
+        return planned(algorithm or self.algorithm, self.asked, self.info.parties, rounds)
+
+    def planned_by_server(self, algorithm: AnyAlgorithm | None = None) -> dict[int, Counter[Release]]:
+        """What a trusted server will make known of each party in all rounds, behind noise of its own."""
+        found: dict[int, Counter[Release]] = {i: Counter() for i in self.info.parties}
+        for drawn in self._cohorts:
+            if release := server_release(algorithm or self.algorithm, self.info, drawn):
+                for i in self.info.parties if release.drawn_of else drawn:
+                    found[i][release] += 1
+        return found
+
+    @cached_property
+    def _cohorts(self) -> list[list[int]]:
+        return [self.cohort(t) for t in range(1, self.experiment.rounds + 1)]
+
+    def planned_privacy(self) -> dict[str, Any]:
+        """What will be guaranteed to each party after all rounds, as `summary.json` will say it."""
+
+        def named(plans: Mapping[int, Counter[Release]]) -> dict[str, Counter[Release]]:
+            return {self.info.name(i): plan for i, plan in plans.items() if plan}
+
+        bare = {(work, name): set(self.info.names) for name, work in unprotected(self.algorithm, self.asked(0))}
+        plans = self.planned_releases()
+        if own := {self.info.name(i) for i, plan in plans.items() if self.coupled(i) and weakest_unit(plan) == "record"}:
+            bare["introduce", OWN_CONSTANTS] = own
+        trusted = named(self.planned_by_server())
+        found = block(named(plans), bare, self.budget)
+        return found | {"trusted_server": block(trusted, {}, self.budget) if trusted else None}
+
+    def noise(self) -> float | None:
+        """The noise that the budget asks for, where the method leaves it open; None where it does not."""
+        check_budget(self.algorithm, self.budget, self.asked(0), called(self.experiment.algorithm))
+        bounded = math.isfinite(self.budget.epsilon) and any(one.protects_records for one in chain(self.algorithm))
+        if bounded and (lacking := next((self.info.name(i) for i in self.info.parties if self.coupled(i)), "")):
+            name = called(self.experiment.algorithm)
+            raise Refusal(
+                f"{name} cannot keep to a budget ({self.budget}): {lacking} has {OWN_CONSTANTS}, so that one record moves what "
+                "all others are. Use data whose schema has fixed constants."
+            )
+        if not undecided(self.algorithm):
+            return None
+
+        def plans(algorithm: AnyAlgorithm) -> list[Counter[Release]]:
+            return [*self.planned_releases(algorithm).values(), *self.planned_by_server(algorithm).values()]
+
+        return noise_for(self.algorithm, self.budget, plans)
+
+    def with_noise(self) -> tuple[Experiment, AnyAlgorithm]:
+        """The settings and the method with as much noise as the budget asks for, to be written down with the run."""
+        if (noise := self.noise()) is None:
+            return self.experiment, self.algorithm
+        others = {name: value for name, value in self.experiment.set.items() if name not in ("noise", "dp.noise")}
+        return self.experiment.but(set=others | {"dp.noise": noise}), with_noise(self.algorithm, noise)
+
+    def privacy_assumptions(self) -> list[str]:
+        """What must hold so that a guarantee holds, a sentence each."""
+        secret = (
+            "from secrets of the sites"
+            if self.secret
+            else "from the run's seed and settings, so that whoever knows them can subtract it"
+        )
+        return [
+            "It is for training records. Of validation and test records figures leave as they are.",
+            "How many records each party has, and everything in the settings, is no secret.",
+            f"Noise is drawn {secret}.",
+        ]
 
 
 def judged_by(experiment: Experiment, classes: int) -> Experiment:

@@ -1,4 +1,4 @@
-"""A run's tables (metrics, ledger, timing, absences): what their rows mean, how they are written, how they are read.
+"""A run's tables (metrics, ledger, timing, absences, privacy): what their rows mean, how they are written, how they are read.
 
 Tables grow by whole rounds, and can be cut back to where a checkpoint was made. There is one way to understand a row and three to
 read a table: all of it, or nothing (`read`); as far as it makes sense (`salvage`); and what is new in one that grows (`Growing`).
@@ -20,6 +20,7 @@ from comity.core.attendance import Absence
 from comity.core.ledger import Charge
 from comity.core.net import Note
 from comity.errors import ComityError
+from comity.privacy.account import Spent
 
 R = TypeVar("R")
 BLOCK = 1 << 20
@@ -99,6 +100,12 @@ def _timing(cells: Sequence[str]) -> Timing:
     return Timing(int(cells[0]), float(cells[1]), float(cells[2]), float(cells[3]), int(cells[4]))
 
 
+def _spent(cells: Sequence[str]) -> Spent:
+    kinds = (int, str, str, str, str, str, float, float, float, int, float, float, str, str, int, int)
+    made: list[Any] = [kind(cell) for kind, cell in zip(kinds, cells, strict=True)]
+    return Spent(*made)
+
+
 def _absence(cells: Sequence[str]) -> Absence:
     return Absence(cells[0], int(cells[1]), cells[2], cells[3], int(cells[4]))
 
@@ -107,7 +114,8 @@ METRICS = Table("metrics.csv", Note._fields, _note)
 LEDGER = Table("ledger.csv", Charge._fields, _charge)
 TIMING = Table("timing.csv", Timing._fields, _timing)
 ABSENCES = Table("absences.csv", Absence._fields, _absence, seldom=True)
-TABLES: tuple[Table[Any], ...] = (METRICS, LEDGER, TIMING, ABSENCES)
+PRIVACY = Table("privacy.csv", Spent._fields, _spent, seldom=True)
+TABLES: tuple[Table[Any], ...] = (METRICS, LEDGER, TIMING, ABSENCES, PRIVACY)
 
 
 class Writer:
@@ -160,6 +168,10 @@ class Writer:
         with (self._folder / table.name).open("ab") as file:
             file.write(blob)
         self.files[table.name] = self.files[table.name].and_then(blob)
+
+    def rows(self, table: Table[R]) -> list[R]:
+        """What a table holds so far."""
+        return table.read(self._folder) if table.name in self.files else []
 
     def note(self, name: str) -> None:
         """Remember a file that was just written whole."""

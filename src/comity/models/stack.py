@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from comity.core.kernels import conv2d as conv_layer
 from comity.core.kernels import linear as linear_layer
 from comity.core.key import Key
 from comity.core.record import Params
@@ -212,8 +213,7 @@ def conv(out: int, kernel: Size, padding: int = 0, bias: bool = True, stride: in
         order = torch.channels_last if few_weights else torch.contiguous_format
 
         def apply(p: Params, x: Tensor, train: bool) -> Tensor:
-            x, weight = x.to(memory_format=order), p[kernels].to(memory_format=order)
-            return F.conv2d(x, weight, p[offsets] if bias else None, stride, padding)
+            return conv_layer(x, p[kernels], p[offsets] if bias else None, stride, padding, order)
 
         return Layer(apply, left, weights, dense=False, values=out * (fan + bias))
 

@@ -1,15 +1,12 @@
-"""Noise on vectors before they leave a party, and noisy training of what a server hands out."""
+"""Noise on vectors before they leave a party."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad, vmap
 
-from comity.core import Batch, Key, Params, Task
+from comity.core import Key
+from comity.core.noise import gaussian, laplace
 from comity.privacy.accounting import gaussian_sigma
 
 
@@ -33,37 +30,11 @@ def noised(z: Tensor, how: str, epsilon: float, delta: float, key: Key) -> Tenso
     if how == "none":
         return z
     z = bounded(z, how)
-    generator = key.noise().generator()
     if how == "gauss_l2":
-        return z + gaussian_sigma(epsilon, delta) * torch.randn(z.shape, generator=generator).to(z.device)
-    uniform = torch.rand(z.shape, generator=generator, dtype=torch.float64) - 0.5
-    laplace = -uniform.sign() * torch.log1p(-2 * uniform.abs().clamp(max=0.5 - 1e-12)) / epsilon
-    return z + laplace.float().to(z.device)
+        return z + gaussian(key, z.shape, gaussian_sigma(epsilon, delta)).to(z.device)
+    return z + laplace(key, z.shape, 1 / epsilon).to(z.device)
 
 
 def release_epsilon(how: str, epsilon: float, width: int) -> float:
     """What one release of a row really costs: `paper`'s rows differ by up to their width in ℓ1, not by 1."""
     return epsilon * width if how == "paper" else epsilon
-
-
-def private_step(task: Task, key: Key, lr: float, clip: float, noise: float) -> Callable[[Params, Batch], Params]:
-    """DP-SGD's step: each sample's gradient is clipped to `clip`, their sum gets Gaussian noise of `noise` · `clip`."""
-
-    def one(weights: Params, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(task.logits(weights, x[None]), y[None])
-
-    each = vmap(grad(one), in_dims=(None, 0, 0))
-
-    def step(weights: Params, batch: Batch) -> Params:
-        grads = each(weights, batch.x, batch.y)
-        norms = torch.stack([g.flatten(1).square().sum(1) for g in grads.values()]).sum(0).sqrt()
-        share = (clip / norms.clamp(min=1e-12)).clamp(max=1)
-        generator = key.fold("noise", batch.number).noise().generator()
-        moved = {}
-        for name, g in grads.items():
-            total = torch.tensordot(share, g, dims=1)
-            total = total + noise * clip * torch.randn(total.shape, generator=generator).to(total.device)
-            moved[name] = weights[name] - lr * total / len(batch.y)
-        return weights | moved
-
-    return step

@@ -13,7 +13,7 @@ from comity.errors import ComityError
 from comity.experiments.build import Job
 from comity.experiments.folder import OUTCOMES
 from comity.experiments.result import Deployed, Result
-from comity.experiments.tables import LEDGER, METRICS
+from comity.experiments.tables import LEDGER, METRICS, PRIVACY
 from comity.measure import summarise
 from comity.report import report
 from comity.sites.home import read_view
@@ -54,8 +54,9 @@ def finish(run: SiteRun, rounds: int, model: bool) -> list[str]:
     for row in ledger:
         total[row.kind] += row.bytes
     made = {"rounds": rounds, "steps": run.book.steps, "remarks": [], "void": []}
+    made["privacy"] = run.account.summary(outline.privacy_assumptions())
     summary = summarise(outline, rows, [], total, made, {})
-    written = [name for name in (METRICS.name, LEDGER.name, OUTCOMES) if (folder.path / name).exists()]
+    written = [name for name in (METRICS.name, LEDGER.name, PRIVACY.name, OUTCOMES) if (folder.path / name).exists()]
     folder.write_summary(summary, {name: Checksum.of((folder.path / name).read_bytes()) for name in written})
     said = _exported(run, summary) if model else []
     page = report(folder.path, quick=True)

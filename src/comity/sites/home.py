@@ -26,7 +26,8 @@ from comity.engines.versions import Version
 from comity.errors import ComityError, Damaged
 from comity.experiments.checkpoint import to_disk, write_atomically
 from comity.experiments.folder import RunFolder
-from comity.experiments.tables import LEDGER, METRICS, Table
+from comity.experiments.tables import LEDGER, METRICS, PRIVACY, Table
+from comity.privacy.account import Spent
 
 STATES = "states"
 INDEX = "states.json"
@@ -126,8 +127,9 @@ class Book:
     def __init__(self, folder: Path, party: str) -> None:
         self._folder = folder
         self._party = party
-        for table in (METRICS, LEDGER, STEPS):
+        for table in (METRICS, LEDGER, STEPS, PRIVACY):
             _mend(folder, table)
+        self._done = {row[:4] for row in STEPS.read(folder)}
         self.sent = sum(row.bytes for row in self.ledger() if row.src == party)
         self._noted = {note[:4]: note for note in self.metrics()}
 
@@ -144,8 +146,22 @@ class Book:
         """Gradient steps of all works whose replies left, each counted once, however often it was asked for."""
         return sum({row[:4]: row.steps for row in STEPS.read(self._folder)}.values())
 
+    def is_done(self, call: Call) -> bool:
+        """Whether a work was done before: asked again it gives the same answer, and tells nothing new."""
+        return (call.round, call.work, call.depth, call.use) in self._done
+
+    def privacy(self) -> list[Spent]:
+        """All that this site has given away in the run."""
+        return PRIVACY.read(self._folder)
+
+    def spend(self, rows: Sequence[Spent]) -> None:
+        """Something is given away."""
+        if rows:
+            self._add(PRIVACY, rows)
+
     def worked(self, call: Call, steps: int) -> None:
         """A work is done, of so many steps."""
+        self._done.add((call.round, call.work, call.depth, call.use))
         self._add(STEPS, [Worked(call.round, call.work, call.depth, call.use, steps)])
 
     def down(self, round: int, work: str, kind: str, size: int, src: str = SERVER) -> None:
@@ -234,3 +250,14 @@ def spent(folder: Path, party: str) -> int:
             raise Damaged(f"{path} is damaged: how much has left this site in all is not known.")
         total += sum(row.bytes for row in found.rows if row.src == party)
     return total
+
+
+def given_away(folder: Path, but: str) -> list[Spent]:
+    """What this site has given away in all its runs but one."""
+    found: list[Spent] = []
+    for path in sorted((folder / "runs").glob(f"*/{PRIVACY.name}")):
+        rows = PRIVACY.salvage(path.parent)
+        if rows.damaged:
+            raise Damaged(f"{path} is damaged: what has been given away in all is not known.")
+        found += rows.rows if path.parent.name != but else []
+    return found

@@ -47,8 +47,14 @@ outcomes = false                    # whether may leave which test samples a mod
 
 [budget]                            # over all runs together, from the day that this site joined
 bytes = "100 GB"
-epsilon = "inf"                     # a number refuses every run whose privacy loss is not accounted for: so far, all
+epsilon = "inf"                     # of a record, at delta 1e-5; a number allows only methods that bound it, as fedavg+dp
 """
+
+
+UNBOUNDED = (
+    "there is no bound on it: things have left in earlier runs without noise, or its inputs are scaled or filled in by its own "
+    "records (a schema with fixed constants does without)"
+)
 
 
 @dataclass(frozen=True)
@@ -105,9 +111,16 @@ class Law:
         self._check_method(name, experiment, algorithm)
         if experiment.rounds > self.rounds:
             raise Refusal(f"{self.name} takes part in {self.rounds} rounds at most, not in {experiment.rounds} (rounds).")
-        if math.isfinite(self.budget_epsilon):
+        if math.isfinite(self.budget_epsilon) and not any(one.protects_records for one in chain(algorithm)):
             most = f"{self.budget_epsilon:g}"
-            raise Refusal(f"{self.name} allows a privacy loss of {most}, and that of {name} is not known (budget: epsilon).")
+            raise Refusal(f"{self.name} allows a privacy loss of {most}, and that of {name} has no bound (budget: epsilon).")
+
+    def check_epsilon(self, found: float, name: str) -> None:
+        """Refuse a run with which this site would have given away more of a record than it allows, over all runs."""
+        if found > self.budget_epsilon:
+            come = f"it would have come to {found:.3g}" if math.isfinite(found) else UNBOUNDED
+            most = f"{self.budget_epsilon:g}"
+            raise Refusal(f"{self.name} allows a privacy loss of {most} in all, and with {name} {come} (budget: epsilon).")
 
     def _check_method(self, name: str, experiment: Experiment, algorithm: AnyAlgorithm) -> None:
         for part in split(experiment.algorithm, "+"):

@@ -31,6 +31,7 @@ from comity.experiments.loop import execute
 from comity.experiments.outline import Outline, Progress, Quiet, judged_by
 from comity.experiments.run import at_work
 from comity.experiments.server_side import agree
+from comity.privacy.solving import undecided
 from comity.sites.courier import Aborted, Courier
 from comity.sites.data import DATA, schema_mark
 from comity.sites.engine import SitesEngine, told
@@ -155,6 +156,8 @@ def outline_of(experiment: Experiment, everybody: Mapping[str, Introduced], plan
     )
     common = CommonGround(experiment, told)
     algorithm, info = agree(common)
+    if undecided(algorithm):
+        raise Refusal("Between sites dp's noise is given as a number, as in dp(noise=1.1): comity plan finds it for a budget.")
     made = Outline(experiment, common, algorithm, info, planned(experiment.absent, experiment.seed, told.names, plan), secret)
     made.check_judged()
     if not made.judged("test"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hmac
 import json
+import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
@@ -22,7 +24,6 @@ from comity.core.key import Key, SecretKey
 from comity.core.metrics import METRICS, Metric, by_class, check_fits
 from comity.core.net import Note
 from comity.core.record import Sealed, parcels_in, payload, unseal
-from comity.core.samples import PartyData
 from comity.core.signature import records_of
 from comity.core.wrapper import chain
 from comity.data import Federation
@@ -39,15 +40,20 @@ from comity.experiments.outline import Outline, judged_by
 from comity.experiments.party_side import make_party
 from comity.experiments.server_side import agree
 from comity.measure.gain import gains
+from comity.names import called
+from comity.privacy.account import Account
+from comity.privacy.composition import epsilon
 from comity.sites import messages
 from comity.sites.data import own_federation, schema_mark
-from comity.sites.home import Book, States, run_secret, runs_of, secret_of, spent, write_view
+from comity.sites.home import Book, States, given_away, run_secret, runs_of, secret_of, spent, write_view
 from comity.sites.law import Law
 from comity.sites.messages import Answered, Introduced, call_of, pack
 from comity.sites.passports import Identity, keys_of
 from comity.units import size
 
 ALONE = "solo"
+DELTA = 1e-5
+"""At which a site counts what it has given away in all its runs."""
 STAGES = ("", "unfinished", "offered", "joined")
 
 
@@ -84,6 +90,7 @@ class SiteRun:
     states: States = field(init=False)
     book: Book = field(init=False)
     _seat: Seat | None = None
+    _account: Account | None = None
 
     def __post_init__(self) -> None:
         self.states = States(self.folder.path)
@@ -118,7 +125,7 @@ class SiteRun:
         law.check_records(len(own.train), by_class(own.train.y, federation.classes), algorithm)
         key = X25519PrivateKey.generate()
         introduced = Introduced(
-            said=_said(own, federation.classes, METRICS[chosen.metric], law),
+            said=_said(federation, law, METRICS[chosen.metric]),
             shape=list(federation.shape),
             classes=federation.classes,
             black=list(federation.preprocess.black),
@@ -166,6 +173,7 @@ class SiteRun:
             raise Refusal(f"{self.party} is left out of this run.")
         party = make_party(common, names.index(self.party), self.federation.parties[self.party])
         site = Site(algorithm, party, SecretKey(Key.root(self.experiment.seed).bits, run_secret(self.at, self.name)))
+        self._account_for(Outline(self.experiment, common, algorithm, info), names.index(self.party), law)
         only = replace(info, names=(self.party,), sizes=(own.said.train,), tasks=(party.task,), newcomers=(), peers=())
         self._seat = Seat(
             site,
@@ -173,6 +181,22 @@ class SiteRun:
             Lock(self._keys(head, names), blake2b(self.name.encode(), digest_size=16).digest(), records_of(algorithm)),
             Outline(self.experiment, common, algorithm, only),
         )
+
+    def _account_for(self, outline: Outline, number: int, law: Law) -> None:
+        """Open the account of what this site gives away, if the law allows what it will come to with all earlier runs."""
+        if math.isfinite(law.budget_epsilon):
+            before = [row.made() for row in given_away(self.at, self.name)]
+            total = outline.planned_releases()[number] + Counter(made for made in before if made)
+            bounded = all(before) and not outline.everybody[number].own_constants
+            law.check_epsilon(epsilon(total, DELTA) if bounded else math.inf, called(self.experiment.algorithm))
+        self._account = outline.account()
+        self._account.restore(self.book.privacy())
+
+    @property
+    def account(self) -> Account:
+        """What this site gives away in the run, once it has begun."""
+        assert self._account is not None
+        return self._account
 
     def _keys(self, head: messages.Begin, names: tuple[str, ...]) -> PairKeys:
         """The keys for parcels; without a certificate there are none."""
@@ -192,6 +216,9 @@ class SiteRun:
         self.book.down(call.round, call.work, "down", payload(content))
         for sender, parcel in sorted(head.inbox.items()):
             self.book.down(call.round, call.work, "peer", parcel.size, src=seat.name_of(sender))
+        if not (again := self.book.is_done(call)):
+            self.account.charge_call(call, [number])
+            self.book.spend(self.account.take())  # before anything can leave
         site = self.brought(after)
         answer = site.work(call, Letter(content, after, head.first), opened)
         seat.gate.check_reply(call, answer.reply)
@@ -202,6 +229,9 @@ class SiteRun:
         told = Answered(answer.steps, answer.keeps, answer.ruined, answer.remark, tuple(answer.unusable))
         made = pack(told, encode(seat.lock.close(answer.reply), parcels=True))
         law.check_leaving(made)
+        if not again:
+            self.account.note_reply(call, number, answer.reply)
+            self.book.spend(self.account.take())
         if answer.keeps:
             self.states.write(number, call, site.versions.blob())
         self.book.worked(call, answer.steps)
@@ -314,9 +344,10 @@ class SiteRun:
         return self.seat.site
 
 
-def _said(own: PartyData, classes: int, metric: Metric, law: Law) -> Introduction:
+def _said(federation: Federation, law: Law, metric: Metric) -> Introduction:
     """What a site tells of its data: it is judged by samples only if they are enough for their figures to leave."""
-    said = Introduction.of(own, classes, metric, counts=law.class_counts)
+    own, constants = federation.parties[law.name], federation.own_constants
+    said = Introduction.of(own, federation.classes, metric, counts=law.class_counts, own_constants=constants)
     enough = {"validation": said.validation >= law.records, "test": said.test >= law.records}
     return replace(said, judged=[split for split in said.judged if enough[split]])
 

@@ -35,6 +35,7 @@ from comity.experiments.result import Deployed, Result
 from comity.experiments.trust import check, code_in, mark
 from comity.measure.summary import blocks
 from comity.names import called
+from comity.privacy.account import account_of
 from comity.studies import predict
 
 WHAT_PREDICTS = (Path(predict.__file__), Path(preparation.__file__))
@@ -89,6 +90,7 @@ def export(result: Result, party: str, out: Path) -> list[str]:
         "seed": how.seed, "train_samples": len(federation.parties[party].train),
         "test_accuracy": judged.get(ACCURACY.name), "metric": metric.name, "test_figures": judged,
         "test_samples": len(federation.parties[party].test), "label": federation.schema.label if federation.schema else "",
+        "privacy": account_of(result.summary, party),
         "judged_after_round": result.summary["accuracy"].get("as_of", {}).get(party, result.summary["rounds"]),
     }  # fmt: skip
     weights = encode(State(deployed.theta, mine))
@@ -215,6 +217,7 @@ def _card(told: dict[str, Any], schema: Schema | None, files: set[str]) -> str:
 - Use: {works} takes samples as {told["party"]} has them and prints {prints} for each. It needs torch and numpy.{promise}{onnx}
 - Numbers are scaled by {told["scaled_by"]} (`model.json`, `preprocess`).
 - The weights were learned from this party's data and, through {called(told["algorithm"])}, from others': treat them as such.
+- Privacy of what left the party for this model: {told["privacy"]}.
 {_columns(schema) if schema else ""}"""
 
 

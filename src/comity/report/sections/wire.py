@@ -26,6 +26,7 @@ from comity.report.charts import (
     word,
 )
 from comity.report.gather import Group, Method
+from comity.report.sections.privacy import privacy
 from comity.units import size
 
 KINDS = ("up", "down", "peer", "setup")
@@ -43,6 +44,7 @@ def wire(group: Group, reopen: bool = True) -> Section:
     charts = (_totals(talking, group), _rounds(talking, group), None if group.site else _parties(talking, group))
     section.blocks += [chart for chart in charts if chart]
     section.blocks.append(_kinds(talking))
+    section.blocks += privacy(talking)
     if reopen:
         _closed_form(section, talking)
     return section

@@ -1,0 +1,164 @@
+"""DP: Abadi et al., Deep Learning with Differential Privacy, CCS 2016; McMahan et al., Learning Differentially Private Recurrent
+Language Models, ICLR 2018. A wrapper.
+
+Idea: whatever a method's parties train, they train so that no record tells (level=record); or what a trusted server makes of
+their models tells of no party (level=party).
+
+level=record, Algorithm 1 of Abadi et al. in place of every training: each step takes each record with chance B/n_i;
+g̃ = (Σ clip_C(∇ℓ) + N(0, σ²C²)) / B, then the experiment's optimizer. Nobody needs to be trusted.
+level=party, DP-FedAvg: Δ_i ← clip_C(θ_i − θ); θ ← θ + (Σ_{i∈S} Δ_i)/|S| + N(0, (σC/|S|)²) at the server, which sees every Δ_i.
+
+Symbols: C = clip; σ = noise; B = the experiment's batch; n_i = records of party i; S = the round's parties.
+Deviations: a party's records are n_i throughout, so two neighbours differ in one record that is blank in one of them. With
+level=party all parties count alike, and a cohort is drawn without replacement: what that gains is accounted for as such.
+What looks at records in any other way than by being trained on them is refused: own steps, BatchNorm, losses that couple a
+batch, counts of labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import wraps
+from typing import Any, Literal
+
+import torch
+
+from comity.algorithms.fedavg import AveragedModel
+from comity.core import *
+from comity.core.aggregate import NoisyAveraging
+from comity.core.fit import Private
+from comity.core.release import ALL, STAGES, Asked, Release, Releases
+from comity.privacy.guard import guarded
+
+
+def clipped(change: Params, most: float) -> Params:
+    """A change of some parameters, of that norm at most."""
+    size = torch.stack([value.square().sum() for value in change.values()]).sum().sqrt()
+    return {name: value * (most / size.clamp(min=most)) for name, value in change.items()}
+
+
+@algorithm
+class Dp(Wrapper[None]):
+    host: AnyAlgorithm
+    level: Literal["record", "party"] = option("record", "whom it protects: a record, or a party if the server is trusted")
+    noise: float | Literal["auto"] = option("auto", "σ, in units of C; auto: as little as the run's budget allows", minimum=0)
+    clip: float = option(1.0, "C, the norm of a record's gradient, or of a party's change of the model, at most", above=0)
+    amplify: bool = option(True, "level=party: that nobody knows who was drawn for a round counts as protection")
+
+    start_weights = ""
+    bytes_formula = "the host's"
+
+    @classmethod
+    def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
+        for one in [host, *([host.host] if isinstance(host, Wrapper) else [])]:
+            if one.not_private:
+                raise Refusal(f"{name}+{wrapper} cannot be: {one.not_private}.")
+
+    def check(self, info: Info) -> None:
+        if self.level == "record" and any(task.network.norms for task in info.tasks):
+            raise Refusal(f"dp cannot train {info.task.network.name}: BatchNorm couples the records of a batch.")
+        if self.level == "party" and not isinstance(self.host, AveragedModel):
+            raise Refusal("dp with level=party goes around methods that average models, as fedavg and fedbn do.")
+        if self.level == "party" and any(is_buffer(name) for name in info.task.shapes if name not in self._kept(info.task)):
+            raise Refusal("dp with level=party has no noise for BatchNorm's statistics, which would be shared: use fedbn+dp.")
+        if info.newcomers:
+            raise Refusal("dp cannot have newcomers: what they say of training alone would leave without noise.")
+        super().check(info)
+
+    def cautions(self, info: Info) -> list[str]:
+        return [] if self.noise else ["with noise=0 nothing is hidden: gradients are clipped, and that is all."]
+
+    def _kept(self, task: Task) -> frozenset[str]:
+        assert isinstance(self.host, AveragedModel)
+        return self.host.kept(task)
+
+    @property
+    def sigma(self) -> float:
+        if self.noise == "auto":
+            raise Refusal("dp needs to know how much noise: give a budget (--budget epsilon=8,delta=1e-5), or noise=1.")
+        return self.noise
+
+    @property
+    def protects_records(self) -> bool:
+        return self.level == "record"
+
+    @property
+    def one_model(self) -> bool:
+        return self.host.one_model
+
+    @property
+    def self_contained(self) -> bool:  # type: ignore[override]
+        return self.host.self_contained
+
+    @property
+    def leaves(self) -> frozenset[str]:
+        return self.host.leaves
+
+    # A record is protected.
+
+    def wrap_party(self, party: Party, extra: None, made: list[tuple[float, int]] | None = None) -> Party:
+        if self.level == "party":
+            return party
+        how = Private(party.data.train, self.clip, self.sigma, [] if made is None else made)
+        return replace(party, data=guarded(party.data), private=how)
+
+    def wrap_work(self, work: Work) -> Work:
+        @wraps(work)
+        async def wrapped(mine: Wrapped[None], letter: Any, party: Party, key: Key) -> tuple[Wrapped[None], Any]:
+            made: list[tuple[float, int]] = []
+            state, reply = await work(mine.host, letter, self.wrap_party(party, None, made), key)
+            if self.level == "record":
+                self._check_declared(work.__name__, made, party)
+            elif isinstance(reply, Model):
+                reply = Model(self._clipped(reply.theta, letter.theta))
+            return Wrapped(state, None), reply
+
+        return wrapped
+
+    def _check_declared(self, work: str, made: list[tuple[float, int]], party: Party) -> None:
+        """Refuse a reply that came of more training than was accounted for before it was asked for."""
+        declared = sorted((r.rate, r.steps) for r in self._trained(work, len(party.data.train), party.training))
+        if sorted(made) != declared:
+            raise Refusal(f"{work} trains otherwise than its method declares (trainings): {sorted(made)}, not {declared}.")
+
+    def covers(self, work: str, said: Releases, asked: Asked) -> Releases:
+        return {ALL: self._trained(work, asked.size, asked.training)} if self.level == "record" else said
+
+    def _trained(self, work: str, n: int, how: Training) -> list[Release]:
+        """What a record has to do with all that a work trains; what is made of that afterwards costs nothing more."""
+        found = [each for stage in STAGES for each in self.host.declared_trainings(stage, how).get(work, ())]
+        return [
+            Release("record", "gaussian", self.clip, self.sigma * self.clip, rate=min(1.0, h.batch / n), steps=h.steps_for(n))
+            for h in found
+        ]
+
+    # A party is protected.
+
+    def _clipped(self, theta: Params, received: Params) -> Params:
+        change = clipped({name: value - received[name] for name, value in theta.items()}, self.clip)
+        return {name: received[name] + value for name, value in change.items()}
+
+    def server_release(self, info: Info, cohort: Sequence[int]) -> Release | None:
+        if self.level == "record" or not cohort:
+            return self.host.server_release(info, cohort)
+        everybody, C, spread = len(info.names), self.clip / len(cohort), self.sigma * self.clip / len(cohort)
+        if self.amplify and len(cohort) < everybody:  # a party that is replaced by another takes its change of the model along
+            return Release("party", "gaussian", 2 * C, spread, "replaced", drawn_of=everybody, drawn=len(cohort))
+        return Release("party", "gaussian", C, spread)
+
+    def averaging(self, net: Net) -> NoisyAveraging | None:
+        if self.level == "record":
+            return None
+        drawn = net.sample(net.round)
+
+        def made_known(heard: int) -> float:
+            """The noise on a mean of so many models, of which the account learns before anybody else does."""
+            how = self.server_release(net.info, drawn)
+            assert how
+            less = len(drawn) / heard  # of fewer models each weighs more, and so does its noise
+            how = replace(how, sensitivity=how.sensitivity * less, noise=how.noise * less)
+            net.release("Model.theta", how, net.info.parties if how.drawn_of else drawn)
+            return how.noise
+
+        return NoisyAveraging(net.key("noise"), made_known)

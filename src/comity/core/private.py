@@ -1,0 +1,222 @@
+"""Training of which no single record tells: Poisson samples, gradients clipped record by record, and noise on their sum.
+
+The gradient of each record is needed for its norm, but seldom whole. For a linear layer y = x Wᵀ + b it is dy xᵀ, whose norm is
+‖dy‖ · ‖x‖, and the clipped sum over records is one product of thin matrices; for a convolution it is such a product of patches.
+Layers are recorded while the loss runs (`kernels.TAPE`). What else is trained gets its gradients record by record, by `vmap`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad, vmap
+
+from comity.core.fit import Private
+from comity.core.kernels import TAPE, Tape
+from comity.core.key import Key
+from comity.core.noise import gaussian, uniform
+from comity.core.record import Params, ReadOnlyDict
+from comity.core.samples import Samples
+from comity.core.task import Batch
+from comity.core.training import Training
+from comity.errors import Refusal
+
+if TYPE_CHECKING:
+    from comity.core.descent import Descent
+
+Loss = Callable[[Params, Batch], Tensor]
+WHOLE_BYTES = 2**27
+"""How much the gradients of records may take that are whole at one time."""
+APART = 1e-3
+"""By how much the loss of two records may differ from the mean of their losses: rounding, and no more."""
+
+
+def poisson_batch(samples: Samples, rate: float, key: Key, number: int, how: Training) -> Batch:
+    """Each sample with that chance, independently of all others; it may be none. Who is in it is as secret as the noise."""
+    drawn = uniform(key.fold("sample"), [len(samples)]) < rate
+    at = drawn.nonzero()[:, 0].to(samples.x.device)
+    x = samples.x.index_select(0, at)
+    seen = how.augment(x, key.fold("augment")) if how.augment and len(at) else x
+    rows = {name: every.index_select(0, at) for name, every in samples.rows.items()}
+    return Batch(seen, samples.y.index_select(0, at), at, number, NoScratch(), rows)
+
+
+class NoScratch(ReadOnlyDict):
+    """What a loss may not leave anything in: that would be of records that nobody clipped."""
+
+    def _refuse(self, *args: object, **kwargs: object) -> None:
+        raise Refusal("The method cannot be trained privately: its loss keeps something from batch to batch.")
+
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse
+
+
+def check_separable(loss: Loss, theta: Params, like: Samples) -> None:
+    """Refuse a loss that is no mean over records: what is clipped of it would not be a record's part in it.
+
+    It is tried on two inputs that nobody's records are: data-dependent refusals would tell something.
+    """
+    x = torch.stack([torch.full(like.shape, value) for value in (0.1, 0.9)]).to(like.x)
+    y = torch.zeros(2, dtype=like.y.dtype, device=like.y.device)
+    rows = {name: torch.zeros_like(every[:1]).expand(2, *every.shape[1:]) for name, every in like.rows.items()}
+
+    def of(at: slice) -> float:
+        indices = torch.arange(2, device=x.device)[at]
+        part = {name: every[at] for name, every in rows.items()}
+        with torch.no_grad():
+            return float(loss(theta, Batch(x[at], y[at], indices, 0, NoScratch(), part)))
+
+    together, apart = of(slice(0, 2)), (of(slice(0, 1)) + of(slice(1, 2))) / 2
+    if math.isfinite(apart) and abs(together - apart) > APART * max(1.0, abs(apart)):
+        raise Refusal("The method cannot be trained privately: its loss couples the samples of a batch.")
+
+
+def private_gradient(descent: Descent, batch: Batch, private: Private, expected: float, key: Key) -> list[Tensor]:
+    """Σ clipped gradients of the batch's records, and N(0, (σC)²) on each number, over the expected size of a batch."""
+    theta, names = descent.theta, descent.names
+    noise = gaussian(key, [sum(theta[name].numel() for name in names)], private.noise * private.clip / expected)
+    parts = noise.split([theta[name].numel() for name in names])
+    found = {name: part.view(theta[name].shape).to(theta[name]) for name, part in zip(names, parts, strict=True)}
+    add_clipped(found, descent.loss, theta, batch, private.clip, 1 / expected)
+    return list(found.values())
+
+
+def add_clipped(into: Params, loss: Loss, theta: Params, batch: Batch, clip: float, scale: float) -> None:
+    """Add `scale` times the records' gradients, each of the norm `clip` at most, to tensors of the parameters' names."""
+    if not len(batch.y):
+        return
+    names = list(into)
+    tape = SampleTape([theta[name] for name in names])
+    token = TAPE.set(tape)
+    try:
+        value = loss(theta, batch) * len(batch.y)
+    finally:
+        TAPE.reset(token)
+    layers = tape.layers(value)
+    covered = {place for layer in layers for place in layer.places}
+    rest = [name for place, name in enumerate(names) if place not in covered]
+    whole = per_record(loss, theta, rest, batch) if rest else {}
+    with torch.no_grad():
+        squares = [*(g.flatten(1).square().sum(1) for g in whole.values()), *(layer.squares for layer in layers)]
+        share = scale * clip / torch.stack(squares).sum(0).sqrt().clamp(min=clip)
+        for name, g in whole.items():
+            into[name].add_(torch.tensordot(share, g, dims=1))
+        for layer in layers:
+            layer.add([into[names[place]] for place in layer.places], share)
+
+
+def per_record(loss: Loss, theta: Params, names: Sequence[str], batch: Batch) -> Params:
+    """Each record's gradient, whole, of some of the parameters."""
+    fixed = {name: value.detach() for name, value in theta.items()}
+    rows = list(batch.rows)
+
+    def one(free: Params, x: Tensor, y: Tensor, at: Tensor, own: list[Tensor]) -> Tensor:
+        mine = {name: value[None] for name, value in zip(rows, own, strict=True)}
+        return loss({**fixed, **free}, Batch(x[None], y[None], at[None], batch.number, batch.scratch, mine))
+
+    free = {name: fixed[name] for name in names}
+    many = max(1, WHOLE_BYTES // sum(value.nbytes for value in free.values()))
+    each = vmap(grad(one), in_dims=(None, 0, 0, 0, 0), randomness="different", chunk_size=many)
+    found: Params = each(free, batch.x, batch.y, batch.indices, [batch.rows[name] for name in rows])
+    return found
+
+
+class _Linear:
+    """A linear layer's part in each record's gradient: of its weight, and of its bias if that is trained."""
+
+    def __init__(self, weight: int, bias: int | None, x: Tensor, dy: Tensor) -> None:
+        self.places = [weight] if bias is None else [weight, bias]
+        self._x, self._dy = x, dy
+        inputs = x.square().sum(1)
+        self.squares = dy.square().sum(1) * (inputs if bias is None else inputs + 1)
+
+    def add(self, into: Sequence[Tensor], share: Tensor) -> None:
+        """Add the records' parts, each as much of it as its share."""
+        dy = self._dy * share[:, None]
+        into[0].addmm_(dy.t(), self._x)
+        if len(into) > 1:
+            into[1].add_(dy.sum(0))
+
+
+class _Whole:
+    """A layer's part in each record's gradient, written out: for a convolution, whose weights are few."""
+
+    def __init__(self, weight: int, bias: int | None, weights: Tensor, shape: torch.Size, biases: Tensor) -> None:
+        self.places = [weight] if bias is None else [weight, bias]
+        self._weights, self._shape, self._biases = weights, shape, biases
+        self.squares = weights.square().sum((1, 2))
+        if bias is not None:
+            self.squares = self.squares + biases.square().sum(1)
+
+    def add(self, into: Sequence[Tensor], share: Tensor) -> None:
+        """Add the records' parts, each as much of it as its share."""
+        into[0].add_(torch.tensordot(share, self._weights, dims=1).reshape(self._shape))
+        if len(into) > 1:
+            into[1].add_(share @ self._biases)
+
+
+Layer = _Linear | _Whole
+
+
+class SampleTape(Tape):
+    """The layers that a loss runs through once, with their inputs: what is needed for each record's part in their gradients."""
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        super().__init__(weights)
+        self._weights = weights
+        self._uses: list[Callable[[Tensor], Layer]] = []
+
+    def layers(self, value: Tensor) -> list[Layer]:
+        """Each layer's part in the gradients of the records whose losses `value` is the sum of.
+
+        None at all if a weight has a part in them elsewhere too, in another layer or in none: its gradient would not be whole.
+        """
+        slopes = torch.autograd.grad(value, [*self.outputs, *self._weights], allow_unused=True)
+        elsewhere = {place for place, slope in enumerate(slopes[len(self.outputs) :]) if slope is not None}
+        with torch.no_grad():
+            found = [use(dy) for use, dy in zip(self._uses, slopes, strict=False) if dy is not None]
+        places = [place for layer in found for place in layer.places]
+        return [] if len(set(places)) < len(places) or elsewhere.intersection(places) else found
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        place, with_bias = self._places(weight, bias)
+        if place is None or x.dim() != 2:
+            return F.linear(x, weight, bias)
+        inputs = x.detach()
+        y = F.linear(x, self._fixed[place], None if bias is None else bias.detach())
+        return self._use(y, lambda dy: _Linear(place, with_bias, inputs, dy))
+
+    def conv2d(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, order: torch.memory_format
+    ) -> Tensor:
+        """A convolution, on record if its weight is one of those that learn."""
+        place, with_bias = self._places(weight, bias)
+        if place is None:
+            return super().conv2d(x, weight, bias, stride, padding, order)
+        inputs, shape = x.detach(), weight.shape
+        y = super().conv2d(x, self._fixed[place], None if bias is None else bias.detach(), stride, padding, order)
+
+        def use(dy: Tensor) -> Layer:
+            patches = F.unfold(inputs, shape[2:], stride=stride, padding=padding)
+            slopes = dy.flatten(2)
+            return _Whole(place, with_bias, slopes @ patches.mT, shape, slopes.sum(2))
+
+        return self._use(y, use)
+
+    def _places(self, weight: Tensor, bias: Tensor | None) -> tuple[int | None, int | None]:
+        """Where a layer's weight and bias are among those that learn; None if they are not, or if nothing is to be learned."""
+        if not torch.is_grad_enabled():
+            return None, None
+        found = self._place.get(id(weight)), None if bias is None else self._place.get(id(bias))
+        return (None, None) if found[0] is None or (bias is not None and found[1] is None and bias.requires_grad) else found
+
+    def _use(self, y: Tensor, use: Callable[[Tensor], Layer]) -> Tensor:
+        if not y.requires_grad:
+            y.requires_grad_()
+        self.outputs.append(y)
+        self._uses.append(use)
+        return y

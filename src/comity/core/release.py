@@ -1,0 +1,113 @@
+"""What a message gives away: behind which noise each of its fields leaves a party, and whom that protects.
+
+A method declares it (`Algorithm.releases`), a wrapper may add to it (`Wrapper.covers`). What nobody declares leaves as it is:
+then there is no bound on what it tells, and the account of a run says so (`privacy/account.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from comity.core.signature import fields_on_wire, signature
+from comity.core.wrapper import Wrapper, chain
+
+if TYPE_CHECKING:
+    from comity.core.algorithm import AnyAlgorithm
+    from comity.core.call import Call
+    from comity.core.party import Info
+    from comity.core.training import Training
+
+Unit = Literal["row", "record", "party"]
+UNITS: dict[Unit, str] = {
+    "row": "a row (what a given model makes of one sample)",
+    "record": "a training record",
+    "party": "all that a party has",
+}
+"""What is protected, from the weakest: who protects a record protects its rows, and who protects a party all its records."""
+Neighbours = Literal["blank", "replaced"]
+NEIGHBOURS: dict[Neighbours, str] = {
+    "blank": "one is replaced by a blank one, which adds nothing",
+    "replaced": "one is replaced by any other",
+}
+"""Which two sets of data must look alike. How many there are is the same in both, and so is no secret."""
+Stage = Literal["start", "round", "finish", "join"]
+STAGES: tuple[Stage, ...] = ("start", "round", "finish", "join")
+
+
+@dataclass(frozen=True)
+class Release:
+    """A mechanism through which something leaves, and how often: noise on what can change by `sensitivity` at most."""
+
+    unit: Unit
+    mechanism: Literal["gaussian", "laplace"]
+    sensitivity: float
+    """By how much one unit changes it: in the ℓ2 norm before Gaussian noise, in the ℓ1 norm before Laplace's."""
+    noise: float
+    """Standard deviation of a Gaussian, scale of a Laplace distribution."""
+    neighbours: Neighbours = "blank"
+    rate: float = 1.0
+    """The chance that a unit has any part in a step (Poisson sampling)."""
+    steps: int = 1
+    drawn_of: int = 0
+    """Instead of `rate`: `drawn` units of so many take part, drawn anew each time without replacement."""
+    drawn: int = 0
+
+    @property
+    def multiplier(self) -> float:
+        """Noise in units of the sensitivity: all that an account needs to know of both."""
+        return self.noise / self.sensitivity if self.sensitivity else float("inf")
+
+    def times(self, count: int) -> Release:
+        """The same, so many times."""
+        return replace(self, steps=self.steps * count)
+
+
+NOTHING: tuple[Release, ...] = ()
+"""How what does not depend on a party's data is declared: it leaves through no mechanism, and tells nothing."""
+Releases = Mapping[str, Sequence[Release]]
+"""By field of a reply, as in "Reps.z": through which mechanisms it leaves. Fields that leave as they are, are not named."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is known of a party before it is asked to work."""
+
+    info: Info
+    party: int
+    size: int
+    """How many training samples it has."""
+    training: Training
+
+
+class Spending(Protocol):
+    """What a net needs of an account of what is given away."""
+
+    def charge_call(self, call: Call, ids: Iterable[int]) -> None: ...
+    def note_reply(self, call: Call, i: int, reply: Any) -> None: ...
+    def note_open(self, round: int, work: str, i: int, name: str) -> None: ...
+    def charge_server(self, round: int, name: str, release: Release | None, ids: Iterable[int]) -> None: ...
+
+
+def releases_of(outermost: AnyAlgorithm, depth: int, work: str, asked: Asked) -> dict[str, Sequence[Release] | None]:
+    """All fields of a work's reply, and through which mechanisms each leaves; None for one that leaves as it is."""
+    owners = chain(outermost)
+    said = owners[depth].releases(work, asked)
+    for wrapper in reversed(owners[:depth]):
+        assert isinstance(wrapper, Wrapper)
+        said = wrapper.covers(work, said, asked)
+    found: dict[str, Sequence[Release] | None] = {}
+    for name in reply_fields(outermost, depth, work):
+        found[name] = said.get(name, said.get(ALL))
+    return found
+
+
+ALL = "*"
+"""Names all fields that are not named themselves."""
+
+
+def reply_fields(outermost: AnyAlgorithm, depth: int, work: str) -> list[str]:
+    """The fields of a work's reply, sealed ones among them, that hold anything."""
+    hint: Any = signature(outermost, depth, work).reply
+    return fields_on_wire(hint)

@@ -1,0 +1,82 @@
+"""How much noise a budget asks for, found before a run; and runs that no noise would bring within their budget, refused."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from comity.algorithms.dp import Dp
+from comity.core.algorithm import AnyAlgorithm
+from comity.core.party import Info
+from comity.core.release import STAGES, Asked, Release, releases_of
+from comity.core.wrapper import Wrapper, chain
+from comity.errors import Refusal
+from comity.privacy.budget import Budget
+from comity.privacy.composition import History, epsilon, renyi_epsilon, smallest_noise
+
+Planned = Callable[[AnyAlgorithm], Iterable[Counter[Release]]]
+"""What each party, or a trusted server, will release in a whole run of a method."""
+
+
+def undecided(algorithm: AnyAlgorithm) -> bool:
+    """Whether somebody is to find its noise."""
+    return any(isinstance(one, Dp) and one.noise == "auto" for one in chain(algorithm))
+
+
+def with_noise(algorithm: AnyAlgorithm, noise: float) -> AnyAlgorithm:
+    """The same method with so much noise where it was left open."""
+    if isinstance(algorithm, Dp) and algorithm.noise == "auto":
+        return replace(algorithm, noise=noise)
+    if isinstance(algorithm, Wrapper):
+        return replace(algorithm, host=with_noise(algorithm.host, noise))  # type: ignore[type-var]
+    return algorithm
+
+
+def noise_for(algorithm: AnyAlgorithm, budget: Budget, planned: Planned) -> float:
+    """The least noise with which nobody gives away more than the budget, to a thousandth of it."""
+    if not math.isfinite(budget.epsilon):
+        raise Refusal("dp needs to know how much noise: give a budget (--budget epsilon=8,delta=1e-5), or noise=1.")
+
+    def fits(epsilon_of: Callable[[History, float], float]) -> Callable[[float], bool]:
+        def within(noise: float) -> bool:
+            histories = {frozenset(each.items()): each for each in planned(with_noise(algorithm, noise))}
+            over = (each for each in histories.values() if renyi_epsilon(each, budget.delta) > budget.epsilon)
+            return all(epsilon_of(each, budget.delta) <= budget.epsilon for each in over)
+
+        return within
+
+    quick = smallest_noise(fits(renyi_epsilon))  # never too small, and near: what takes longer has little left to search
+    found = (
+        smallest_noise(fits(epsilon), low=quick / 4, high=quick * 4) if math.isfinite(quick) else smallest_noise(fits(epsilon))
+    )
+    if math.isinf(found):
+        raise Refusal(f"No noise brings this run within its budget ({budget}): fewer rounds, or parties with more records, may.")
+    return found
+
+
+def unprotected(algorithm: AnyAlgorithm, asked: Asked) -> list[tuple[str, str]]:
+    """What a method's parties send as it is, by field and work, as far as it is known before a run."""
+    owners = chain(algorithm)
+    found: list[tuple[str, str]] = []
+    for stage in STAGES[:3]:
+        for work in algorithm.declared_trainings(stage, asked.training):
+            depth = max(d for d, owner in enumerate(owners) if hasattr(owner, work))
+            said = releases_of(algorithm, depth, work, asked)
+            found += [(name, work) for name, releases in said.items() if releases is None]
+    return found
+
+
+def check_budget(algorithm: AnyAlgorithm, budget: Budget, asked: Asked, name: str) -> None:
+    """Refuse a run that has a budget and sends things to which nobody adds noise."""
+    algorithm = with_noise(algorithm, 1.0)  # how much there is does not matter here
+    bounded = math.isfinite(budget.epsilon) and not server_release(algorithm, asked.info, asked.info.parties)
+    if bounded and (bare := unprotected(algorithm, asked)):
+        few = ", ".join(f"{field} ({work})" for field, work in bare[:3])
+        raise Refusal(f"{name} cannot keep to a budget ({budget}): {few} would leave without noise.")
+
+
+def server_release(algorithm: AnyAlgorithm, info: Info, cohort: Sequence[int]) -> Release | None:
+    """What a trusted server makes known in a round, if it adds noise: the outermost that says so."""
+    return next(filter(None, (one.server_release(info, cohort) for one in chain(algorithm))), None)
