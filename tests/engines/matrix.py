@@ -12,16 +12,18 @@ from comity.core import Params, Refusal, Wrapper
 
 GOSSIP = str(Path(__file__).with_name("gossip.py"))
 HOSTS = ("fedavg", "scaffold", "fedprox", "fedper", "fedgen(gen_steps=5)")
-BRIEF = {"fedgen": "fedgen(gen_steps=5)"}  # a generator's thousand steps show nothing that five do not
+BRIEF = {"fedgen": "fedgen(gen_steps=5)", "dp": "dp(noise=1)"}  # a generator's thousand steps show nothing that five do not
 STEEP = ("feduad", "fedufo", "fd")  # with steps of 0.1 on a dozen samples these run away
 BATCHNORM = "fedbn-cnn(scale=0.06)"
-TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv")
+TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv", "privacy.csv")
 VARIANTS: dict[str, dict[str, Any]] = {  # settings under which a method has other states or other calls
     "adcol(slots=cohort,hidden=8)": {"participation": 0.5},
     "adcol(past=3,hidden=8)": {},
     "adcol(aggregate=predictor,hidden=8)": {},
     "adcol(objective=simsiam,hidden=8)": {},
     "fedavg+dbe(kappa=auto,pilot_rounds=1)": {"participation": 0.5},
+    "fedbn+dp(noise=1,level=party)": {"participation": 0.5, "model": BATCHNORM},
+    "fedrep(head_epochs=2)+prbm+dp(noise=1)": {},
 }
 
 
@@ -32,7 +34,7 @@ def methods() -> list[str]:
 
 def wrappers() -> list[str]:
     """Every algorithm that goes around another."""
-    return [name for name in algorithms.names() if issubclass(algorithms.find(name), Wrapper)]
+    return [BRIEF.get(name, name) for name in algorithms.names() if issubclass(algorithms.find(name), Wrapper)]
 
 
 def accepted(text: str) -> bool:
@@ -73,16 +75,21 @@ def ragged() -> comity.Federation:
     return fed
 
 
+def network(text: str) -> str:
+    """What is trained: with BatchNorm, wherever that can be."""
+    return "lenet5(width=8)" if "+dp" in text else BATCHNORM
+
+
 def run(text: str, out: Path, **settings: Any) -> comity.Result:
     """A small run in a folder."""
     gentle = text.startswith(STEEP)
-    usual: dict[str, Any] = {"model": BATCHNORM, "rounds": 2, "lr": 0.02 if gentle else 0.1, "engine": "loop"}
+    usual: dict[str, Any] = {"model": network(text), "rounds": 2, "lr": 0.02 if gentle else 0.1, "engine": "loop"}
     return comity.run(text, ragged(), out=out, **(usual | settings))
 
 
 def tables(folder: Path) -> dict[str, bytes]:
     """All that may not vary between equal runs."""
-    return {name: (folder / name).read_bytes() for name in TABLES}
+    return {name: (folder / name).read_bytes() for name in TABLES if (folder / name).exists()}
 
 
 def weights(result: comity.Result) -> dict[str, Params]:

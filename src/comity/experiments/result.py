@@ -22,6 +22,7 @@ from comity.experiments.checkpoint import Checkpoints
 from comity.experiments.folder import RunFolder
 from comity.frames import frame
 from comity.notebook.html import page, sentences
+from comity.privacy.account import Spent
 
 if TYPE_CHECKING:
     import pandas
@@ -149,6 +150,11 @@ class Result:
     def ledger(self) -> list[Charge]:
         """Rows of ledger.csv: (round, work, src, dst, kind, bytes)."""
         return self._there().read_ledger()
+
+    @cached_property
+    def privacy(self) -> list[Spent]:
+        """Rows of privacy.csv: what left parties behind which noise, and what without any; `summary["privacy"]` adds it up."""
+        return self._there().read_privacy()
 
     def model(self, party: str) -> Deployed:
         """What that party would deploy after the last round."""
