@@ -23,7 +23,8 @@ VARIANTS: dict[str, dict[str, Any]] = {  # settings under which a method has oth
     "adcol(objective=simsiam,hidden=8)": {},
     "fedavg+dbe(kappa=auto,pilot_rounds=1)": {"participation": 0.5},
     "fedbn+dp(noise=1,level=party)": {"participation": 0.5, "model": BATCHNORM},
-    "fedrep(head_epochs=2)+prbm+dp(noise=1)": {},
+    "fedrep(head_epochs=2)+dp(noise=1)": {},
+    "fedprox+prbm+dp(noise=1)": {},
 }
 
 
@@ -50,7 +51,8 @@ def compositions() -> list[str]:
     """Every method alone, every wrapper around the usual hosts or around whichever it accepts: new files come by themselves."""
     made = methods()
     for wrapper in wrappers():
-        usual = [f"{host}+{wrapper}" for host in HOSTS if accepted(f"{host}+{wrapper}")]
+        hosts = HOSTS[:2] if wrapper.startswith("dp") else HOSTS  # what it does it does to any host's training
+        usual = [f"{host}+{wrapper}" for host in hosts if accepted(f"{host}+{wrapper}")]
         made += usual or [f"{host}+{wrapper}" for host in methods() if accepted(f"{host}+{wrapper}")]
     return made
 

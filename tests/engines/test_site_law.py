@@ -89,7 +89,7 @@ RULES: list[tuple[dict[str, str], str, dict[str, Any], str]] = [
     ({', "gradients"]': "]"}, "fed-sps", {}, "(kinds: gradients)"),
     ({'submitters = ["*"]': 'submitters = ["chief@*"]'}, "fedavg", {}, "takes no orders from 'lead@comity' (submitters)"),
     ({"rounds = 1000": "rounds = 3"}, "fedavg", {"rounds": 4}, "3 rounds at most, not in 4 (rounds)"),
-    ({'epsilon = "inf"': "epsilon = 8"}, "fedavg", {}, "privacy loss of 8, and that of fedavg is not known (budget: epsilon)"),
+    ({'epsilon = "inf"': "epsilon = 8"}, "fedavg", {}, "privacy loss of 8, and that of fedavg has no bound (budget: epsilon)"),
 ]
 
 

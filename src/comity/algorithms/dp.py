@@ -62,8 +62,6 @@ class Dp(Wrapper[None]):
             raise Refusal("dp with level=party goes around methods that average models, as fedavg and fedbn do.")
         if self.level == "party" and any(is_buffer(name) for name in info.task.shapes if name not in self._kept(info.task)):
             raise Refusal("dp with level=party has no noise for BatchNorm's statistics, which would be shared: use fedbn+dp.")
-        if info.newcomers:
-            raise Refusal("dp cannot have newcomers: what they say of training alone would leave without noise.")
         super().check(info)
 
     def cautions(self, info: Info) -> list[str]:

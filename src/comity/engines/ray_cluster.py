@@ -19,7 +19,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -68,8 +68,6 @@ class Recipe:
     split: str
     code: Mapping[str, str]
     """Digests of the users' files that the settings name."""
-    noise: bytes = b""
-    """What noise is drawn from."""
 
 
 class Actor:
@@ -89,15 +87,15 @@ class Actor:
 
         return installed(), ray.get_runtime_context().get_node_id(), os.getpid()
 
-    def begin(self, settings: str, split: str, code: Mapping[str, str], noise: bytes) -> str:
-        """Make the parties of a run, which draw noise from what is given; what is wrong, if something is."""
+    def begin(self, settings: str, split: str, code: Mapping[str, str]) -> str:
+        """Make the parties of a run; what is wrong, if something is."""
         try:
-            self._sites = self._made(settings, split, code, noise)
+            self._sites = self._made(settings, split, code)
         except Exception as why:
             return describe(why)
         return ""
 
-    def _made(self, settings: str, split: str, code: Mapping[str, str], noise: bytes) -> SiteStore:
+    def _made(self, settings: str, split: str, code: Mapping[str, str]) -> SiteStore:
         from comity.data import load
         from comity.data.split import Split
         from comity.experiments import config
@@ -111,7 +109,7 @@ class Actor:
         if self._data is None or self._data[0] != which:
             self._data = None
             self._data = which, load(experiment.data).split(Split.from_json(split))
-        job = replace(prepare(experiment, self._data[1]), noise_secret=noise)
+        job = prepare(experiment, self._data[1])
         return SiteStore(job.algorithm, job.parties, job.root)
 
     def share_secret(self, others: Sequence[Any], anew: bool) -> None:

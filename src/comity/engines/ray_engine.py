@@ -63,9 +63,7 @@ class RayEngine(WorkersEngine):
         import ray
 
         split = ray.put(self._recipe.split)
-        asked = [
-            actor.begin.remote(self._recipe.settings, split, dict(self._recipe.code), self._recipe.noise) for actor in actors
-        ]
+        asked = [actor.begin.remote(self._recipe.settings, split, dict(self._recipe.code)) for actor in actors]
         if wrong := next(filter(None, got(asked)), ""):
             raise ComityError(f"A worker on the Ray cluster cannot take part: {wrong}")
 

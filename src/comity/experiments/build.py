@@ -45,14 +45,15 @@ class Job(Outline):
 
     federation: Federation
     parties: list[Party]
-    noise_secret: bytes = b""
-    """Where a worker elsewhere makes these parties for somebody: what that one draws noise from."""
 
     @cached_property
     def root(self) -> Key:
-        """The key of all randomness; its noise is that of these settings and data, and of no other run with the same seed."""
-        same = self.experiment.model_dump(exclude=WHERE | {"rounds", "eval_every", "eval_share", "patience"})
-        secret = self.noise_secret or combine([repr(sorted(same.items())), self.federation.fingerprint()]).encode()
+        """The key of all randomness. Noise is that of these settings and data: no other run with the same seed has it.
+
+        How long a run goes on, who misses what in it and where it is computed are left out: its rounds stay what they are.
+        """
+        same = self.experiment.model_dump(exclude=WHERE | {"rounds", "eval_every", "eval_share", "patience", "absent"})
+        secret = combine([repr(sorted(same.items())), self.federation.fingerprint()]).encode()
         return SecretKey(Key.root(self.experiment.seed).bits, secret)
 
     def cautions(self) -> list[str]:
@@ -74,8 +75,7 @@ class Job(Outline):
         """What makes the same parties elsewhere, where the same data lie."""
         code = {file: digest(file) or "" for file in code_of(self.experiment)}
         settings = config.write(self.experiment.but(absent=None))  # who is absent is the server's to know
-        assert isinstance(self.root, SecretKey)
-        return Recipe(settings, self.federation.split.to_json(), code, self.root.secret)
+        return Recipe(settings, self.federation.split.to_json(), code)
 
 
 def federation_of(experiment: Experiment) -> Federation:

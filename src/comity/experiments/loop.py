@@ -244,6 +244,8 @@ class _Rounds:
             net.charge_introduction(info.late)
             evaluate_newcomers(self.job, net, self._engine, self._state, "offered")
             evaluate_newcomers_alone(self.job, net, self._engine)
+            for i in info.late if any(one.protects_records for one in chain(algorithm)) else ():
+                self._account.note_open(t, "alone", i, "figures of a model that it trained alone, without noise")
             self._whole(lambda s: algorithm.join(s, net, info.late))
             evaluate_newcomers(self.job, net, self._engine, self._state, "joined")
         if t == self.schedule.rounds and self._finishes:
