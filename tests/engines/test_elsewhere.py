@@ -87,7 +87,7 @@ def test_private_training_at_sites_has_the_same_account_and_other_noise(sites: S
 
 
 def test_a_site_keeps_to_its_epsilon_over_all_runs(tmp_path: Path, quiet: None) -> None:
-    """Two runs of 4 to 5.7 each: a law of 5.7 allows the first; things that left without noise leave no bound on anything after."""
+    """Two runs of 4 to 5.7 each: a law of 5.7 allows the first, and never what has no bound."""
     changes = {**OPEN, 'epsilon = "inf"': "epsilon = 5.7"}
     sites = Sites(tmp_path / "bounded", SIZES, changes)
     settings = usual("fedavg") | {"model": "lenet5(width=8)", "rounds": 1}

@@ -24,7 +24,7 @@ from comity.core.call import Call, Letter
 from comity.core.descent import train
 from comity.core.fit import Private
 from comity.core.noise import gaussian
-from comity.core.private import add_clipped, per_record, poisson_batch
+from comity.core.private import add_clipped, per_record, poisson_batches
 from comity.core.task import Batch
 from comity.engines.site import Site
 from comity.experiments.build import federation_of, prepare
@@ -77,7 +77,7 @@ def test_1_a_swapped_record_moves_the_rows_of_others_so_that_a_row_is_what_is_pr
 def check_samples_are_poisson() -> None:
     """A record's chance is the same and independent in every step: sizes vary as a binomial's do."""
     samples = Samples(torch.zeros(400, 1), torch.zeros(400, dtype=torch.int64))
-    drawn = [poisson_batch(samples, 0.1, Key(5).fold(step), step, Training()) for step in range(400)]
+    drawn = list(poisson_batches(samples, 0.1, 400, Key(5), Training()))
     sizes = torch.tensor([float(len(batch.y)) for batch in drawn])
     assert sizes.mean().item() == pytest.approx(40, abs=1.5)
     assert sizes.var().item() == pytest.approx(36, rel=0.3)
@@ -300,10 +300,11 @@ def _twice_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _shuffled(monkeypatch: pytest.MonkeyPatch) -> None:
     def shuffled(key: Key, shape: Any) -> torch.Tensor:
-        order = Key(1).permutation(shape[0])  # one order, cut into batches one after the other
-        shuffled.at = (getattr(shuffled, "at", 0) + 40) % shape[0]  # type: ignore[attr-defined]
-        found = torch.ones(shape[0], dtype=torch.float64)
-        found[order[shuffled.at : shuffled.at + 40]] = 0.0  # type: ignore[attr-defined]
+        order = Key(1).permutation(shape[1])  # one order, cut into batches one after the other
+        found = torch.ones(*shape, dtype=torch.float64)
+        for step in range(shape[0]):
+            at = 40 * step % shape[1]
+            found[step, order[at : at + 40]] = 0.0
         return found
 
     monkeypatch.setattr(private_module, "uniform", shuffled)

@@ -8,7 +8,7 @@ Layers are recorded while the loss runs (`kernels.TAPE`). What else is trained g
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,18 +32,26 @@ if TYPE_CHECKING:
 Loss = Callable[[Params, Batch], Tensor]
 WHOLE_BYTES = 2**27
 """How much the gradients of records may take that are whole at one time."""
+DRAWN_AT_ONCE = 2**17
 APART = 1e-3
 """By how much the loss of two records may differ from the mean of their losses: rounding, and no more."""
 
 
-def poisson_batch(samples: Samples, rate: float, key: Key, number: int, how: Training) -> Batch:
-    """Each sample with that chance, independently of all others; it may be none. Who is in it is as secret as the noise."""
-    drawn = uniform(key.fold("sample"), [len(samples)]) < rate
-    at = drawn.nonzero()[:, 0].to(samples.x.device)
-    x = samples.x.index_select(0, at)
-    seen = how.augment(x, key.fold("augment")) if how.augment and len(at) else x
-    rows = {name: every.index_select(0, at) for name, every in samples.rows.items()}
-    return Batch(seen, samples.y.index_select(0, at), at, number, NoScratch(), rows)
+def poisson_batches(samples: Samples, rate: float, steps: int, key: Key, how: Training) -> Iterator[Batch]:
+    """For each step each sample with that chance, independently of all others: it may be none. Who it is is as secret as noise.
+
+    Whoever is in many steps is drawn by one call, as a call takes longer than a draw.
+    """
+    scratch = NoScratch()
+    many = max(1, DRAWN_AT_ONCE // len(samples))
+    for begin in range(0, steps, many):
+        drawn = uniform(key.fold("sample", begin), [min(many, steps - begin), len(samples)]) < rate
+        for number, mask in enumerate(drawn, begin):
+            at = mask.nonzero()[:, 0].to(samples.x.device)
+            x = samples.x.index_select(0, at)
+            seen = how.augment(x, key.fold("augment", number)) if how.augment and len(at) else x
+            rows = {name: every.index_select(0, at) for name, every in samples.rows.items()}
+            yield Batch(seen, samples.y.index_select(0, at), at, number, scratch, rows)
 
 
 class NoScratch(ReadOnlyDict):
@@ -131,15 +139,14 @@ class _Linear:
     def __init__(self, weight: int, bias: int | None, x: Tensor, dy: Tensor) -> None:
         self.places = [weight] if bias is None else [weight, bias]
         self._x, self._dy = x, dy
-        inputs = x.square().sum(1)
-        self.squares = dy.square().sum(1) * (inputs if bias is None else inputs + 1)
+        inputs = torch.linalg.vecdot(x, x)
+        self.squares = torch.linalg.vecdot(dy, dy) * (inputs if bias is None else inputs + 1)
 
     def add(self, into: Sequence[Tensor], share: Tensor) -> None:
         """Add the records' parts, each as much of it as its share."""
-        dy = self._dy * share[:, None]
-        into[0].addmm_(dy.t(), self._x)
+        into[0].addmm_((self._dy * share[:, None]).t(), self._x)
         if len(into) > 1:
-            into[1].add_(dy.sum(0))
+            into[1].addmv_(self._dy.t(), share)
 
 
 class _Whole:
@@ -147,16 +154,16 @@ class _Whole:
 
     def __init__(self, weight: int, bias: int | None, weights: Tensor, shape: torch.Size, biases: Tensor) -> None:
         self.places = [weight] if bias is None else [weight, bias]
-        self._weights, self._shape, self._biases = weights, shape, biases
-        self.squares = weights.square().sum((1, 2))
+        self._weights, self._shape, self._biases = weights.flatten(1), shape, biases
+        self.squares = torch.linalg.vector_norm(self._weights, dim=1).square()
         if bias is not None:
-            self.squares = self.squares + biases.square().sum(1)
+            self.squares = self.squares + torch.linalg.vecdot(biases, biases)
 
     def add(self, into: Sequence[Tensor], share: Tensor) -> None:
         """Add the records' parts, each as much of it as its share."""
-        into[0].add_(torch.tensordot(share, self._weights, dims=1).reshape(self._shape))
+        into[0].add_((share @ self._weights).view(self._shape))
         if len(into) > 1:
-            into[1].add_(share @ self._biases)
+            into[1].addmv_(self._biases.t(), share)
 
 
 Layer = _Linear | _Whole
