@@ -194,13 +194,16 @@ def test_8_two_runs_with_one_seed_have_nothing_in_common_to_subtract() -> None:
 
 
 def test_9_kinds_of_neighbours_are_never_added_up() -> None:
-    blank = Release("row", "gaussian", 0.5, 2.0)
-    replaced = Release("row", "gaussian", 1.0, 2.0, "replaced")
+    """What holds for any replacement holds for a blank one, and is then said to be for that; not the other way round."""
     sampled = Release("row", "gaussian", 0.5, 2.0, rate=0.1, steps=10)
-    assert epsilon({blank: 1, replaced: 1}, 1e-5) == pytest.approx(epsilon({replaced: 2}, 1e-5), rel=1e-6)
-    assert neighbours_of({blank: 1, replaced: 1}) == "replaced"
-    assert epsilon({sampled: 1, replaced: 1}, 1e-5) == math.inf
-    assert neighbours_of({sampled: 1, replaced: 1}) == ""
+    replaced = Release("row", "gaussian", 1.0, 2.0, "replaced")
+    drawn = Release("row", "gaussian", 1.0, 2.0, "replaced", drawn_of=10, drawn=2)
+    mixed = {sampled: 1, replaced: 1}
+    assert epsilon(mixed, 1e-5) == pytest.approx(epsilon({sampled: 1, replace(replaced, neighbours="blank"): 1}, 1e-5))
+    assert neighbours_of(mixed) == "blank"
+    assert neighbours_of({replaced: 2}) == "replaced"
+    assert epsilon({sampled: 1, drawn: 1}, 1e-5) == math.inf
+    assert neighbours_of({sampled: 1, drawn: 1}) == ""
 
 
 # --- 10. Said before a run

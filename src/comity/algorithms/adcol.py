@@ -17,7 +17,7 @@ as the paper has a single η. Meant for feature skew: with label skew the penalt
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -26,7 +26,6 @@ from torch import Tensor
 
 from comity.core import *
 from comity.core.diagnostics import CurveByRound
-from comity.parts.classwise import features_of
 from comity.parts.discriminator import carried, discriminator, labelled
 from comity.parts.divergence import kl_from_uniform
 from comity.parts.server import shared_names
@@ -76,7 +75,6 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     self_contained = True
     feature_skew_only = True
     start_weights = "shared"
-    not_private = "adcol's parties send what their models make of single records"
     bytes_formula = "Σ_t (4 · d · Σ_{i∈S_t} ⌈r·n_i⌉ + |S_t| · S_D), and 2 · |S_t| · S_shared with aggregate"
 
     diagnostics = (
@@ -106,6 +104,17 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     objective: Literal["ce", "simsiam", "ntxent"] = option("ce", "labels, or self-supervision with a linear probe (future work)")
 
     @property
+    def not_private(self) -> str:  # type: ignore[override]
+        if self.noise not in ("lap_l1", "gauss_l2"):
+            return "adcol's parties send what their models make of single records: give it noise=gauss_l2 or lap_l1"
+        usual = self.rep_mode == "after" and self.objective == "ce"
+        return "" if usual else "only with rep_mode=after and objective=ce does adcol look at records one by one"
+
+    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
+        more = {"align": [how]} if stage == "round" and self.slots == "cohort" else {}
+        return {**super().declared_trainings(stage, how), **more}
+
+    @property
     def leaves(self) -> frozenset[str]:
         return super().leaves | ({"weights"} if self.aggregate != "none" else set())
 
@@ -115,9 +124,6 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
             info.same_architecture(f"adcol with aggregate={self.aggregate}")
         if self.slots == "cohort" and (self.past > 1 or self.aggregate != "none"):
             raise Refusal("slots=cohort goes with neither past discriminators nor aggregate: slots and senders change.")
-
-    def cautions(self, info: Info) -> list[str]:
-        return self.privacy_cautions(info)
 
     def releases(self, work: str, asked: Asked) -> Releases:
         rows = self.row_releases("Reps.z", asked.info.width) if work == "local" else {}
@@ -173,10 +179,15 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     @work
     async def local(self, mine: AdcolState, m: Game, party: Party, key: Key) -> tuple[AdcolState, Reps]:
         earlier = mine.past or [m.D] * (self.past - 1)  # the first trained D stands for those before it
-        F_i, z = await self.trained(mine.F | m.shared, [m.D, *earlier], party, key)  # l.11-17
-        if self.sampling < 1:
-            z = z[key.fold("representations").choose(self.rows(len(z)), len(z))]
-        z = self.released(z, key.fold("noise"))
+        F_i, seen = await self.trained(mine.F | m.shared, [m.D, *earlier], party, key)  # l.11-17
+
+        def leaving(z: Tensor) -> Tensor:
+            z = z if seen is None else torch.where(seen.isnan(), z, seen)  # in no batch: the representation after training
+            if self.sampling < 1:
+                z = z[key.fold("representations").choose(self.rows(len(z)), len(z))]
+            return self.released(z, key.fold("noise"))
+
+        z = party.represent(self.task(party), F_i, leaving)
         past = [] if m.untrained else [m.D, *earlier][: self.past - 1]
         return AdcolState(F_i, past), Reps(z, keep(F_i, shared_names(party.task, self.aggregate)))  # l.18
 
@@ -185,21 +196,20 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         F_i, _ = await self.trained(mine.F, [m.D], party, key)
         return replace(mine, F=F_i), None
 
-    async def trained(self, F_i: Params, past: list[Params], party: Party, key: Key) -> tuple[Params, Tensor]:
-        """F_i after its epochs on eq. 2, and its representations of all samples."""
+    async def trained(self, F_i: Params, past: list[Params], party: Party, key: Key) -> tuple[Params, Tensor | None]:
+        """F_i after its epochs on eq. 2, and the representations that the last of them made, if these are noted."""
         task = self.task(party)
-        train = party.data.train
-        noting = self.rep_mode == "last_epoch"
-        seen = torch.full((len(train), task.width), torch.nan, dtype=train.x.dtype, device=train.x.device) if noting else None
+        seen = None
+        if self.rep_mode == "last_epoch":
+            train = party.data.train
+            seen = torch.full((len(train), task.width), torch.nan, dtype=train.x.dtype, device=train.x.device)
         judges = Judges([D for D in past if D], seen)
         draw = None if self.objective == "ce" else second_view
         done = await party.fit(self.eq2, F_i, key, judges, task=task, draw=draw)
         F_i = done.theta
         if self.objective != "ce":  # a linear probe: the loss had no use for the head
             F_i = (await party.fit(probe, F_i, key.fold("probe"), only=task.head_names)).theta
-        z = features_of(task, F_i, train)
-        noted = done.scratch.get(SEEN, z)
-        return F_i, torch.where(noted.isnan(), z, noted)  # a sample in no batch has the representation after training
+        return F_i, done.scratch.get(SEEN)
 
     def eq2(self, task: Task, F_i: Params, batch: Batch, judges: Judges) -> Tensor:
         z = task.features(F_i, batch.x, train=True)

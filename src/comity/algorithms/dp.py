@@ -121,7 +121,12 @@ class Dp(Wrapper[None]):
             raise Refusal(f"{work} trains otherwise than its method declares (trainings): {sorted(made)}, not {declared}.")
 
     def covers(self, work: str, said: Releases, asked: Asked) -> Releases:
-        return {ALL: self._trained(work, asked.size, asked.training)} if self.level == "record" else said
+        if self.level == "party":
+            return said
+        trained = self._trained(work, asked.size, asked.training)
+        # A row behind noise, of a model of which no record tells: then the noise protects the record that it is of.
+        rows = {name: [*(replace(row, unit="record") for row in found), *trained] for name, found in said.items()}
+        return {**rows, ALL: trained}
 
     def _trained(self, work: str, n: int, how: Training) -> list[Release]:
         """What a record has to do with all that a work trains; what is made of that afterwards costs nothing more."""

@@ -152,6 +152,10 @@ class Algorithm(ABC, Generic[S, C, M]):
         """What a user should know before running the method as it is set."""
         return []
 
+    def privacy_cautions(self, info: Info) -> list[str]:
+        """What its noise does not guarantee, where nothing around it guarantees more."""
+        return []
+
     @property
     def one_model(self) -> bool:
         """Whether every party deploys the same model, so that a global accuracy has a meaning."""

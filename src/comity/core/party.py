@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar, overload
 
+from torch import Tensor
+
 from comity.core.fit import Draw, FitRequest, FoldRequest, Loss, Private, Pull
 from comity.core.key import Key
 from comity.core.record import Params
 from comity.core.samples import PartyData, Samples
-from comity.core.task import Batch, Task
+from comity.core.task import Batch, Task, in_chunks
 from comity.core.training import Training
 from comity.errors import Refusal
 
@@ -127,6 +129,14 @@ class Party:
             together=together,
             private=self.private,
         )
+
+    def represent(self, task: Task, theta: Params, leaving: Callable[[Tensor], Tensor]) -> Tensor:
+        """What a model makes of each training sample, row by row, as it may leave.
+
+        Where no record may tell, `leaving` must bound each row by itself and add noise to it, as the method's `releases` say.
+        """
+        samples = self.private.samples if self.private else self.data.train
+        return leaving(in_chunks(lambda x: task.features(theta, x), samples.x).flatten(1))
 
     def fold(
         self, step: Callable[[S, Batch], S], state: S, key: Key, training: Training | None = None, samples: Samples | None = None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from comity.core.signature import fields_on_wire, signature
+from comity.core.signature import fields_on_wire, signature, works
 from comity.core.wrapper import Wrapper, chain
 
 if TYPE_CHECKING:
@@ -91,7 +91,10 @@ class Spending(Protocol):
 
 
 def releases_of(outermost: AnyAlgorithm, depth: int, work: str, asked: Asked) -> dict[str, Sequence[Release] | None]:
-    """All fields of a work's reply, and through which mechanisms each leaves; None for one that leaves as it is."""
+    """All fields of a work's reply, and through which mechanisms each leaves; None for one that leaves as it is.
+
+    What is trained in a work that answers nothing may leave later, with what is trained next: it stands under KEPT.
+    """
     owners = chain(outermost)
     said = owners[depth].releases(work, asked)
     for wrapper in reversed(owners[:depth]):
@@ -100,11 +103,12 @@ def releases_of(outermost: AnyAlgorithm, depth: int, work: str, asked: Asked) ->
     found: dict[str, Sequence[Release] | None] = {}
     for name in reply_fields(outermost, depth, work):
         found[name] = said.get(name, said.get(ALL))
-    return found
+    kept = not found and ALL in said and any(reply_fields(outermost, *place) for place in works(outermost))
+    return {KEPT: said[ALL]} if kept else found
 
 
-ALL = "*"
-"""Names all fields that are not named themselves."""
+ALL, KEPT = "*", "what it keeps"
+"""Names all fields that are not named themselves; and what a party keeps of a work in which nothing leaves."""
 
 
 def reply_fields(outermost: AnyAlgorithm, depth: int, work: str) -> list[str]:

@@ -59,25 +59,22 @@ def neighbours_of(history: History) -> str:
     kinds = {release.neighbours for release in history}
     if len(kinds) < 2:
         return next(iter(kinds), "blank")
-    return "replaced" if _alike(history) is not None else ""
+    return "blank" if _alike(history) is not None else ""
 
 
 def _alike(history: History) -> Counter[Release] | None:
     """The same releases for one kind of neighbours; None if that cannot be.
 
-    To replace one by another is to blank it and to fill the blank: what one blank changes by c, that changes by 2c at most. For
-    releases of samples this says nothing: there the two kinds must not be mixed.
+    Whoever cannot tell one from any other cannot tell it from a blank: what holds for `replaced` holds for `blank`, and never the
+    other way round. Of units that are drawn without replacement only the stronger kind is known.
     """
-    kinds = {release.neighbours for release in history}
-    if len(kinds) < 2:
+    if len({release.neighbours for release in history}) < 2:
         return Counter(history)
+    if any(release.drawn_of for release in history):
+        return None
     made: Counter[Release] = Counter()
     for release, count in history.items():
-        if release.neighbours == "blank":
-            if release.rate < 1 or release.drawn_of:
-                return None
-            release = replace(release, sensitivity=2 * release.sensitivity, neighbours="replaced")  # noqa: PLW2901
-        made[release] += count
+        made[replace(release, neighbours="blank")] += count
     return made
 
 

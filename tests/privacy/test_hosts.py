@@ -1,0 +1,215 @@
+"""Private training around every method: it runs with an account that is bounded and kept to, or it is refused in a sentence."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import comity
+from comity import algorithms
+from comity.core import Refusal, Wrapper
+from comity.core.wrapper import chain
+from comity.experiments.longer import ask_for
+
+METHODS = [name for name in algorithms.names() if not issubclass(algorithms.find(name), Wrapper)]
+RUN = {"fedavg", "fedprox", "scaffold", "moon", "ditto", "fedbabu", "fedbn", "fedper", "fedrep", "lg-fedavg", "solo"}
+REFUSED = {
+    "fedavg+dbe": "couples the records of a batch",
+    "fedper+mr": "couples the records of a batch",
+    "adcol": "give it noise=",
+    "adcol(noise=lap_l1,rep_mode=last_epoch)": "only with rep_mode=after",
+}
+
+
+@pytest.fixture(scope="module")
+def federation() -> comity.Federation:
+    digits = comity.load("digits")
+    cuts = {"north": (0, 47), "east": (47, 80), "south": (80, 140)}
+    return comity.Federation.from_arrays({name: (digits.x[a:b], digits.y[a:b]) for name, (a, b) in cuts.items()}, classes=10)
+
+
+def run(text: str, federation: comity.Federation, **more: Any) -> comity.Result:
+    usual: dict[str, Any] = {"rounds": 2, "model": "mlp2(width=8)", "engine": "loop"}
+    return comity.run(text, federation, **usual | more)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_runs_with_a_bound_or_is_refused(name: str, federation: comity.Federation) -> None:
+    if name not in RUN:
+        with pytest.raises(Refusal, match=r"\+dp cannot be: "):
+            run(f"{name}+dp(noise=1)", federation)
+        return
+    result = run(f"{name}+dp(noise=1)", federation)
+    told = result.summary["privacy"]
+    assert told["unprotected"] == []
+    if name == "solo":
+        assert told["epsilon"] == 0
+        return
+    assert told["unit"] == "record"
+    # What was accounted for before each call is what was trained, and what a plan says.
+    rows = [row for row in result.privacy if row.mechanism == "gaussian"]
+    assert sum(row.steps for row in rows) == result.summary["steps"]
+    planned = result.job.planned_privacy()
+    assert planned["parties"] == told["parties"]
+
+
+@pytest.mark.parametrize(("text", "why"), REFUSED.items())
+def test_what_cannot_be_private_says_why(text: str, why: str, federation: comity.Federation) -> None:
+    with pytest.raises(Refusal, match=why):
+        run(f"{text}+dp(noise=1)", federation)
+
+
+def test_a_network_with_batchnorm_is_refused(federation: comity.Federation) -> None:
+    with pytest.raises(Refusal, match="BatchNorm couples"):
+        run("fedavg+dp(noise=1)", federation, model="fedbn-cnn(scale=0.06)")
+
+
+PEEKS = {
+    "looks at samples": ("len(party.data.train.y.unique())", "looks at a party's samples itself"),
+    "folds": ("await party.fold(lambda s, b: s, m.theta, key)", "makes steps of its own"),
+    "brings samples": ("(await party.fit(plain, m.theta, key, samples=Samples(None, None)))", "makes samples of its own"),
+    "trains once more": ("(await party.fit(plain, m.theta, key.fold(1)))", "trains otherwise than its method declares"),
+}
+
+
+@pytest.mark.parametrize("peek", PEEKS)
+def test_what_goes_around_the_trainer_is_refused_and_not_ignored(
+    peek: str, federation: comity.Federation, tmp_path: Path
+) -> None:
+    line, why = PEEKS[peek]
+    method = tmp_path / "peeking.py"
+    method.write_text(
+        f'''"""FedAvg that does something else, too."""
+from comity.algorithms.fedavg import FedAvg
+from comity.core import *
+
+
+@algorithm
+class Peeking(FedAvg):
+    @work
+    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+        {line}
+        return await super().local(mine, m, party, key)
+'''
+    )
+    with pytest.raises(comity.ComityError, match=why):
+        run(f"{method}+dp(noise=1)", federation)
+
+
+def test_rows_of_a_private_model_are_records(federation: comity.Federation) -> None:
+    """ADCOL whose encoders are trained privately: then noise on a row protects the record that it is of."""
+    text = "adcol(noise=gauss_l2,epsilon=1,delta=1e-5,disc=linear)"
+    with pytest.warns(UserWarning, match="protects is a row"):
+        rows = run(text, federation, rounds=1)
+    both = run(f"{text}+dp(noise=2)", federation, rounds=1)
+    trained = run("fedavg+dp(noise=2)", federation, rounds=1)
+    alone, together, models = (result.summary["privacy"] for result in (rows, both, trained))
+    assert (alone["unit"], together["unit"], together["unprotected"]) == ("row", "record", [])
+    assert max(alone["epsilon"], models["epsilon"]) < together["epsilon"] < alone["epsilon"] + models["epsilon"]
+    assert {row.release for row in both.privacy} == {"Reps.z", "Reps.z, Reps.shared"}
+
+
+# --- Parties
+
+
+def test_a_partys_change_is_clipped_and_the_mean_noised(federation: comity.Federation) -> None:
+    result = run("fedavg+dp(level=party,noise=0,clip=0.01)", federation, rounds=1)
+    before = result.job.algorithm.server(result.job.root.fold("init"), result.job.info).host
+    after = result.model("north").theta
+    moved = torch.cat([(after[name] - before[name]).flatten() for name in before])
+    assert moved.norm().item() <= 0.01 * (1 + 1e-4)
+    noisy = run("fedavg+dp(level=party,noise=3,clip=0.01)", federation, rounds=1).model("north").theta
+    spread = torch.cat([(noisy[name] - after[name]).flatten() for name in before]).std().item()
+    assert spread == pytest.approx(3 * 0.01 / 3, rel=0.1)
+
+
+def test_what_a_trusted_server_makes_known_is_a_partys(federation: comity.Federation) -> None:
+    whole = run("fedavg+dp(level=party,noise=4)", federation).summary["privacy"]
+    assert whole["epsilon"] == "infinite"
+    assert whole["trusted_server"]["unit"] == "party"
+    drawn = run("fedavg+dp(level=party,noise=4)", federation, participation=0.34).summary["privacy"]["trusted_server"]
+    open_ = run("fedavg+dp(level=party,noise=4,amplify=false)", federation, participation=0.34).summary["privacy"]
+    assert drawn["neighbours"] == "replaced"
+    assert len(drawn["parties"]) == 3  # all may have been drawn
+    assert len(open_["trusted_server"]["parties"]) <= 2  # only who was drawn has anything to lose
+
+
+# --- Budgets
+
+
+def test_a_budget_finds_the_noise_and_is_kept_to(federation: comity.Federation, tmp_path: Path) -> None:
+    result = run("fedavg+dp", federation, budget="epsilon=4,delta=1e-5", out=tmp_path / "run")
+    assert 3.9 < result.summary["privacy"]["epsilon"] <= 4
+    assert result.job.experiment.set["dp.noise"] > 0.5
+    assert result.summary["rounds"] == 2
+    with pytest.raises(Refusal, match="has a privacy budget"):
+        ask_for(tmp_path / "run", 4)
+
+
+def test_a_call_beyond_the_budget_is_not_made_and_the_run_ends_there_also_when_resumed(
+    federation: comity.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
+    alone = run("fedavg+dp(noise=2)", federation, rounds=1).summary["privacy"]["epsilon"]
+    settings: dict[str, Any] = {"rounds": 9, "budget": f"epsilon={1.9 * alone:.3f}"}
+    whole = run("fedavg+dp(noise=2)", federation, out=tmp_path / "whole", **settings)
+    assert 1 < whole.summary["rounds"] < 9
+    assert whole.summary["privacy"]["epsilon"] <= 1.9 * alone
+    assert "privacy budget" in whole.summary["void"][0]["why"]
+    asked = {row.round for row in whole.ledger if row.work == "local"}
+    assert max(asked) == whole.summary["rounds"] - 1  # in the last round nobody was asked
+
+    class Stop(Exception):
+        pass
+
+    from comity.experiments.outline import Quiet
+
+    class Stopped(Quiet):
+        def round(self, t: int, figure: float | None, ledger: Any) -> None:
+            if t == 2:
+                raise Stop
+
+    with pytest.raises(Stop):
+        run("fedavg+dp(noise=2)", federation, out=tmp_path / "stopped", progress=Stopped(), **settings)
+    run("fedavg+dp(noise=2)", federation, out=tmp_path / "stopped", resume=True, **settings)
+    for name in ("metrics.csv", "ledger.csv", "privacy.csv"):
+        assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "budget", "why"),
+    [
+        ("fedavg", "epsilon=3", "cannot keep to a budget"),
+        ("fedavg+dp", None, "needs to know how much noise"),
+        ("fedavg+dp", "epsilon=-1", "A budget is epsilon > 0"),
+        ("fedavg+dp", "eps=1", "There is no option of budget called 'eps'"),
+    ],
+)
+def test_bad_budgets(text: str, budget: str | None, why: str, federation: comity.Federation) -> None:
+    with pytest.raises(Refusal, match=why):
+        run(text, federation, budget=budget)
+
+
+def test_an_account_is_the_same_without_the_extra_but_for_a_looser_bound(
+    federation: comity.Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from comity.privacy import composition
+
+    tight = run("fedavg+dp(noise=1)", federation).summary["privacy"]
+    composition._epsilon.cache_clear()
+    monkeypatch.setattr(composition, "accountant", lambda: "renyi")
+    monkeypatch.setattr("comity.privacy.account.accountant", lambda: "renyi")
+    loose = run("fedavg+dp(noise=1)", federation).summary["privacy"]
+    composition._epsilon.cache_clear()
+    assert tight["epsilon"] < loose["epsilon"] < 1.5 * tight["epsilon"]
+    assert "looser" in loose["assumptions"][-1]
+
+
+def test_the_chain_is_what_it_was(federation: comity.Federation) -> None:
+    made = algorithms.compose("fedprox+prbm+dp(noise=1)")
+    assert [type(one).__name__ for one in chain(made)] == ["Dp", "Prbm", "FedProx"]
+    assert math.isfinite(run("fedprox+prbm+dp(noise=1)", federation, rounds=1).summary["privacy"]["epsilon"])
