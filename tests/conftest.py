@@ -14,9 +14,11 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
+import typer.main
 
 torch.set_num_threads(1)
 os.environ["COMITY_REPORT"] = "0"
@@ -100,6 +102,14 @@ def _without_waiting_for_the_disk() -> Iterator[None]:
     """What is written is there for every other process at once; only a power cut, which nobody makes here, would tell."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_command_line() -> Iterator[None]:
+    """Typer makes the whole command line anew for every command; here thousands follow each other in one process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
         yield
 
 
