@@ -14,9 +14,11 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
+import typer.main
 
 torch.set_num_threads(1)
 os.environ["COMITY_REPORT"] = "0"
@@ -31,7 +33,7 @@ QUICK = (
     "docs/test_doctests.py",
     "docs/test_links.py",
     "engines/test_lint.py",
-    "engines/test_parity.py::test_process_equals_loop[fedavg+dbe-2]",  # one method through each engine
+    "engines/test_parity.py::test_process_equals_loop[fedavg+dbe]",  # one method through each engine
     "engines/test_stacked.py::test_32_bits_stay_close[fedavg]",
     "equations/",
     "golden/",
@@ -76,18 +78,45 @@ SLOW = (
     "equations/test_relay.py::test_t3",
 )
 
-LONG = (  # what others show in part; `make test-long` runs these, and CI does
+LONG = (  # what others show in part; `make test-long` runs these, and CI does. Of a sweep over methods (`text`), FEW stay
     "cli/test_kill.py::test_killed_at_each_touch",
     "engines/test_bytes.py::test_kept_names_never_cross",
+    "engines/test_bytes.py::test_ledger_equals_the_closed_form_in_other_settings",
     "engines/test_bytes.py::test_rows_are_well_formed",
     "engines/test_far_device.py::test_so_do_their_options",
     "engines/test_gated.py::test_all_that_methods_send_passes",  # as test_elsewhere.py does, on its way
     "engines/test_gated.py::test_so_does_what_their_options_send",
     "engines/test_init.py::test_every_method_everywhere",
     "engines/test_newcomers.py::test_newcomers_are_not_asked_before_they_join",
+    "engines/test_newcomers.py::test_joining_is_the_same_on_processes",
     "engines/test_parity.py::test_process_equals_loop_when_half_take_part",
+    "engines/test_parity.py::test_process_equals_loop_with_any_number_of_workers",
+    "engines/test_resume.py::test_rows_behind_the_checkpoint_are_cut",
     "engines/test_resume.py::test_stopped_with_half_the_parties_a_round",
 )
+FEW = ("fedavg", "scaffold+dbe", "adcol", "relay-p2p")  # weights, states and two calls a round, a model at the server, parcels
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _without_waiting_for_the_disk() -> Iterator[None]:
+    """What is written is there for every other process at once; only a power cut, which nobody makes here, would tell."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_command_line() -> Iterator[None]:
+    """Typer makes the whole command line anew for every command; here thousands follow each other in one process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
+        yield
+
+
+@pytest.fixture
+def without_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are exported without their ONNX files, which take most of the time."""
+    monkeypatch.setattr("comity.studies.export.find_spec", lambda name: None)
 
 
 @pytest.fixture(autouse=True)
@@ -105,5 +134,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.quick)
         if name.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
-        if name.startswith(LONG):
+        if name.startswith(LONG) and not is_one_of_few(item):
             item.add_marker(pytest.mark.long)
+
+
+def is_one_of_few(item: pytest.Item) -> bool:
+    """Whether this is a method that stays in `make test` when the sweep over all of them is long."""
+    return isinstance(item, pytest.Function) and hasattr(item, "callspec") and item.callspec.params.get("text") in FEW

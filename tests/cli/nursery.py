@@ -17,6 +17,7 @@ from comity import cli
 from comity.studies import compare, plan, tune  # noqa: F401
 
 torch.set_num_threads(1)
+os.fsync = lambda fd: None  # as in tests/conftest.py
 
 
 def die_at(count: int, folder: str, worker: bool) -> None:

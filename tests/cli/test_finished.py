@@ -75,6 +75,7 @@ def raw(data: Path) -> Dataset:
     return made
 
 
+@pytest.mark.usefixtures("without_onnx")
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedavg+dbe", "fedrod", "apfl", "fed-sps", "relay", "ditto+mr"])
 def test_an_exported_model_says_what_the_run_would(algorithm: str, gaps: Path, tmp_path: Path) -> None:
     """From values as the party has them, gaps included, to the very answers of the run's own model."""
@@ -94,6 +95,7 @@ def test_an_exported_model_says_what_the_run_would(algorithm: str, gaps: Path, t
     assert remarks == ()
 
 
+@pytest.mark.usefixtures("without_onnx")
 def test_images_as_bytes(tmp_path: Path) -> None:
     x = (torch.rand(40, 1, 8, 8, generator=Key(1).generator()) * 255).byte()
     data = Dataset("bytes", x, torch.arange(40) % 2, 2, groups={"who": Groups(("a", "b"), np.arange(40) // 20)}, home="natural")
@@ -126,6 +128,7 @@ def test_the_commands(gaps: Path, tmp_path: Path) -> None:
     assert list(told["preprocess"]["fills"]) == ["north"]  # nobody else's figures go along
 
 
+@pytest.mark.usefixtures("without_onnx")
 def test_refusals(gaps: Path, tmp_path: Path) -> None:
     result = made_in(tmp_path / "run", "fedavg", gaps)
     export(result, "north", tmp_path / "out")

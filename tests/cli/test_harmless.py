@@ -61,6 +61,7 @@ def test_a_folders_name_is_no_markup(here: Path) -> None:
     works("report", "o[/red]", "--quick")
 
 
+@pytest.mark.usefixtures("without_onnx")
 def test_folders(here: Path) -> None:
     """A run's own, and those of a comparison and an export."""
     out = here / NAME
@@ -200,6 +201,7 @@ def gift(tmp_path: Path) -> Path:
 LOOKS = (("watch", "--once"), ("report",), ("report", "--table", "latex"), ("measure",), ("export", "--party", "p0"), ("resume",))
 
 
+@pytest.mark.usefixtures("without_onnx")
 @pytest.mark.parametrize("args", LOOKS)
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_strangers_folder(args: tuple[str, ...], finished: bool, gift: Path) -> None:

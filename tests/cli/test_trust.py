@@ -121,6 +121,7 @@ def unfinished(gift: Path) -> None:
     (gift / "summary.json").unlink()
 
 
+pytestmark = pytest.mark.usefixtures("without_onnx")
 QUICK = mdl.Settings(points=2, seeds=1, steps=2)
 CALLS: dict[str, Callable[[Path, bool], object]] = {
     "study": lambda gift, trust: study(gift, samples=24, mdl=None, trust=trust),

@@ -313,10 +313,10 @@ def test_refusals(spec: str, parties: int, message: str) -> None:
 
 def test_ten_thousand_parties_are_quick() -> None:
     y = labels(200_000)
-    began = time.perf_counter()
+    began = time.process_time()
     for spec in SPECS.values():
         assert len(parts(spec.replace("alpha=1", "alpha=10"), y, 10_000)) == 10_000
-    assert time.perf_counter() - began < 5  # about one second on one slow core
+    assert time.process_time() - began < 5  # about one second on one slow core
 
 
 def test_catalogue_names_options() -> None:

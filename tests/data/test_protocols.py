@@ -470,10 +470,10 @@ def test_official_size_is_exact_whatever_the_classes() -> None:
 
 
 def test_a_gap_beyond_all_samples_is_refused_at_once() -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(Refusal, match="too few samples"):
         tail([0] * 40, "tail(0.25,gap=1000000)")
-    assert time.perf_counter() - began < 0.5
+    assert time.process_time() - began < 0.5
 
 
 # --- official(redraw): where others than the makers cut the data in training and test

@@ -1,4 +1,4 @@
-"""The tables of quick and slow tests in tests/conftest.py name tests that exist."""
+"""The tables of quick, slow and long tests in tests/conftest.py name tests that exist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def table(name: str) -> tuple[str, ...]:
     return found
 
 
-@pytest.mark.parametrize("entry", [*table("QUICK"), *table("SLOW")])
+@pytest.mark.parametrize("entry", [*table("QUICK"), *table("SLOW"), *table("LONG")])
 def test_there_are_such_tests(entry: str) -> None:
     file, _, name = entry.partition("::")
     assert (TESTS / file).exists(), f"tests/{file} is gone: change tests/conftest.py"

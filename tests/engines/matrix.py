@@ -28,11 +28,13 @@ VARIANTS: dict[str, dict[str, Any]] = {  # settings under which a method has oth
 }
 
 
+@cache
 def methods() -> list[str]:
     """Every algorithm that stands alone."""
     return [BRIEF.get(name, name) for name in algorithms.names() if not issubclass(algorithms.find(name), Wrapper)]
 
 
+@cache
 def wrappers() -> list[str]:
     """Every algorithm that goes around another."""
     return [BRIEF.get(name, name) for name in algorithms.names() if issubclass(algorithms.find(name), Wrapper)]
@@ -47,9 +49,10 @@ def accepted(text: str) -> bool:
     return True
 
 
+@cache
 def compositions() -> list[str]:
     """Every method alone, every wrapper around the usual hosts or around whichever it accepts: new files come by themselves."""
-    made = methods()
+    made = [*methods()]
     for wrapper in wrappers():
         hosts = HOSTS[:2] if wrapper.startswith("dp") else HOSTS  # what it does it does to any host's training
         usual = [f"{host}+{wrapper}" for host in hosts if accepted(f"{host}+{wrapper}")]

@@ -122,6 +122,7 @@ def test_a_model_that_says_the_mean_explains_nothing() -> None:
     assert METRICS["mae"].of(torch.full((3, 1), 3.0), y) == pytest.approx(2)
 
 
+@pytest.mark.usefixtures("without_onnx")
 def test_from_files_to_a_number_in_use(tmp_path: Path) -> None:
     data = table()
     (tmp_path / "in").mkdir()
