@@ -94,7 +94,6 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     mu: float = option(1.0, "weight of the adversarial term, eq. 2", minimum=0)
     disc: Literal["mlp", "linear", "deep", "conv"] = option("mlp", "D: three FC layers (5.1), one (B.15), five (B.12), two conv")
     hidden: int = option(512, "width of D's hidden layers (5.1)", minimum=1)
-    disc_epochs: int = option(1, "passes over the representations per round (Algorithm 1)", minimum=0)
     sampling: float = option(1.0, "r, share of its representations a party sends, drawn each round (B.11)", above=0, maximum=1)
     past: int = option(1, "N_d, discriminators of so many rounds in the penalty, by their mean (B.6)", minimum=1, maximum=1000)
     slots: Literal["party", "cohort"] = option("party", "D's outputs: all N parties, or the round's m, who train twice (B.14)")
@@ -103,16 +102,9 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     rep_mode: Literal["after", "last_epoch"] = option("after", "representations: after training, or as the last epoch made them")
     objective: Literal["ce", "simsiam", "ntxent"] = option("ce", "labels, or self-supervision with a linear probe (future work)")
 
-    @property
-    def not_private(self) -> str:  # type: ignore[override]
-        if self.noise not in ("lap_l1", "gauss_l2"):
-            return "adcol's parties send what their models make of single records: give it noise=gauss_l2 or lap_l1"
-        usual = self.rep_mode == "after" and self.objective == "ce"
-        return "" if usual else "only with rep_mode=after and objective=ce does adcol look at records one by one"
-
     def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
-        more = {"align": [how]} if stage == "round" and self.slots == "cohort" else {}
-        return {**super().declared_trainings(stage, how), **more}
+        again = {"align": [how]} if stage == "round" and self.slots == "cohort" else {}
+        return {**super().declared_trainings(stage, how), **again}
 
     @property
     def leaves(self) -> frozenset[str]:
@@ -126,12 +118,8 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
             raise Refusal("slots=cohort goes with neither past discriminators nor aggregate: slots and senders change.")
 
     def releases(self, work: str, asked: Asked) -> Releases:
-        rows = self.row_releases("Reps.z", asked.info.width) if work == "local" else {}
+        rows = self.row_releases("Reps.z", asked.info.width)
         return rows if self.aggregate != "none" else {**rows, "Reps.shared": NOTHING}
-
-    def server_release(self, info: Info, cohort: Sequence[int]) -> Release | None:
-        how = replace(info.training, epochs=self.disc_epochs, steps=None)
-        return self.disc_release(sum(self.rows(info.sizes[i]) for i in cohort), how)
 
     def discriminator(self, d: int, n: int) -> Task:
         return discriminator(self.disc, d, self.hidden, n)
@@ -164,10 +152,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         data = labelled({slot[i]: reps.z for i, reps in R.items()})
         how = replace(net.info.training, epochs=self.disc_epochs, steps=None)
         D = self.fitted(net, task, D, data, net.key("discriminator"), how)  # l.6-9
-        if how_noisy := self.server_release(net.info, list(R)):
-            net.release("Game.D", how_noisy, R)
-            if s.shared:
-                net.release("Game.shared", None, R)
+        self.made_known(net, list(R), {"Game.shared"} if s.shared else set())
         answers = in_chunks(lambda z: task.logits(D, z), data.x)
         net.note("discriminator/accuracy", (answers.argmax(1) == data.y).float().mean().item())
         for i in R:

@@ -55,7 +55,7 @@ def mixture(alpha: Tensor, v: Params, w: Params) -> Params:
 @algorithm
 class Apfl(AveragedModel[ApflState]):
     self_contained = True
-    not_private = "apfl's loss keeps something from batch to batch"
+    not_private = "its loss keeps something from batch to batch"
     alpha: float = option(0.5, "α_i before round 1: 0 is the global model's copy, 1 a model of one's own", minimum=0, maximum=1)
     adaptive: bool = option(True, "false leaves α_i as it is")
 

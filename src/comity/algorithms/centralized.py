@@ -32,7 +32,6 @@ class Pool:
 class Centralized(Algorithm[Pool, Empty, Model]):
     shares = "data"
     common_start = "trains one model at the server, so that no party starts from any"
-    not_private = "centralized sends the records themselves"
     bytes_formula = "Σ_i n_i · (bytes of a sample + 4), once, before round 1"
 
     @property

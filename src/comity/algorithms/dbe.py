@@ -24,9 +24,9 @@ from torch import Tensor
 
 from comity.core import *
 from comity.core.diagnostics import Diagnostic, ParameterNorms
-from comity.core.noise import gaussian
 from comity.parts.averaged import AveragesWeights
 from comity.parts.pilot import TRIED_BYTES, Mean, Piloted
+from comity.privacy.options import NoisyMean
 
 OFFSET = "dbe.offset"
 MEAN = "dbe.mean"
@@ -85,7 +85,7 @@ class Biased(Task):
 
 
 @algorithm
-class Dbe(Piloted):
+class Dbe(NoisyMean, Piloted):
     host: AveragesWeights[Any, Any, Any]
     kappa: float | Literal["auto"] = option(50.0, "κ, weight of the mean regulariser (eq. 8); auto: by a pilot", minimum=0)
     mu: float = option(1.0, "μ, momentum of the running mean (eq. 9); 1 takes the current batch alone", minimum=0, maximum=1)
@@ -100,7 +100,7 @@ class Dbe(Piloted):
     pilot_rounds: int = option(5, "rounds with each κ of the pilot before round 1, with kappa=auto", minimum=1)
 
     has_offset: ClassVar[bool] = True
-    not_private: ClassVar[str] = "the mean regulariser couples the records of a batch (prbm, the offset alone, can be had)"
+    not_private = "the mean regulariser couples the records of a batch (prbm, the offset alone, can be had)"
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = (
         ParameterNorms(
             name="offsets",
@@ -112,7 +112,7 @@ class Dbe(Piloted):
         ),
     )
     start_weights = "theta"
-    also_leaves = ("means",)
+    also_leaves: ClassVar[tuple[str, ...]] = ("means",)
     bytes_formula = (
         "the host's, and N · (S + 8·K) once before round 1; kappa=auto: 4 · pilot_rounds rounds and N · (4·S + 73) more"
     )
@@ -133,12 +133,6 @@ class Dbe(Piloted):
         if (self.init_mean != "exact" and not (runs_along and self.init_epochs)) or (self.ema_debias and not self.mu):
             raise Refusal("A running mean needs mu > 0, and init_mean=ema and batch an epoch to run along.")
         super().check(info)
-
-    def cautions(self, info: Info) -> list[str]:
-        told = (
-            "noise_s and noise_q guarantee nothing: how far one record moves a mean is not bounded, so that no epsilon follows."
-        )
-        return [*super().cautions(info), *([told] if self.noise_s or self.noise_q else [])]
 
     def at_cut(self, task: Task) -> Task:
         return replace(task, cut=self.cut) if self.cut else task
@@ -204,10 +198,6 @@ class Dbe(Piloted):
         mu = self.mu if self.init_mean == "ema" else 1 / (batch.number + 1)
         batch.scratch[MEAN] = (1 - mu) * before + mu * now
         return task.objective(theta, z, batch)
-
-    def noised(self, z: Tensor, key: Key) -> Tensor:
-        """(1 − q) z̄ + N(0, s²), element by element."""
-        return (1 - self.noise_q) * z + gaussian(key, z.shape, self.noise_s).to(z.device)
 
     @work
     async def agree(self, mine: Wrapped[Mean], m: Mean, party: Party, key: Key) -> tuple[Wrapped[Mean], None]:

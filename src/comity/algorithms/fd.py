@@ -54,7 +54,6 @@ class Fd(Algorithm[Bank, Params, Teacher]):
     also_leaves = ("class counts",)
     self_contained = True
     start_weights = ""
-    not_private = "fd's parties send means over their records, and how many they have of each class"
     bytes_formula = "Σ_t |S_t| · (8·C² + 5·C): logits both ways, counts up, a mask of known classes down"
 
     gamma: float = option(10.0, "γ, weight of the distillation", minimum=0)

@@ -65,7 +65,6 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
     also_leaves = ("weights",)
     self_contained = True
     hears_peers = True
-    not_private = "fed-sps' parties look for samples near their records, and send what comes of that"
     bytes_formula = "Σ_t Σ_{i asks j} collab_steps·(S + S_g + 12), S_g = the gradient; samples: S + 12 + |ODA_ij|·(4·dim x + 4)"
 
     diagnostics = (

@@ -100,7 +100,6 @@ class Generator:
 @algorithm
 class FedGen(AveragesWeights[Source, FedGenState, Taught]):
     also_leaves = ("class counts",)
-    not_private = "fedgen has parties tell how many records they have of each class"
     bytes_formula = "Σ_t |S_t| · (2·S + S_G), and N · 8·C once before round 1"
 
     weight: float = option(1.0, "λ, weight of the generated representations at a party", minimum=0)

@@ -65,7 +65,7 @@ class TwoHeads(Task):
 @algorithm
 class FedRod(FedAvg):
     shares = "generic"
-    not_private = "fedrod balances its loss by how many records there are of each class"
+    not_private = "it balances its loss by how many records there are of each class"
 
     @property
     def one_model(self) -> bool:

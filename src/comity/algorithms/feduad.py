@@ -79,7 +79,6 @@ class Adversary:
 class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     start_weights = "theta"
     also_leaves = ("class counts",)
-    not_private = "its parties tell how many records they have of each class, and make representations of them"
     bytes_formula = "Σ_t K_c · (2·S + 2·S_D + (K_c − 1) · (S + 4·C + 4)); no S_D unless D is averaged"
 
     uad: bool = field(default=True, init=False)  # fedufo has a choice here

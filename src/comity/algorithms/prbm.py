@@ -30,6 +30,7 @@ class Prbm(Dbe):
     noise_q: float = field(default=0.0, init=False)
     pilot_rounds: int = field(default=5, init=False)
     not_private = ""
+    also_leaves = ()
     bytes_formula = "the host's"
 
     def start(self, s: Wrapped[Mean | None], net: Net) -> Wrapped[Mean | None]:

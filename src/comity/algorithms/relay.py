@@ -130,7 +130,6 @@ class SharesRepresentations(Algorithm[S, C, M]):
 @algorithm
 class Relay(SharesRepresentations[Bank, Params, Teacher]):
     start_weights = "shared"
-    not_private = "its parties send means over their records, and how many they have of each class"
     bytes_formula = "Σ_t |S_t| · C · (4·(M↑ + 1)·d' + 5 up, 4·(M↓ + 1)·d' + M↓ + 1 down), the former once before"
 
     m_down: int = option(1, "M↓, sets of observations it receives", minimum=1)

@@ -39,7 +39,6 @@ class Told:
 
 @algorithm
 class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPeerState, Empty]):
-    not_private = "its parties send each other what their models make of their records"
     bytes_formula = "Σ_t Σ_{v asks u} (C · (4·M↑·d' + 1) between peers, 4 down)"
 
     neighbours: int = option(1, "parties that a party asks a round, drawn anew", minimum=1)

@@ -121,8 +121,6 @@ class Algorithm(ABC, Generic[S, C, M]):
         "does not say which field of its letters holds the weights that parties start from (start_weights)"
     )
     """Why parties must start alike, where `start_weights` is None."""
-    not_private: ClassVar[str] = ""
-    """Why its parties cannot train so that no record tells (`+dp`), where that is known: "its loss couples a batch"."""
     bytes_formula: ClassVar[str] = ""
     """The closed form that `traffic` computes, as `comity show` prints it."""
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = ()
@@ -151,6 +149,12 @@ class Algorithm(ABC, Generic[S, C, M]):
     def cautions(self, info: Info) -> list[str]:
         """What a user should know before running the method as it is set."""
         return []
+
+    @property
+    def not_private(self) -> str:
+        """Why its parties cannot train so that no record tells (`+dp`), where that is known; unless told, by what they send."""
+        others = sorted(self.leaves - {"weights"})
+        return f"its parties send {LEAVES[others[0]]}" if others else ""
 
     def privacy_cautions(self, info: Info) -> list[str]:
         """What its noise does not guarantee, where nothing around it guarantees more."""

@@ -17,13 +17,14 @@ from comity.core.aggregate import Averaging
 from comity.core.algorithm import Algorithm
 from comity.core.attendance import Attendance, NoReplies, RollCall, Rules
 from comity.core.call import Answer, Call, Edge, Letter
+from comity.core.charging import Charging
 from comity.core.descent import fold, train
 from comity.core.fit import Draw, FitRequest, Fitted, FoldRequest, Loss, Private, Working
 from comity.core.key import Key
-from comity.core.ledger import ADDED_UP, SERVER, Ledger
+from comity.core.ledger import ADDED_UP, SERVER
 from comity.core.party import Info, Party, WatchedInfo
-from comity.core.record import Params, Sealed, payload
-from comity.core.release import Release, Spending
+from comity.core.record import Params, Sealed
+from comity.core.release import Spending
 from comity.core.samples import Samples
 from comity.core.task import Batch, Task
 from comity.core.training import Moments, Training
@@ -77,7 +78,7 @@ def in_order(ids: Iterable[int], answers: Iterable[tuple[int, R]]) -> Iterator[t
         yield i, early.pop(i)
 
 
-class Net:
+class Net(Charging):
     """What a round may use: who takes part, asking parties to work, training at the server, keys, and notes."""
 
     def __init__(
@@ -93,25 +94,21 @@ class Net:
     ) -> None:
         self.looked: set[str] = set()
         """What the method has looked at that depends on how many rounds there are to be."""
-        self.info: Info = WatchedInfo.of(info, self.looked)
+        super().__init__(WatchedInfo.of(info, self.looked), answered, account)
         self.attendance = Attendance(info, rules or Rules())
         self.versions: dict[int, Call] = {}
         """By party: the last call that changed what it keeps and whose reply was accepted."""
-        self.ledger = Ledger.for_parties(len(info.names) + len(info.newcomers))
         self.notes: list[Note] = []
         self.remarks: dict[str, None] = dict.fromkeys([ADDED_UP] if self.ledger.together else [])
         """What a user should know of how works were computed, each sentence once."""
         self.steps = 0
         self.server_steps = 0
-        self.round = 0
         self.first = 1
         """The first round that counts, or is to: up to it the server has nothing but what it began with."""
         self._root = root
         self._owners = chain(algorithm)
         self._participation = participation
         self._works = works
-        self._answered = answered
-        self._account = account
         self._uses: Counter[tuple[int, str]] = Counter()
         self._unheard = ""
         """The work whose replies a loop is going through."""
@@ -193,8 +190,8 @@ class Net:
         roll = self.attendance.roll_call(call, letters)
         delivered = self._delivered(roll, letters, parcels or {})
         sent = {i: letters[i] for i in roll.there}
-        if self._account:
-            self._account.charge_call(call, sent)
+        if self.account:
+            self.account.charge_call(call, sent)
         self.charge_letters(call.work, sent, "down")
         self._unheard = call.work
         self._asked |= sent.keys()
@@ -238,42 +235,10 @@ class Net:
         self.server_steps += training.steps_for(len(samples))
         return done
 
-    def charge_letters(self, work: str, letters: Mapping[int, Any], kind: str) -> None:
-        """Write down what goes to parties; most often all get one and the same, which is weighed once."""
-        weighed: dict[int, int] = {}
-        for i, letter in letters.items():
-            if id(letter) not in weighed:
-                weighed[id(letter)] = payload(letter)
-            self._charge(work, SERVER, self.info.name(i), kind, weighed[id(letter)])
-
-    def charge_reply(self, work: str, i: int, reply: Any, kind: str) -> None:
-        """Write down what came from a party."""
-        self._charge(work, self.info.name(i), SERVER, kind, payload(reply))
-        self._answered(1)
-
     def averaging(self) -> Averaging:
         """A mean of replies that come one by one: as a wrapper wants it taken, or plain."""
         wanted = (owner.averaging(self) for owner in self._owners)
         return next(filter(None, wanted), None) or Averaging()
-
-    def release(self, name: str, how: Release | None, ids: Iterable[int]) -> None:
-        """Write down that the server makes known what it learned from these parties, in a field of its letters: behind noise, or
-        (None) as it is."""
-        if self._account:
-            self._account.charge_server(self.round, name, how, ids)
-
-    def charge_introduction(self, ids: Iterable[int]) -> None:
-        """Write down what makes up `info`: names, sizes and wishes go up; classes and width come down."""
-        for i in ids:
-            name = self.info.name(i)
-            wish = self.info.peers[i] if i < len(self.info.peers) else None
-            self._charge("introduce", name, SERVER, "setup", payload([name, 0, list(wish or ())]))
-            self._charge("introduce", SERVER, name, "setup", payload([self.info.task.classes, self.info.width]))
-            if self.info.shared_columns:  # count, sum and squares of each go up, mean and spread come down
-                self._charge("scale", name, SERVER, "setup", 3 * 8 * self.info.shared_columns)
-                self._charge("scale", SERVER, name, "setup", 2 * 8 * self.info.shared_columns)
-                if self._account:
-                    self._account.note_open(self.round, "scale", i, "sums and squares of columns")
 
     def take_notes(self) -> list[Note]:
         """The notes since the last call, which are then forgotten."""
@@ -317,8 +282,8 @@ class Net:
         if answer.remark:
             self.remarks[answer.remark] = None
         self.charge_reply(roll.call.work, i, answer.reply, "up")
-        if self._account:
-            self._account.note_reply(roll.call, i, answer.reply)
+        if self.account:
+            self.account.note_reply(roll.call, i, answer.reply)
         for sender in answer.unusable:
             self.attendance.not_usable(roll.call, sender, f"a parcel for {self.info.name(i)}")
         if not roll.counts(i, answer.reply, answer.ruined):
@@ -326,6 +291,3 @@ class Net:
         if answer.keeps:
             self.versions[i] = roll.call
         return i, answer.reply
-
-    def _charge(self, work: str, src: str, dst: str, kind: str, size: int) -> None:
-        self.ledger.charge(self.round, work, src, dst, kind, size)

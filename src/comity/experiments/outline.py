@@ -122,6 +122,8 @@ class Outline:
         """What a user should know of the method on these data."""
         name = called(self.experiment.algorithm)
         said = [f"{name}: {text}" for a in chain(self.algorithm) for text in a.cautions(self.info)]
+        if not any(one.protects_records for one in chain(self.algorithm)):
+            said += [f"{name}: {text}" for a in chain(self.algorithm) for text in a.privacy_cautions(self.info)]
         said += [f"{name}: {text}" for text in self.absent.without_effect(self.algorithm)]
         if self.experiment.device != "cpu":
             said.append(f"Nothing was ever tested on {self.experiment.device}: compare a few rounds with --device cpu first.")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor
 
 from comity.core import Info, Key, Net, Params, Release, Releases, Samples, Task, Training, mixin, option, plain
 from comity.core.fit import Private
+from comity.core.noise import gaussian
 from comity.privacy.accounting import gaussian_sigma
 from comity.privacy.mechanisms import noised
 
@@ -24,8 +28,13 @@ class PrivateRows:
     noise: Literal["none", "paper", "lap_l1", "gauss_l2"] = option("none", "on what a party sends: the paper's, or sound kinds")
     epsilon: float = option(5.0, "ε of one noisy release of a representation", above=0)
     delta: float = option(0.01, "δ for which gauss_l2's noise is made; the paper's 0.01 is large", above=0, maximum=1)
+    disc_epochs: int = option(1, "passes over the representations per round (Algorithm 1)", minimum=0)
     disc_noise: float = option(0.0, "noise multiplier of DP-SGD on D at a trusted server; 0: none", minimum=0)
     disc_clip: float = option(1.0, "norm that each sample's gradient on D is clipped to", above=0)
+
+    @abstractmethod
+    def rows(self, n: int) -> int:
+        """How many rows a party of n samples sends."""
 
     def released(self, z: Tensor, key: Key) -> Tensor:
         """Rows as they leave the party."""
@@ -45,12 +54,29 @@ class PrivateRows:
         private = Private(data, self.disc_clip, self.disc_noise, []) if self.disc_noise else None
         return net.fit(plain, theta, data, key, None, task=task, training=how, private=private).theta
 
-    def disc_release(self, rows: int, how: Training) -> Release | None:
-        """What a row has to do with what a server learned from so many."""
+    def server_release(self, info: Info, cohort: Sequence[int]) -> Release | None:
+        """What a row has to do with what a server learned from those of a cohort."""
         if not self.disc_noise:
             return None
-        noise, rate = self.disc_noise * self.disc_clip, min(1.0, how.batch / rows)
-        return Release("row", "gaussian", self.disc_clip, noise, rate=rate, steps=how.steps_for(rows))
+        rows = sum(self.rows(info.sizes[i]) for i in cohort)
+        steps = replace(info.training, epochs=self.disc_epochs, steps=None).steps_for(rows)
+        noise, rate = self.disc_noise * self.disc_clip, min(1.0, info.training.batch / rows)
+        return Release("row", "gaussian", self.disc_clip, noise, rate=rate, steps=steps)
+
+    def made_known(self, net: Net, cohort: Sequence[int], bare: set[str]) -> None:
+        """Account for what parties will be sent of others' rows, and for what else of theirs goes out as it is."""
+        if self.disc_noise:
+            net.release("Game.D", self.server_release(net.info, cohort), cohort)
+            for name in bare:
+                net.release(name, None, cohort)
+
+    @property
+    def not_private(self) -> str:
+        """Why parties that send rows cannot train so that no record tells."""
+        bounded = self.noise in ("lap_l1", "gauss_l2")
+        return (
+            "" if bounded else "its parties send what their models make of single records (noise=gauss_l2 or lap_l1 hides them)"
+        )
 
     def privacy_cautions(self, info: Info) -> list[str]:
         """What the noise does not guarantee."""
@@ -64,3 +90,23 @@ class PrivateRows:
         if self.disc_noise:
             said.append(f"disc_noise={self.disc_noise:g}: the server must be trusted, and {ROW}.")
         return said
+
+
+class NoisyMean:
+    """The noise of DBE's Table 3 on a mean that a party uploads."""
+
+    noise_s: float
+    """s, its standard deviation."""
+    noise_q: float
+    """q, the share of the mean that is withheld."""
+
+    def noised(self, z: Tensor, key: Key) -> Tensor:
+        """(1 − q) z̄ + N(0, s²), element by element."""
+        return (1 - self.noise_q) * z + gaussian(key, z.shape, self.noise_s).to(z.device)
+
+    def privacy_cautions(self, info: Info) -> list[str]:
+        """What the noise does not guarantee."""
+        told = (
+            "noise_s and noise_q guarantee nothing: how far one record moves a mean is not bounded, so that no epsilon follows."
+        )
+        return [told] if self.noise_s or self.noise_q else []

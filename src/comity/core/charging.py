@@ -1,0 +1,60 @@
+"""What crosses between server and parties, written down: its bytes in a ledger, and what it gives away in an account."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from comity.core.ledger import SERVER, Ledger
+from comity.core.party import Info
+from comity.core.record import payload
+from comity.core.release import Release, Spending
+
+
+class Charging:
+    """The part of a net that charges."""
+
+    def __init__(self, info: Info, answered: Callable[[int], None], account: Spending | None) -> None:
+        self.info = info
+        self.ledger = Ledger.for_parties(len(info.names) + len(info.newcomers))
+        self.round = 0
+        self.account = account
+        """Of what is given away; none where nobody asks for it."""
+        self._answered = answered
+
+    def charge_letters(self, work: str, letters: Mapping[int, Any], kind: str) -> None:
+        """Write down what goes to parties; most often all get one and the same, which is weighed once."""
+        weighed: dict[int, int] = {}
+        for i, letter in letters.items():
+            if id(letter) not in weighed:
+                weighed[id(letter)] = payload(letter)
+            self._charge(work, SERVER, self.info.name(i), kind, weighed[id(letter)])
+
+    def charge_reply(self, work: str, i: int, reply: Any, kind: str) -> None:
+        """Write down what came from a party."""
+        self._charge(work, self.info.name(i), SERVER, kind, payload(reply))
+        self._answered(1)
+
+    def charge_introduction(self, ids: Iterable[int]) -> None:
+        """Write down what makes up `info`: names, sizes and wishes go up; classes and width come down."""
+        for i in ids:
+            name = self.info.name(i)
+            wish = self.info.peers[i] if i < len(self.info.peers) else None
+            self._charge("introduce", name, SERVER, "setup", payload([name, 0, list(wish or ())]))
+            self._charge("introduce", SERVER, name, "setup", payload([self.info.task.classes, self.info.width]))
+            if self.info.shared_columns:  # count, sum and squares of each go up, mean and spread come down
+                self._charge("scale", name, SERVER, "setup", 3 * 8 * self.info.shared_columns)
+                self._charge("scale", SERVER, name, "setup", 2 * 8 * self.info.shared_columns)
+                if self.account:
+                    self.account.note_open(self.round, "scale", i, "sums and squares of columns")
+
+    def release(self, name: str, how: Release | None, ids: Iterable[int]) -> None:
+        """Write down that the server makes known, in a field of its letters, what it learned from these parties.
+
+        Behind noise of its own or, where `how` is None, as it is.
+        """
+        if self.account:
+            self.account.charge_server(self.round, name, how, ids)
+
+    def _charge(self, work: str, src: str, dst: str, kind: str, size: int) -> None:
+        self.ledger.charge(self.round, work, src, dst, kind, size)
