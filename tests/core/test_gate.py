@@ -62,6 +62,7 @@ DECLARED: dict[str, dict[str, tuple[str, str]]] = {
     "centralized": {"hand_over": ("Empty", "Data"), "welcome": ("Model", "None")},
     "fedavg+dbe": WRAPPER,
     "ditto": MODEL,
+    "fedavg+dp": {"welcome": ("Model", "None")},
     "fd": {"local": ("Teacher", "Answers"), "welcome": ("Teacher", "None")},
     "fed-sps": {
         "assist": ("Empty", "dict[int, Sealed[Help]]"),

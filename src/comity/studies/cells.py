@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from comity.experiments.folder import RunFolder
 from comity.measure import conventions, targets
 from comity.measure.conventions import Line, last_tenth
 from comity.papers import Column, MethodRow
+from comity.privacy.account import read_epsilon
 from comity.studies.chosen import choices, told
 from comity.studies.reproduce import Outcome, Run
 
@@ -146,7 +148,7 @@ CONVENTIONS = {
 }
 LAST_ROUND = ("mean", "weighted", "global", "party")
 """Measures that papers take in the last round alone."""
-LESS_IS_BETTER = ("std", "rounds_to_lowest", "seconds_per_round", "minutes_per_round", "mbytes", "mdl", "best_round")
+LESS_IS_BETTER = ("std", "rounds_to_lowest", "seconds_per_round", "minutes_per_round", "mbytes", "mdl", "best_round", "epsilon")
 
 
 def _figure(measure: str, one: Outcome, column: Mapping[str, Sequence[Outcome]]) -> Figure | None:
@@ -217,11 +219,19 @@ def _newcomers(summary: dict[str, Any]) -> float:
     return _percent("newcomers'", statistics.fmean(late) if late else None)
 
 
-FIGURES: dict[str, Callable[[dict[str, Any]], float]] = {
+def _epsilon(account: Mapping[str, Any] | None) -> float | None:
+    """What is guaranteed to the party that has least of it; None if nothing is."""
+    found = read_epsilon(account["epsilon"]) if account else math.inf
+    return found if math.isfinite(found) else None
+
+
+FIGURES: dict[str, Callable[[dict[str, Any]], float | None]] = {
     "unfinished_mean": lambda summary: _percent("unfinished", summary["accuracy"]["unfinished"]),
     "auc_mean": lambda summary: _percent("AUC instead of", (summary["auc"] or {}).get("mean")),
     "newcomers_mean": _newcomers,
     "best_round": lambda summary: float(summary["accuracy"]["best_on_test"]["round"]),
+    "epsilon": lambda summary: _epsilon(summary["privacy"]),
+    "epsilon_server": lambda summary: _epsilon(summary["privacy"]["trusted_server"]),
     "mbytes": lambda summary: float(summary["bytes"]["total"]) / 1e6,
     "seconds_per_round": _seconds,
     "minutes_per_round": lambda summary: _seconds(summary) / 60,
