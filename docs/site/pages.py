@@ -11,6 +11,8 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+FILES = ("examples/first-steps.ipynb",)
+"""What pages link to and is no page: it lies in the site as it is."""
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")
 
 
@@ -35,6 +37,8 @@ def on_files(files: Files, config: Any) -> Files:
     for source, page in PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=linked(text, source)))
+    for name in FILES:
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     return files
 
 

@@ -77,6 +77,7 @@ def run(
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
     workers: int | None = None,
+    gpus: float | None = None,
     set: Mapping[str, Option] | None = None,
     party: Mapping[str, Any] | None = None,
     **options: Option,
@@ -136,6 +137,7 @@ def run(
         engine: where parties live: one after another, in processes, many as one computation, or on a Ray cluster; flare: at
             sites of their own, with --federation
         workers: worker processes; one a core unless told
+        gpus: GPUs, or a share of one, that each worker on Ray takes; none was ever tested
         set: a method's own options
         party: what single parties do their own way
         options: a method's own options, by name
@@ -215,6 +217,7 @@ def compare(
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
     workers: int | None = None,
+    gpus: float | None = None,
     set: Mapping[str, Option] | None = None,
     party: Mapping[str, Any] | None = None,
     **options: Option,
@@ -298,6 +301,7 @@ def tune(
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
     workers: int | None = None,
+    gpus: float | None = None,
     set: Mapping[str, Option] | None = None,
     party: Mapping[str, Any] | None = None,
     **options: Option,
@@ -373,6 +377,7 @@ def leave_one_out(
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
     engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
     workers: int | None = None,
+    gpus: float | None = None,
     set: Mapping[str, Option] | None = None,
     party: Mapping[str, Any] | None = None,
     **options: Option,

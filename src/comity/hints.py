@@ -92,7 +92,7 @@ NAMES: dict[str, dict[str, str]] = {
             "seed": "random-seed manual-seed",
             "workers": "num-workers n-workers jobs n-jobs processes",
             "engine": "backend simulator",
-            "device": "gpu cuda gpus accelerator",
+            "device": "gpu cuda accelerator",
             "patience": "early-stopping early-stop",
             "eval_every": "eval-freq eval-gap test-every eval-interval eval-frequency",
             "validation": "val val-split validation-split val-ratio",

@@ -5,6 +5,7 @@ This needs nothing but the files; `make docs` builds the site and looks through 
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 from pathlib import Path
@@ -51,6 +52,25 @@ def faults(page: Path) -> list[str]:
         if not path.is_relative_to(ROOT) or not path.is_file() or (place and place not in anchors(path)):
             found.append(link)
     return found
+
+
+def in_the_site() -> set[str]:
+    """What of the project lies in the site besides docs/, as its hook says (which needs mkdocs to be imported)."""
+    code = ast.parse((DOCS / "site" / "pages.py").read_text(encoding="utf-8"))
+    named = {
+        node.targets[0].id: node.value
+        for node in code.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    return {*ast.literal_eval(named["PAGES"]), *ast.literal_eval(named["FILES"])}
+
+
+@pytest.mark.parametrize("page", FILES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_what_is_in_the_site(page: Path) -> None:
+    """Else `make docs` ends with a warning, which is an error there."""
+    targets = [link.partition("#")[0] for link in links(page) if not re.match(r"[a-z]+:", link)]
+    named = {str((page.parent / target).resolve().relative_to(ROOT)) for target in targets if target}
+    assert not {name for name in named if not name.startswith("docs/")} - in_the_site()
 
 
 @pytest.mark.parametrize("page", FILES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+import comity
 from comity.core import PartyData, Samples
 from comity.experiments import build
 
@@ -141,3 +143,12 @@ def far_device(patch: pytest.MonkeyPatch) -> Iterator[None]:
     patch.setattr(build.Job, "device", FAR)
     with Mode():  # type: ignore[no-untyped-call]
         yield
+
+
+@cache
+def few() -> comity.Federation:
+    """Three parties with some digits each, of which one comes late."""
+    digits = comity.load("digits")
+    cuts = {"north": (0, 18, 24), "east": (24, 38, 44), "south": (44, 53, 59)}
+    parties = {name: ((digits.x[a:b], digits.y[a:b]), (digits.x[b:c], digits.y[b:c])) for name, (a, b, c) in cuts.items()}
+    return comity.Federation.from_arrays(parties, classes=10)

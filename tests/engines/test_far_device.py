@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from far_device import FAR, Apart, Far, far_device
+from far_device import FAR, Apart, Far, far_device, few
 from matrix import BATCHNORM, STEEP, methods, tables, wrappers
 
 import comity
@@ -56,15 +55,6 @@ SMALL = {
     "fedgen(gen_steps=5)": "fedgen(gen_steps=2,hidden=8,noise=8)",
     "fed-sps": "fed-sps(attack_steps=2)",
 }
-
-
-@cache
-def few() -> comity.Federation:
-    """Three parties with some digits each, of which one comes late."""
-    digits = comity.load("digits")
-    cuts = {"north": (0, 18, 24), "east": (24, 38, 44), "south": (44, 53, 59)}
-    parties = {name: ((digits.x[a:b], digits.y[a:b]), (digits.x[b:c], digits.y[b:c])) for name, (a, b, c) in cuts.items()}
-    return comity.Federation.from_arrays(parties, classes=10)
 
 
 def go(text: str, folder: Path, **settings: Any) -> comity.Result:

@@ -1,4 +1,5 @@
-"""Deployments on this machine. Without COMITY_SITES=1 (`make test-sites` sets it) and NVIDIA FLARE, these tests are skipped."""
+"""Deployments on this machine. Without COMITY_SITES=1 (`make test-sites` sets it) all but the short test is skipped, and without
+NVIDIA FLARE that, too."""
 
 from __future__ import annotations
 
@@ -18,16 +19,14 @@ SITES = ("north", "south", "east")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    reason = ""
-    if find_spec("nvflare") is None:
-        reason = "NVIDIA FLARE is not installed: make test-sites"
-    elif os.environ.get("COMITY_SITES") != "1":
-        reason = "starts a server and sites, for minutes: make test-sites"
+    there = find_spec("nvflare") is not None
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.sites)
-            if reason:
-                item.add_marker(pytest.mark.skip(reason=reason))
+            if not there:
+                item.add_marker(pytest.mark.skip(reason="needs NVIDIA FLARE: pip install comity[sites]"))
+            elif os.environ.get("COMITY_SITES") != "1" and item.path.name != "test_short_run.py":
+                item.add_marker(pytest.mark.skip(reason="starts a server and sites, for minutes: make test-sites"))
 
 
 @pytest.fixture(scope="session")

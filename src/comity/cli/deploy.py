@@ -12,8 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
+from comity.cli.finished import AsJson, Full, Samples, Some, listed, measuring, show_own_measures
 from comity.cli.options import deploy_app
-from comity.errors import ComityError, Refusal
+from comity.errors import ComityError, Refusal, unknown
 from comity.units import size
 
 Site = Annotated[Path, typer.Argument(metavar="SITE", help="the site's folder")]
@@ -255,3 +256,35 @@ def report(site: Site = Path()) -> None:
     title = f"{law.name}: {size(spent(site, law.name))} sent in all"
     screen.table(["run", "method", "rounds", "sent", "figure", "model"], rows, title)
     screen.note("sent: all that left this site, evaluation too. figure: by the run's own metric, on this site's test samples.")
+
+
+@deploy_app.command("measure")
+def measure(
+    site: Site = Path(),
+    run: Annotated[str | None, typer.Option("--run", help="which run, as report lists them; the newest that has ended")] = None,
+    layers: Some = None,
+    samples: Samples = 2000,
+    full: Full = False,
+    as_json: AsJson = False,
+) -> None:
+    """Site: what its own model of a run makes of its own samples, layer by layer. Nothing of it leaves."""
+    from comity.cli import screen
+    from comity.measure import conventions, mdl
+    from comity.sites.afterwards import measure as measured
+    from comity.sites.home import runs_of
+
+    known = {one.path.name: one for one in runs_of(site)}
+    ended = [name for name, one in known.items() if one.ended]
+    if run is None and not ended:
+        raise Refusal(f"{site} has taken part in no run that has ended.")
+    if (name := run or ended[-1]) not in known:
+        raise unknown(f"run of {site} called", name, known)
+    folder = known[name]
+    found = measured(site, folder, listed(layers), samples, mdl=mdl.FULL if full else mdl.CHEAP, told=measuring)
+    found |= {"accuracy": conventions.of_party(folder.path, found["party"])}
+    folder.write_measures(found)
+    if as_json:
+        print(json.dumps(found))
+        return
+    show_own_measures(found)
+    screen.out.print(f"Written to {folder.measures}", soft_wrap=True)

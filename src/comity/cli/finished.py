@@ -12,15 +12,19 @@ from comity.cli.options import Out, RunDir, Trust, app, caution
 from comity.text import harmless
 
 Some = Annotated[str | None, typer.Option(help="only these, as in a,b")]
+Samples = Annotated[int, typer.Option(help="how many samples of all who are measured together")]
+Full = Annotated[bool, typer.Option("--full", help="description length as its authors measure it: slow")]
+AsJson = Annotated[bool, typer.Option("--json", help="for programs")]
 
 
 @app.command()
 def measure(
     run_dir: RunDir,
     layers: Some = None,
-    samples: Annotated[int, typer.Option(help="how many samples of all parties together")] = 2000,
-    full: Annotated[bool, typer.Option("--full", help="description length as its authors measure it: slow")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    samples: Samples = 2000,
+    party: Annotated[str | None, typer.Option("--party", help="only what this party could measure by itself")] = None,
+    full: Full = False,
+    as_json: AsJson = False,
     trust: Trust = False,
 ) -> None:
     """A finished run's representations (description length, distances, drift), and its accuracy in every paper's convention."""
@@ -32,8 +36,13 @@ def measure(
     run = RunFolder(run_dir)
     run.check_begun()
     run.check()
-    chosen = None if layers is None else [part.strip() for part in layers.split(",")]
-    found = study.study(run_dir, chosen, samples, mdl=mdl.FULL if full else mdl.CHEAP, trust=trust, told=_told)
+    found = study.study(
+        run_dir, listed(layers), samples, mdl=mdl.FULL if full else mdl.CHEAP, party=party, trust=trust, told=measuring
+    )
+    if party is not None:  # measures.json is of all parties
+        found |= {"accuracy": conventions.of_party(run_dir, party)}
+        print(json.dumps(found)) if as_json else show_own_measures(found)
+        return
     accuracy = conventions.of_run(run_dir)
     run.write_measures(found | {"accuracy": accuracy})
     if as_json:
@@ -57,6 +66,32 @@ def measure(
     screen.out.print(f"Written to {run.measures}", soft_wrap=True)
 
 
+def show_own_measures(found: dict[str, Any]) -> None:
+    """What was measured of one party alone: its table, and a sentence on what could not be."""
+    from comity.cli import screen
+    from comity.names import called
+
+    rows = []
+    for layer, entry in found["layers"].items():
+        for when in ("before", "after"):
+            if when in entry:
+                mdl = entry[when]["mdl"] or {}
+                moved = (entry.get("moved") or {}) if when == "after" else {}
+                figures = [_number(mdl.get("nats"), 0), _number(mdl.get("bits"), 0), _number(moved.get("relative"), 2)]
+                rows.append([layer, when, *figures])
+    title = f"{called(found['algorithm'])} at {found['party']}, {found['samples']} of its test samples"
+    screen.table(["layer", "training", "MDL nats", "bits", "moved"], rows, title, words=2)
+    accuracy = {name: value for name, value in found["accuracy"].items() if value is not None}
+    screen.table(["accuracy", ""], [[name, f"{value:.4f}"] for name, value in accuracy.items()])
+    screen.out.print(
+        "before, after: local training. MDL: description length of the labels, given the representations. moved: how far local "
+        "training moves the centroids of classes, over the spread within a class.",
+        style="dim",
+    )
+    for sentence in found["not_measured"]:
+        screen.out.print(sentence, soft_wrap=True)
+
+
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a run, or of several")],
@@ -74,13 +109,12 @@ def report(
     from comity.report import report as write
     from comity.report.static import ranking
 
-    names = None if methods is None else [part.strip() for part in methods.split(",")]
     if table is not None:
         print("\n".join(harmless(line) for line in ranking(folder, table, target).split("\n")))
         return
     path = write(
         folder,
-        methods=names,
+        methods=listed(methods),
         target=target,
         quick=quick,
         samples=samples,
@@ -95,27 +129,35 @@ def report(
         screen.out.print(f"The figures are in {folder / 'figures'}", soft_wrap=True)
 
 
-def _told(what: str) -> None:
+def listed(names: str | None) -> list[str] | None:
+    """`a,b` as a list."""
+    return None if names is None else [part.strip() for part in names.split(",")]
+
+
+def measuring(what: str) -> None:
+    """Say what is being measured, where somebody watches."""
     from comity.cli import screen
 
     if screen.err.is_terminal:
         screen.err.print(what, style="dim")
 
 
-def _figures(entry: dict[str, Any]) -> list[str]:
-    def number(value: float | None, digits: int = 1) -> str:
-        return "" if value is None else f"{value:.{digits}f}"
+def _number(value: float | None, digits: int = 1) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
 
+
+def _figures(entry: dict[str, Any]) -> list[str]:
     mdl = entry["mdl"] or {}
+    spread = entry["frechet"] or {}
     probe = entry["separability"] or {}
     drift = entry["drift"] or {}
     return [
-        number(mdl.get("nats"), 0),
-        number(mdl.get("bits"), 0),
-        number(entry["frechet"]["mean"]),
-        number(probe.get("accuracy"), 3),
-        number(probe.get("chance"), 3),
-        number(drift.get("relative"), 2),
+        _number(mdl.get("nats"), 0),
+        _number(mdl.get("bits"), 0),
+        _number(spread.get("mean")),
+        _number(probe.get("accuracy"), 3),
+        _number(probe.get("chance"), 3),
+        _number(drift.get("relative"), 2),
     ]
 
 

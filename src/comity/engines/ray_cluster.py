@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from comity.core.record import on_device
 from comity.engines.allocator import keep_freed_memory
 from comity.engines.bundles import Bytes, packed, unpacked
 from comity.engines.loop import OneByOne
@@ -33,6 +34,7 @@ from comity.engines.workers import Worker
 from comity.errors import ComityError, Refusal, WorkerLost, describe
 
 ADDRESS = "RAY_ADDRESS"
+CPU = torch.device("cpu")
 START_SECONDS = 120.0  # until all actors are there
 LOOPBACK, STAY = "127.0.0.1", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 LOCAL = {
@@ -80,6 +82,8 @@ class Actor:
         self._data: tuple[tuple[str, str], Any] | None = None
         self._worker: Worker | None = None
         self._sites: SiteStore | None = None
+        self._far = False
+        """Whether parties are on a GPU: what leaves is on the CPU."""
 
     def introduce(self) -> tuple[list[str], str, int]:
         """What is installed where the actor is, and where that is: node and process."""
@@ -105,6 +109,9 @@ class Actor:
         experiment = config.experiment(tomllib.loads(settings))
         if other := next((file for file, own in code.items() if digest(file) != own), None):
             raise Refusal(f"{other} is not the same file there as here.")
+        self._far = experiment.device != "cpu"
+        if self._far and not torch.cuda.is_available():
+            raise Refusal("Ray has given it a GPU, or a share of one, but torch finds none there.")
         which = (experiment.data, split)
         if self._data is None or self._data[0] != which:
             self._data = None
@@ -131,7 +138,7 @@ class Actor:
         try:
             assert self._worker
             for message in self._worker.answer(unpacked(header, *bundles)):
-                yield packed(message)
+                yield packed(on_device(message, CPU) if self._far else message)
                 del message
         except Exception as why:
             yield packed({"error": describe(why), "last": True})
@@ -144,7 +151,9 @@ class Actor:
 class Cluster:
     """A connection to Ray, and the actors that were started through it."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, gpus: float = 0) -> None:
+        self.gpus = gpus
+        """What each actor takes."""
         self._local = not os.environ.get(ADDRESS)
         with _environment(LOCAL if self._local else {}):  # some of it is read when Ray is imported
             import ray
@@ -160,7 +169,7 @@ class Cluster:
             if self._ours and self._local:
                 self._check_loopback()
             self._check_room(workers)
-            self._kind = ray.remote(num_cpus=1)(Actor)
+            self._kind = ray.remote(num_cpus=1, num_gpus=gpus)(Actor)
             self.actors = [self._new() for _ in range(workers)]
             self.places = self._found(self.actors)
         except BaseException:
@@ -185,7 +194,7 @@ class Cluster:
                 ray.init(
                     address="local",
                     num_cpus=workers,
-                    num_gpus=0,
+                    num_gpus=torch.cuda.device_count() if self.gpus else 0,
                     include_dashboard=False,
                     _node_ip_address=LOOPBACK,
                     _temp_dir=self._folder,
@@ -212,6 +221,15 @@ class Cluster:
         cpus = int(ray.cluster_resources().get("CPU", 0))
         if cpus < workers:
             raise Refusal(f"The Ray cluster has {cpus} CPUs, fewer than {workers} workers: give --workers {max(1, cpus)}.")
+        if not self.gpus:
+            return
+        there = int(ray.cluster_resources().get("GPU", 0))
+        room = there * int(1 / self.gpus + 1e-9) if self.gpus < 1 else there // int(self.gpus)
+        if room < workers:
+            raise Refusal(
+                f"The Ray cluster has {there} GPUs, which is room for {room} workers with {self.gpus:g} each, not for {workers}: "
+                "give fewer --workers or less --gpus, or go without a GPU."
+            )
 
     def _new(self) -> Any:
         return self._kind.options(scheduling_strategy="SPREAD").remote()

@@ -22,7 +22,7 @@ AGAIN = 3  # actors that are replaced in one run before it is given up
 class RayEngine(WorkersEngine):
     """Actors on a cluster; letters go to the actor where the party lives."""
 
-    def __init__(self, recipe: Recipe, loads: Mapping[int, int], workers: int) -> None:
+    def __init__(self, recipe: Recipe, loads: Mapping[int, int], workers: int, gpus: float = 0) -> None:
         check_installed()
         super().__init__(loads, max(1, min(workers, len(loads))))
         self._recipe = recipe
@@ -30,10 +30,10 @@ class RayEngine(WorkersEngine):
         """What actors are told that need not answer: an error of theirs is heard at the next exchange."""
         self._replaced = 0
         waiting, kept.cluster = kept.cluster, None
-        if waiting and len(waiting.actors) != self._workers:
+        if waiting and (len(waiting.actors), waiting.gpus) != (self._workers, gpus):
             waiting.close()
             waiting = None
-        self._cluster: Cluster | None = waiting or Cluster(self._workers)
+        self._cluster: Cluster | None = waiting or Cluster(self._workers, gpus)
         try:
             self._begin()
         except BaseException:

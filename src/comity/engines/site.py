@@ -59,13 +59,13 @@ class Site:
     def begin(self, call: Call, letter: Letter, inbox: dict[int, Sealed]) -> RunningWork:
         """Do what is asked, up to the first training; what came of calls after the one that the letter names is forgotten."""
         self.versions.go_to(letter.after)
-        opened = {sender: received(parcel, sender, self.party.id, call) for sender, parcel in inbox.items()}
+        opened = {sender: self._here(received(parcel, sender, self.party.id, call)) for sender, parcel in inbox.items()}
         usable = {sender: content for sender, content in opened.items() if is_finite(content)}
         party = replace(self.party, inbox=usable) if usable else self.party
         key = self.root.fold("party", party.stream, call.round, call.work, call.use)
         work = work_of(self.algorithm, call.depth, call.work)
         return RunningWork(
-            work(self.mine, self._content(letter, call.depth), party, key),
+            work(self.mine, self._here(self._content(letter, call.depth)), party, key),
             call,
             KeptMoments(dict(self.state.moments), f"{call.depth}.{call.work}"),
             party.task.network.layer_stream(key.fold("layers")),
@@ -86,7 +86,7 @@ class Site:
     def deployed(self, letter: Letter) -> tuple[Task, Params]:
         """What the party would answer with now."""
         self.versions.go_to(letter.after)
-        theta = self.algorithm.model(self.mine, letter.content, self.party)
+        theta = self.algorithm.model(self.mine, self._here(letter.content), self.party)
         if not isinstance(theta, dict):
             raise ComityError(
                 f"model must return parameters, but returned a {type(theta).__name__}: what is to be trained is trained in works."
@@ -135,6 +135,10 @@ class Site:
             return letter.content
         own = self.party.task.init(self.party.first_key(self.root))
         return replace(letter.content, **{where: self._moved(keep(own, frozenset(getattr(letter.content, where))))})
+
+    def _here(self, tree: Any) -> Any:
+        """What came from elsewhere, on the device of the party's data; on the CPU it is there already."""
+        return tree if self._device.type == "cpu" else self._moved(tree)
 
     def _moved(self, tree: Any) -> Any:
         return on_device(tree, self._device)

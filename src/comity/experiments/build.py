@@ -66,7 +66,8 @@ class Job(Outline):
         workers = self.experiment.workers or 1
         scheduler: Scheduler = SideBySide() if engine == "stacked" else OneByOne()
         if engine == "ray":
-            return RayEngine(self.recipe(), {p.id: len(p.data.train) for p in self.parties}, workers)
+            loads = {p.id: len(p.data.train) for p in self.parties}
+            return RayEngine(self.recipe(), loads, workers, self.experiment.gpus or 0)
         if engine == "process" or workers > 1:
             return ProcessEngine(self.algorithm, self.parties, self.root, scheduler, workers)
         return LoopEngine(SiteStore(self.algorithm, self.parties, self.root), scheduler)
@@ -74,7 +75,8 @@ class Job(Outline):
     def recipe(self) -> Recipe:
         """What makes the same parties elsewhere, where the same data lie."""
         code = {file: digest(file) or "" for file in code_of(self.experiment)}
-        settings = config.write(self.experiment.but(absent=None))  # who is absent is the server's to know
+        # To a worker its parties are in a loop; who is absent is the server's to know.
+        settings = config.write(self.experiment.but(engine="loop", workers=None, gpus=None, absent=None))
         return Recipe(settings, self.federation.split.to_json(), code)
 
 
@@ -103,7 +105,7 @@ def prepare(
     check_fits(experiment.metric, federation.classes)
     common = CommonGround(experiment, Introductions.of(federation, METRICS[experiment.metric]), model)
     algorithm, info = agree(common)
-    device = _device(experiment.device)
+    device = torch.device("cpu") if experiment.engine == "ray" else _device(experiment.device)
     there = federation.without(experiment.without or ())
     data = [_moved(there.parties[name], device) for name in common.seats.names]
     parties = [make_party(common, number, own) for number, own in enumerate(data)]
@@ -168,15 +170,24 @@ def _settled(job: Job, device: torch.device) -> Experiment:
     """The settings with what `auto` means here, of engine and partition: saved with the run, so that resume uses the same."""
     experiment = job.experiment
     engine, workers = _engine(job, device)
-    if engine != "loop" and device.type != "cpu":
+    if engine not in ("loop", "ray") and device.type != "cpu":
         raise Refusal(f"The {engine} engine works on the CPU: use --engine loop with another device.")
+    where = device.type
     if engine == "ray":
         check_installed()
         _check_found_elsewhere(job)
+        where = _at_workers(experiment)
     auto = split(experiment.partition, "|")[0].strip() == AUTO
     own = {"partition": job.federation.split.partition} if auto else {}
     dealt = len(job.parties) + len(experiment.without or ())
-    return experiment.but(engine=engine, workers=None if engine == "loop" else workers, device=device.type, parties=dealt, **own)
+    return experiment.but(engine=engine, workers=None if engine == "loop" else workers, device=where, parties=dealt, **own)
+
+
+def _at_workers(experiment: Experiment) -> str:
+    """The device of workers on a cluster: they have a GPU if they are to take one, or a share of one."""
+    if not experiment.gpus and experiment.device not in ("auto", "cpu"):
+        raise Refusal("Workers on Ray compute on the CPU unless --gpus says how much of a GPU each takes.")
+    return "cuda" if experiment.gpus else "cpu"
 
 
 def _check_found_elsewhere(job: Job) -> None:

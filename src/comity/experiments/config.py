@@ -157,6 +157,12 @@ class Experiment(BaseModel):
         "flare: at sites of their own, with --federation",
     )
     workers: int | None = Field(None, ge=1, description="worker processes; one a core unless told")
+    gpus: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="GPUs, or a share of one, that each worker on Ray takes; none was ever tested",
+    )
     set: dict[str, Any] = Field(default_factory=dict, description="a method's own options")
     party: dict[str, PartySettings] = Field(default_factory=dict, description="what single parties do their own way")
 
@@ -187,7 +193,7 @@ class Experiment(BaseModel):
 
 MOST_SEED = 2**63
 MOST_DOTS = 1000  # in a name: what tomllib needs for n of them grows with their square, up to all of the memory
-WHERE = {"engine", "workers", "device"}
+WHERE = {"engine", "workers", "device", "gpus"}
 """The settings that say where a run is computed, which does not change what it computes, but for rounding."""
 
 
@@ -209,11 +215,24 @@ def experiment(settings: Mapping[str, Any]) -> Experiment:
         raise Refusal("Give either epochs or steps, not both.")
     if made.patience is not None and made.eval_share < 1:
         raise Refusal("Patience compares rounds by what everybody says of them: give either patience or eval_share.")
+    _check_gpus(made)
     for name, own in made.party.items():
         if own.steps is not None and own.epochs is not None:
             raise Refusal(f"Give {name} either epochs or steps, not both.")
     made.training()
     return made
+
+
+def _check_gpus(made: Experiment) -> None:
+    """Refuse GPUs of workers where there are none, or in parts that Ray does not give."""
+    if made.gpus is None:
+        return
+    if made.engine != "ray":
+        raise Refusal("gpus is what each worker on Ray takes, and needs --engine ray: elsewhere --device cuda leads to a GPU.")
+    if made.device not in ("auto", "cuda"):
+        raise Refusal(f"Workers with gpus compute on cuda, not on {made.device}: give either gpus or device.")
+    if made.gpus > 1 and made.gpus != int(made.gpus):
+        raise Refusal(f"gpus must be a share of one, or a whole number, not {made.gpus:g}.")
 
 
 def _check_plain(name: str, given: Any) -> None:

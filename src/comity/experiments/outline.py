@@ -95,8 +95,8 @@ class Outline:
 
     @property
     def device(self) -> torch.device:
-        """Where tensors live."""
-        return torch.device(self.experiment.device)
+        """Where the server's tensors live: with workers on a cluster, here, whatever these have."""
+        return torch.device("cpu" if self.experiment.engine == "ray" else self.experiment.device)
 
     @property
     def everybody(self) -> Mapping[int, Introduction]:
@@ -126,7 +126,8 @@ class Outline:
             said += [f"{name}: {text}" for a in chain(self.algorithm) for text in a.privacy_cautions(self.info)]
         said += [f"{name}: {text}" for text in self.absent.without_effect(self.algorithm)]
         if self.experiment.device != "cpu":
-            said.append(f"Nothing was ever tested on {self.experiment.device}: compare a few rounds with --device cpu first.")
+            without = "without --gpus" if self.experiment.gpus else "with --device cpu"
+            said.append(f"Nothing was ever tested on {self.experiment.device}: compare a few rounds {without} first.")
         if any(a.feature_skew_only for a in chain(self.algorithm)):
             said += self._skew(name)
         return said

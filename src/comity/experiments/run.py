@@ -139,6 +139,11 @@ def reopen(
     if not {"fingerprint", "config"} <= before.keys():
         raise ComityError(f"{begun.environment} cannot be read.")
     check(folder, begun.config.read_text(encoding="utf-8"), code_of(experiment), trust)
+    if experiment.engine == "flare":
+        raise Refusal(
+            f"The data and models of {folder} are at sites of their own: 'comity deploy report SITE' and 'comity deploy measure "
+            "SITE' show there what came of it."
+        )
     split = begun.read_split()
     if federation is None and experiment.data == "arrays":
         raise Refusal(f"The data of {folder} were given as arrays: resume it from Python with the same federation.")

@@ -83,9 +83,26 @@ def conventions(rows: Sequence[Note], sizes: Mapping[str, int]) -> dict[str, flo
     }
 
 
+def of_party(folder: Path, party: str) -> dict[str, float | None]:
+    """One party's test accuracy in a finished run: in the last round, the best, and on average over the last ten evaluated."""
+    run = RunFolder(folder)
+    _check_heard(run, [party])
+    values = list(party_curves(run.read_metrics()).get(party, {}).values())
+    if not values:
+        return dict.fromkeys(("last", "best", "last10"))
+    return {"last": values[-1], "best": max(values), "last10": fmean(values[-10:])}
+
+
 def of_run(folder: Path) -> dict[str, float | None]:
     """The conventions of a finished run."""
     run = RunFolder(folder)
-    if missing := ((run.read_summary() or {}).get("accuracy", {}).get("as_of") or {}):
-        raise ComityError(f"{', '.join(missing)} was not heard at the end of {folder}: papers' figures are of all parties.")
+    _check_heard(run)
     return conventions(run.read_metrics(), {party: len(right) for party, right in run.read_outcomes().items()})
+
+
+def _check_heard(run: RunFolder, of: Sequence[str] | None = None) -> None:
+    """Refuse figures of parties (all unless told) that were not heard at the run's end."""
+    absent = (run.read_summary() or {}).get("accuracy", {}).get("as_of") or {}
+    if missing := [party for party in absent if of is None or party in of]:
+        whose = "papers' figures are of all parties" if of is None else "its last figures are of an earlier round"
+        raise ComityError(f"{', '.join(missing)} was not heard at the end of {run.path}: {whose}.")

@@ -12,7 +12,7 @@ head (DBE), `fc1` is what the stage puts out, the paper's z^g, and `fc1+offset` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from comity import models
+from comity.core.algorithm import AnyAlgorithm
 from comity.core.descent import train
 from comity.core.fit import plain
 from comity.core.key import Key
@@ -63,14 +64,14 @@ class Offered:
     theta: Params
 
 
-def offered(job: Job, folder: Path) -> Iterator[Offered]:
-    """The parties of a run's folder and their models after the last checkpoint; newcomers are left out."""
+def offered(job: Job, folder: Path, ids: Iterable[int] | None = None) -> Iterator[Offered]:
+    """The parties of a run's folder (some of them, by number) and their models after the last checkpoint; no newcomers."""
     checkpoints = RunFolder(folder).checkpoints()
     if checkpoints.load() is None:
         raise ComityError(f"{folder} holds no checkpoint.")
     algorithm = job.algorithm
     server = checkpoints.server_state()
-    for i in job.info.parties:
+    for i in job.info.parties if ids is None else ids:
         party = job.parties[i]
         saved = checkpoints.party_state(i)
         device = party.data.train.x.device
@@ -81,9 +82,9 @@ def offered(job: Job, folder: Path) -> Iterator[Offered]:
         yield Offered(algorithm.party_for(party, mine), dict(algorithm.model(mine, letter, party)))
 
 
-def own_model(job: Job) -> bool:
+def own_model(algorithm: AnyAlgorithm) -> bool:
     """Whether what a party deploys comes from its own training, not from the server."""
-    return any(a.self_contained or a.finishes for a in chain(job.algorithm))
+    return any(a.self_contained or a.finishes for a in chain(algorithm))
 
 
 def trained(model: Offered, key: Key) -> Offered:
@@ -165,9 +166,9 @@ class Projection:
         return z @ self._known[which]
 
 
-def chosen_layers(job: Job, layers: Sequence[str] | None) -> tuple[str, ...]:
+def chosen_layers(tasks: Sequence[Task], layers: Sequence[str] | None) -> tuple[str, ...]:
     """The layers asked for, checked; unless told all stages, or the representation if parties' networks differ."""
-    networks = [task.network for task in job.info.tasks]
+    networks = [task.network for task in tasks]
     alike = all(n.stages == networks[0].stages for n in networks)
     if layers is None:
         return networks[0].stages if alike else (CUT,)
@@ -182,12 +183,28 @@ def extract(
     job: Job, folder: Path, layers: Sequence[str], *, split: str, samples: int | None, seed: int, width: int | None
 ) -> list[Representation]:
     """Representations of a run's parties, in the order of layer, time and party; see `representations`."""
+    parties = [job.parties[i] for i in job.info.parties]
+    own = own_model(job.algorithm)
+    return taken(parties, offered(job, folder), own, layers, split=split, samples=samples, seed=seed, width=width)
+
+
+def taken(
+    parties: Sequence[Party],
+    models: Iterable[Offered],
+    own: bool,
+    layers: Sequence[str],
+    *,
+    split: str,
+    samples: int | None,
+    seed: int,
+    width: int | None,
+) -> list[Representation]:
+    """Representations of these parties by these models, in the same order; `own` says whether models are the parties' own."""
     key = Key.root(seed).fold("measure")
     project = Projection(width, key.fold("projection"))
-    own = own_model(job)
     found: list[Representation] = []
-    chosen = _drawn([_samples(job.parties[i], split) for i in job.info.parties], samples, key.fold("samples"))
-    for model, data in zip(offered(job, folder), chosen, strict=True):
+    chosen = _drawn([_samples(party, split) for party in parties], samples, key.fold("samples"))
+    for model, data in zip(models, chosen, strict=True):
         if not len(data):
             continue
         after = model if own else trained(model, key.fold("train", model.party.stream))
@@ -251,4 +268,4 @@ def representations(
     given as arrays, and models given as modules, must be given again. `trust` lets the files run that a stranger's run names.
     """
     job = reopen(Path(folder), federation, model, trust=trust)
-    return extract(job, Path(folder), chosen_layers(job, layers), split=split, samples=samples, seed=seed, width=width)
+    return extract(job, Path(folder), chosen_layers(job.info.tasks, layers), split=split, samples=samples, seed=seed, width=width)

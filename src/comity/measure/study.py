@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -13,16 +13,23 @@ from torch import Tensor
 
 from comity import models
 from comity.core.key import Key
+from comity.core.party import Party
 from comity.data import Federation
-from comity.errors import Refusal
+from comity.errors import Refusal, unknown
+from comity.experiments.outline import Outline
 from comity.experiments.run import reopen
+from comity.measure import mdl as description
 from comity.measure.drift import Drift, between_parties, over_training
 from comity.measure.frechet import to_union
 from comity.measure.mdl import CHEAP, Settings, curve
-from comity.measure.representations import Representation, chosen_layers, extract
+from comity.measure.representations import Offered, Representation, chosen_layers, extract, offered, own_model, taken
 from comity.measure.separability import LEAST, proxy_a, separability
 
 PAIRED = 20  # parties up to which all pairs are told apart
+OF_OTHERS = (
+    "Not measured: the Fréchet distance to all parties together, how well parties can be told apart, and the drift between "
+    "parties. They compare a party's representations with those of the others, and here are one party's alone."
+)
 
 
 def study(
@@ -32,6 +39,7 @@ def study(
     seed: int = 0,
     mdl: Settings | None = CHEAP,
     *,
+    party: str | None = None,
     split: str = "test",
     width: int | None = 512,
     federation: Federation | None = None,
@@ -45,29 +53,63 @@ def study(
     class centroids. For DBE, `fc1` is z^g and `fc1+offset` is z. Layers wider than `width` are projected at random onto as many
     values (None: never). Estimates depend on how many samples there are, so compare runs on the same ones: equal `samples`,
     `seed` and split. `told` hears what is being measured; `mdl=None` leaves out the slowest part. `trust` lets the files
-    run that a stranger's run names.
+    run that a stranger's run names. With `party` all of it is of that party alone, as it would be at a site of its own.
     """
     job = reopen(Path(folder), federation, model, trust=trust)
-    job.info.needs_classes("measure", "describes representations by the classes that can be told from them")
+    if party is not None and party not in job.info.names:
+        raise unknown("party called", party, job.info.names)
+    ids = list(job.info.parties) if party is None else [job.info.names.index(party)]
+    models_of = offered(job, Path(folder), ids)
+    return studied(job, [job.parties[i] for i in ids], models_of, layers, samples, seed, mdl, party, split, width, told)
+
+
+def studied(
+    run: Outline,
+    parties: Sequence[Party],
+    offers: Iterable[Offered],
+    layers: Sequence[str] | None,
+    samples: int,
+    seed: int,
+    mdl: Settings | None,
+    alone: str | None,
+    split: str = "test",
+    width: int | None = 512,
+    told: Callable[[str], None] = lambda what: None,
+) -> dict[str, Any]:
+    """What `study` finds in the models that these parties have; `alone` names the one party that is looked at, if it is one."""
+    run.info.needs_classes("measure", "describes representations by the classes that can be told from them")
+    chosen = chosen_layers([party.task for party in parties], layers)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a run: equal bits
     try:
         told("representations")
-        found = extract(job, Path(folder), chosen_layers(job, layers), split=split, samples=samples, seed=seed, width=width)
-        measured = _by_layer(found, Key.root(seed).fold("measure"), mdl, job.info.task.classes, told)
+        own = own_model(run.algorithm)
+        found = taken(parties, offers, own, chosen, split=split, samples=samples, seed=seed, width=width)
+        count = sum(len(r.labels) for r in found if (r.layer, r.when) == (found[0].layer, "after"))
+        if not count:
+            raise Refusal(f"There are no {split} samples to look at{f' at {alone}' if alone else ''}.")
+        lacking = _lacking(count) if alone and mdl else None
+        measured = _by_layer(found, Key.root(seed).fold("measure"), None if lacking else mdl, run.info.task.classes, told)
     finally:
         torch.set_num_threads(threads)
     return {
-        "algorithm": job.experiment.algorithm,
-        "dataset": job.experiment.data,
-        "model": job.experiment.model,
-        "seed": job.experiment.seed,
+        "algorithm": run.experiment.algorithm,
+        "dataset": run.experiment.data,
+        "model": run.experiment.model,
+        "seed": run.experiment.seed,
+        **({"party": alone, "not_measured": [OF_OTHERS, *([lacking] if lacking else [])]} if alone else {}),
         "split": split,
-        "samples": sum(len(r.labels) for r in found if (r.layer, r.when) == (found[0].layer, "after")),
+        "samples": count,
         "drawn_with_seed": seed,
         "mdl": None if mdl is None else asdict(mdl) | {"hidden": list(mdl.hidden)},
         "layers": measured,
     }
+
+
+def _lacking(samples: int) -> str | None:
+    """Why one party has no description length, if its samples are too few; all parties' together are refused instead."""
+    least = description.LEAST
+    return f"Not measured: description length, which needs {least} samples, and here are {samples}." if samples < least else None
 
 
 def _by_layer(
@@ -97,7 +139,8 @@ def description_length(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        found = extract(job, Path(folder), chosen_layers(job, [layer]), split="test", samples=samples, seed=seed, width=512)
+        layers = chosen_layers(job.info.tasks, [layer])
+        found = extract(job, Path(folder), layers, split="test", samples=samples, seed=seed, width=512)
         pool = _Pooled([r for r in found if r.when == "after"])
         return curve(pool.z, pool.labels, Key.root(seed).fold("measure", "mdl"), settings, job.info.task.classes).bits
     finally:
@@ -120,10 +163,10 @@ def _measures(pool: _Pooled, key: Key, mdl: Settings | None, classes: int) -> di
     told_apart = [s for s in pool.sets if len(s) >= LEAST]
     probe = separability(told_apart, key.fold("separability")) if len(told_apart) > 1 else None
     pairs = proxy_a(told_apart, key.fold("pairs")) if 1 < len(told_apart) <= PAIRED else None
-    union = to_union(pool.sets)
+    union = to_union(pool.sets) if len(pool.sets) > 1 else None
     return {
         "mdl": None if mdl is None else curve(pool.z, pool.labels, key.fold("mdl"), mdl, classes).plain(),
-        "frechet": {"mean": union.mean, "std": union.std},
+        "frechet": None if union is None else {"mean": union.mean, "std": union.std},
         "separability": None if probe is None else asdict(probe) | {"log_n": probe.log_n},
         "proxy_a": None if pairs is None else float(pairs.sum()) / (len(pairs) * (len(pairs) - 1)),
         "drift": _plain(between_parties(pool.z, pool.labels, pool.owners)),

@@ -1,23 +1,30 @@
-"""After a run, at a site: its own summary, its model to use, and its page. Nothing of it leaves."""
+"""After a run, at a site: its own summary, its model to use, its page, its representations measured. Nothing of it leaves."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from comity.checksums import Checksum
 from comity.core.call import Letter
 from comity.data.inputs import Inputs
-from comity.errors import ComityError
+from comity.errors import ComityError, Refusal
 from comity.experiments.build import Job
-from comity.experiments.folder import OUTCOMES
+from comity.experiments.folder import OUTCOMES, RunFolder
 from comity.experiments.result import Deployed, Result
 from comity.experiments.tables import LEDGER, METRICS, PRIVACY
 from comity.measure import summarise
+from comity.measure.mdl import CHEAP, Settings
+from comity.measure.representations import Offered
+from comity.measure.study import studied
 from comity.report import report
-from comity.sites.home import read_view
-from comity.sites.site_run import SiteRun
+from comity.sites.data import own_federation
+from comity.sites.home import States, read_seats, read_view
+from comity.sites.law import Law
+from comity.sites.site_run import SiteRun, as_far_as, data_mark, seated
 from comity.studies.export import export
 
 MODEL = "model"
@@ -41,6 +48,42 @@ class AtSite(Result):
     def state(self, party: str) -> object:
         assert self.run is not None
         return self.run.seat.site.mine
+
+
+def measure(
+    at: Path,
+    run: RunFolder,
+    layers: Sequence[str] | None = None,
+    samples: int = 2000,
+    seed: int = 0,
+    mdl: Settings | None = CHEAP,
+    told: Callable[[str], None] = lambda what: None,
+) -> dict[str, Any]:
+    """What `comity measure` says of a party, of a finished run at the site whose folder this is: its own model on its own data.
+
+    All that it takes is at home. What would need others' representations is named, and not measured.
+    """
+    law = Law.read(at)
+    run.check_begun()
+    if not run.ended:
+        raise Refusal(f"Run {run.path.name} is not finished at {law.name}: there is no model to look at yet.")
+    run.check()
+    experiment = run.read_experiment()
+    own = own_federation(law.name, law.data, experiment)
+    if data_mark(at, own) != run.read_environment()["fingerprint"]:
+        raise Refusal(f"The data of {law.name} have changed since run {run.path.name} was begun.")
+    said = read_seats(run.path)
+    if law.name not in said:
+        raise Refusal(f"{law.name} took no part in run {run.path.name}: site.toml had another name then.")
+    site, whole = seated(run, at, law.name, experiment, own, said)
+    if site.party.id >= whole.common.seats.from_start:
+        raise Refusal(f"{law.name} was a newcomer in run {run.path.name}, and newcomers are not measured.")
+    content, version = read_view(run.path)
+    if version is not None:
+        site.restore(States(run.path).read(version), version)
+    _, theta = site.deployed(Letter(content, version))
+    offer = Offered(site.algorithm.party_for(site.party, site.mine), theta)
+    return studied(as_far_as(site.party, whole), [site.party], [offer], layers, samples, seed, mdl, law.name, told=told)
 
 
 def finish(run: SiteRun, rounds: int, model: bool) -> list[str]:

@@ -11,7 +11,8 @@ import io
 import json
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +24,9 @@ from comity.core.ledger import SERVER, Charge
 from comity.core.net import Note
 from comity.engines.saved import OURS, Saved, read_state, write_state
 from comity.engines.versions import Version
-from comity.errors import ComityError, Damaged
+from comity.errors import ComityError, Damaged, Refusal
 from comity.experiments.checkpoint import to_disk, write_atomically
+from comity.experiments.common import Introduction
 from comity.experiments.folder import RunFolder
 from comity.experiments.tables import LEDGER, METRICS, PRIVACY, Table
 from comity.privacy.account import Spent
@@ -32,6 +34,7 @@ from comity.privacy.account import Spent
 STATES = "states"
 INDEX = "states.json"
 VIEW = "view.safetensors"
+SEATS = "seats.json"
 SECRET = "secret"
 SECRET_BYTES = 32
 
@@ -231,8 +234,27 @@ def write_view(folder: Path, content: Any, version: Version) -> None:
 
 def read_view(folder: Path) -> tuple[Any, Version]:
     """What was kept for the model."""
-    told = decode((folder / VIEW).read_bytes())
+    try:
+        told = decode((folder / VIEW).read_bytes())
+    except FileNotFoundError as why:
+        raise Refusal(f"{folder} has no {VIEW}: its model was not asked for at the end, or it had no test samples.") from why
     return told["content"], None if told["after"] is None else Call(*told["after"])
+
+
+def write_seats(folder: Path, said: Mapping[str, Introduction]) -> None:
+    """Keep what everybody has said of themselves, as the server told it: a party's number and task follow from that."""
+    write_atomically(folder / SEATS, json.dumps(with_crc({"parties": {name: asdict(one) for name, one in said.items()}})))
+
+
+def read_seats(folder: Path) -> dict[str, Introduction]:
+    """What everybody had said of themselves when the run began."""
+    try:
+        told = without_crc(json.loads((folder / SEATS).read_text(encoding="utf-8")))["parties"]
+        return {name: Introduction(**one) for name, one in told.items()}
+    except FileNotFoundError as why:
+        raise Refusal(f"{folder} is of a version of Comity that did not keep who else took part: it cannot be opened.") from why
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
+        raise Damaged(f"{folder / SEATS} cannot be read: it is damaged.") from why
 
 
 def runs_of(folder: Path) -> list[RunFolder]:

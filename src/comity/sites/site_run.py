@@ -6,7 +6,7 @@ import hmac
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from importlib.metadata import version
@@ -23,6 +23,7 @@ from comity.core.gate import Gate
 from comity.core.key import Key, SecretKey
 from comity.core.metrics import METRICS, Metric, by_class, check_fits
 from comity.core.net import Note
+from comity.core.party import Party
 from comity.core.record import Sealed, parcels_in, payload, unseal
 from comity.core.signature import records_of
 from comity.core.wrapper import chain
@@ -45,7 +46,7 @@ from comity.privacy.account import Account
 from comity.privacy.composition import epsilon
 from comity.sites import messages
 from comity.sites.data import own_federation, schema_mark
-from comity.sites.home import Book, States, given_away, run_secret, runs_of, secret_of, spent, write_view
+from comity.sites.home import Book, States, given_away, run_secret, runs_of, secret_of, spent, write_seats, write_view
 from comity.sites.law import Law
 from comity.sites.messages import Answered, Introduced, call_of, pack
 from comity.sites.passports import Identity, keys_of
@@ -130,7 +131,7 @@ class SiteRun:
             classes=federation.classes,
             black=list(federation.preprocess.black),
             class_names=list(federation.class_names),
-            digest=hmac.new(secret_of(at), federation.fingerprint().encode(), "sha256").hexdigest(),
+            digest=data_mark(at, federation),
             passport=identity.passport(asked.run, key) if identity else None,
             comity=here,
         )
@@ -162,25 +163,18 @@ class SiteRun:
 
     def begin(self, head: messages.Begin, law: Law) -> None:
         """Everybody has introduced themselves: take a seat."""
-        own = self.introduced
-        if head.parties.get(self.party) != own.said:
+        if head.parties.get(self.party) != self.introduced.said:
             raise Refusal(f"{self.party} said something else of itself than the server tells.")
-        told = Introductions(head.parties, tuple(own.shape), own.classes, tuple(own.black), class_names=tuple(own.class_names))
-        common = CommonGround(self.experiment, told)
-        algorithm, info = agree(common)
-        names = common.seats.names
-        if self.party not in names:
-            raise Refusal(f"{self.party} is left out of this run.")
-        party = make_party(common, names.index(self.party), self.federation.parties[self.party])
-        site = Site(algorithm, party, SecretKey(Key.root(self.experiment.seed).bits, run_secret(self.at, self.name)))
-        self._account_for(Outline(self.experiment, common, algorithm, info), names.index(self.party), law)
-        only = replace(info, names=(self.party,), sizes=(own.said.train,), tasks=(party.task,), newcomers=(), peers=())
+        site, whole = seated(self.folder, self.at, self.party, self.experiment, self.federation, head.parties)
+        names, algorithm = whole.common.seats.names, site.algorithm
+        self._account_for(whole, site.party.id, law)
         self._seat = Seat(
             site,
-            Gate(algorithm, party.task, len(names), law.message),
+            Gate(algorithm, site.party.task, len(names), law.message),
             Lock(self._keys(head, names), blake2b(self.name.encode(), digest_size=16).digest(), records_of(algorithm)),
-            Outline(self.experiment, common, algorithm, only),
+            as_far_as(site.party, whole),
         )
+        write_seats(self.folder.path, head.parties)
 
     def _account_for(self, outline: Outline, number: int, law: Law) -> None:
         """Open the account of what this site gives away, if the law allows what it will come to with all earlier runs."""
@@ -342,6 +336,32 @@ class SiteRun:
                 fresh.restore(self.states.read(version), version)
             self._seat = replace(seat, site=fresh)
         return self.seat.site
+
+
+def data_mark(at: Path, federation: Federation) -> str:
+    """A mark of a site's data that only this site can make: are they the same as before?"""
+    return hmac.new(secret_of(at), federation.fingerprint().encode(), "sha256").hexdigest()
+
+
+def seated(
+    run: RunFolder, at: Path, party: str, experiment: Experiment, own: Federation, said: Mapping[str, Introduction]
+) -> tuple[Site, Outline]:
+    """A site's party as a run begins, and that run; `said` is what all have told of themselves."""
+    told = Introductions(said, own.shape, own.classes, own.preprocess.black, class_names=own.class_names)
+    common = CommonGround(experiment, told)
+    algorithm, info = agree(common)
+    names = common.seats.names
+    if party not in names:
+        raise Refusal(f"{party} is left out of this run.")
+    made = make_party(common, names.index(party), own.parties[party])
+    root = SecretKey(Key.root(experiment.seed).bits, run_secret(at, run.path.name))
+    return Site(algorithm, made, root), Outline(experiment, common, algorithm, info)
+
+
+def as_far_as(party: Party, run: Outline) -> Outline:
+    """A run as far as it is about one party."""
+    own = replace(run.info, names=(party.name,), sizes=(len(party.data.train),), tasks=(party.task,), newcomers=(), peers=())
+    return replace(run, info=own)
 
 
 def _said(federation: Federation, law: Law, metric: Metric) -> Introduction:

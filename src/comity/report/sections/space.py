@@ -195,7 +195,8 @@ def _layers(measures: dict[str, Any]) -> list[list[str]]:
                 mdl = entry[when]["mdl"] or {}
                 probe = entry[when]["separability"] or {}
                 figures = [_figure(mdl.get(unit), ".0f") for unit in ("nats", "bits")]
-                figures += [_figure(entry[when]["frechet"]["mean"], ".1f"), _figure(probe.get("accuracy"), ".1%")]
+                spread = entry[when]["frechet"] or {}
+                figures += [_figure(spread.get("mean"), ".1f"), _figure(probe.get("accuracy"), ".1%")]
                 rows.append([layer, words, *figures])
     return rows
 

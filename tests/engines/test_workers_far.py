@@ -1,0 +1,74 @@
+"""A worker whose parties are on a device of their own, as on a GPU: letters and parcels come, and replies leave, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from far_device import Far, far_device, few
+from matrix import STEEP, tables
+
+import comity
+from comity.engines.bundles import packed, unpacked
+from comity.engines.engine import Engine
+from comity.engines.ray_cluster import Actor
+from comity.engines.sealing import KEY, RUN
+from comity.engines.site import Site
+from comity.engines.site_store import SiteStore
+from comity.engines.workers import Message, WorkersEngine
+from comity.experiments.build import Job
+
+
+class OneActor(WorkersEngine):
+    """An actor of Ray's engine without Ray: what passes between the two are bytes, as there."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__({p.id: len(p.data.train) for p in job.parties}, 1)
+        self._actor = Actor()
+        self._actor._far = True
+        self._actor._sites = SiteStore(job.algorithm, job.parties, job.root)
+        self._actor.take_secret(bytes(KEY + RUN))
+
+    def _exchange(self, asks: Any) -> Iterator[tuple[int, Message]]:
+        for w, ask in asks.items():
+            for header, *bundles in self._actor.answer(*packed(ask)):
+                message = unpacked(header, *bundles)
+                assert "error" not in message, message
+                yield w, message
+
+    def _tell(self, asks: Any) -> None:
+        for ask in asks.values():
+            list(self._actor.answer(*packed(ask)))
+
+
+def on_one_actor(job: Job) -> Engine:
+    return OneActor(job)
+
+
+def go(text: str, folder: Path) -> comity.Result:
+    lr = 0.02 if text.startswith(STEEP) else 0.1
+    return comity.run(text, few(), out=folder, model="mlp2(width=8)", rounds=2, newcomers=1, engine="loop", lr=lr)
+
+
+@pytest.mark.parametrize("text", ["scaffold", "fedavg+dbe", "fed-sps(attack_steps=2)", "relay"])
+def test_methods_whose_server_is_on_the_cpu(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the same arithmetic as in a loop here; and whatever parties work with is far."""
+    here = go(text, tmp_path / "here")
+    seen: list[bool] = []
+    end = Site.end
+
+    def ended(site: Site, running: Any) -> Any:
+        seen.append(isinstance(site.party.data.train.x, Far))
+        return end(site, running)
+
+    monkeypatch.setattr(Site, "end", ended)
+    monkeypatch.setattr(Job, "engine", on_one_actor)
+    with far_device(monkeypatch):
+        monkeypatch.setattr(Job, "device", torch.device("cpu"))
+        there = go(text, tmp_path / "there")
+    assert tables(there.folder) == tables(here.folder)
+    assert seen
+    assert all(seen)
