@@ -131,5 +131,6 @@ def test_help_has_every_setting_once_with_its_choices(here: Path) -> None:
         "Rounds",
         "Judging",
         "Who is not heard",
+        "Privacy",
         "Where it runs",
     ]

@@ -101,7 +101,7 @@ def test_every_run_is_an_experiment(table: Table, scale: papers.Scale) -> None:
 def test_smoke_needs_no_files(table: Table) -> None:
     columns, rows = table.chosen("smoke")
     made = {table.run_settings(c.runs, r, "smoke")["data"] for c in columns for r in rows}
-    assert all(_library()[name].make for name in made), made
+    assert all(_library()[parse(name).name].make for name in made), made
 
 
 PRINTED = {
