@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from comity.core.algorithm import Algorithm
 from comity.core.signature import fields_on_wire, signature, works
 from comity.core.wrapper import Wrapper, chain
 
@@ -88,6 +89,13 @@ class Spending(Protocol):
     def note_reply(self, call: Call, i: int, reply: Any) -> None: ...
     def note_open(self, round: int, work: str, i: int, name: str) -> None: ...
     def charge_server(self, round: int, name: str, release: Release | None, ids: Iterable[int]) -> None: ...
+
+
+def declares(outermost: AnyAlgorithm, depth: int) -> bool:
+    """Whether the method at `depth` of the chain, or somebody around it, has anything to declare."""
+    owners = chain(outermost)
+    around = any(type(wrapper).covers is not Wrapper.covers for wrapper in owners[:depth] if isinstance(wrapper, Wrapper))
+    return around or type(owners[depth]).releases is not Algorithm.releases
 
 
 def releases_of(outermost: AnyAlgorithm, depth: int, work: str, asked: Asked) -> dict[str, Sequence[Release] | None]:

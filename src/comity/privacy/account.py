@@ -18,7 +18,7 @@ from comity.core.call import Call
 from comity.core.declared import declared
 from comity.core.ledger import EVERYBODY, MOST_APART
 from comity.core.record import Sealed, is_record, payload
-from comity.core.release import NEIGHBOURS, STAGES, UNITS, Asked, Release, releases_of
+from comity.core.release import NEIGHBOURS, STAGES, UNITS, Asked, Release, declares, releases_of, reply_fields
 from comity.core.signature import fields_on_wire
 from comity.core.wrapper import chain
 from comity.errors import ComityError
@@ -29,6 +29,10 @@ INFINITE = "infinite"
 """How an infinite ε is written where numbers are expected."""
 FROM_PARTIES, FROM_SERVER = "server", "parties"
 """Against whom a release protects: the server, which gets it, or the parties, if the server is trusted."""
+
+
+Fields = dict[str, Sequence[Release] | None]
+"""By field: through which mechanisms it leaves; None if as it is."""
 
 
 class BudgetSpent(ComityError):
@@ -86,7 +90,9 @@ class Account:
         self._planned: Mapping[int, Counter[Release]] | None = None
         self._together = count > MOST_APART
         self._rows: list[Spent] = []
-        self._known: dict[tuple[int, str, int], dict[str, Sequence[Release] | None]] = {}
+        self._known: dict[tuple[int, str, int], Fields] = {}
+        self._bare: dict[tuple[int, str], Fields | None] = {}
+        """The fields of works of which nobody declares anything: the same for all parties, of which there may be many."""
         self.history: dict[str, dict[str, Counter[Release]]] = {FROM_PARTIES: {}, FROM_SERVER: {}}
         """By whom it protects against, and by party: what was released."""
         self.unprotected: dict[str, dict[tuple[str, str], set[str]]] = {FROM_PARTIES: {}, FROM_SERVER: {}}
@@ -110,7 +116,7 @@ class Account:
                 raise BudgetSpent(self._spent(f"{call.work} in round {call.round}", i))
         for i, given in due:
             for release, names in given:
-                self._add(call.round, call.work, self._called(i), ", ".join(names), release, FROM_PARTIES)
+                self._add(call.round, call.work, self._name(i), ", ".join(names), release, FROM_PARTIES)
                 if release.unit == "record" and (why := self._coupled(i)):
                     self.note_open(call.round, "introduce", i, why)
 
@@ -123,7 +129,7 @@ class Account:
 
     def note_open(self, round: int, work: str, i: int, name: str, against: str = FROM_PARTIES) -> None:
         """Something of a party left as it is; that is written down once."""
-        party = self._called(i)
+        party = EVERYBODY if self._together else self._name(i)  # of thousands of parties there would be as many rows
         if party not in self.unprotected[against].get((work, name), ()):
             self._add(round, work, party, name, None, against)
 
@@ -133,18 +139,20 @@ class Account:
             if release:
                 if not self._affordable(i, Counter([release]), FROM_SERVER):
                     raise BudgetSpent(self._spent(f"what the server would make known in round {round}", i))
-                self._add(round, "server", self._called(i), name, release, FROM_SERVER)
+                self._add(round, "server", self._name(i), name, release, FROM_SERVER)
             else:
                 self.note_open(round, "server", i, name, FROM_SERVER)
 
-    def _called(self, i: int) -> str:
-        return EVERYBODY if self._together else self._name(i)
-
-    def _releases(self, call: Call, i: int) -> dict[str, Sequence[Release] | None]:
-        key = call.depth, call.work, i
-        if key not in self._known:
-            self._known[key] = releases_of(self._algorithm, call.depth, call.work, self._asked(i))
-        return self._known[key]
+    def _releases(self, call: Call, i: int) -> Fields:
+        place = call.depth, call.work
+        if place not in self._bare:
+            declared = declares(self._algorithm, call.depth)
+            self._bare[place] = None if declared else dict.fromkeys(reply_fields(self._algorithm, *place))
+        if (bare := self._bare[place]) is not None:
+            return bare
+        if (*place, i) not in self._known:
+            self._known[*place, i] = releases_of(self._algorithm, *place, self._asked(i))
+        return self._known[*place, i]
 
     def _spent(self, what: str, i: int) -> str:
         return f"The privacy budget ({self.budget}) is spent: {what} would take {self._name(i)} beyond it, and was not to be."
@@ -153,7 +161,7 @@ class Account:
         if not math.isfinite(self.budget.epsilon):
             return True
         most, delta = self.budget.epsilon, self.budget.delta
-        history = self.history[against].get(self._called(i), Counter()) + more
+        history = self.history[against].get(self._name(i), Counter()) + more
         if renyi_epsilon(history, delta) <= most:
             return True
         if against == FROM_SERVER:
@@ -281,7 +289,7 @@ def in_words(block: Mapping[str, Any]) -> str:
     if block["epsilon"] == INFINITE:
         few = block["unprotected"][:3]
         more = f" and {len(block['unprotected']) - 3} more" if len(block["unprotected"]) > 3 else ""
-        why = f"no noise hides {', '.join(few)}{more}" if few else "what was released cannot be added up"
+        why = f"no noise hides {', '.join(few)}{more}" if few else "there is no noise, or of kinds that cannot be added up"
         return f"no guarantee (epsilon infinite), as {why}"
     if not block["unit"]:
         return "nothing left a party"
