@@ -16,8 +16,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from comity.algorithms.dp import Dp
 from comity.core.metrics import check_fits
 from comity.core.samples import combine
+from comity.core.wrapper import chain
 from comity.data.preparation import Schema
 from comity.errors import ComityError, Refusal
 from comity.experiments import config
@@ -158,6 +160,10 @@ def outline_of(experiment: Experiment, everybody: Mapping[str, Introduced], plan
     algorithm, info = agree(common)
     if undecided(algorithm):
         raise Refusal("Between sites dp's noise is given as a number, as in dp(noise=1.1): comity plan finds it for a budget.")
+    if experiment.participation < 1 and any(
+        isinstance(one, Dp) and one.level == "party" and one.amplify for one in chain(algorithm)
+    ):
+        raise Refusal("Between sites everybody can compute who is drawn for a round: give dp amplify=false.")
     made = Outline(experiment, common, algorithm, info, planned(experiment.absent, experiment.seed, told.names, plan), secret)
     made.check_judged()
     if not made.judged("test"):
