@@ -77,6 +77,8 @@ def test_private_training_at_sites_has_the_same_account_and_other_noise(sites: S
     for name in ("ledger.csv", "privacy.csv"):
         assert (between / name).read_text() == (pooled.folder / name).read_text()
     assert (between / "metrics.csv").read_text() != (pooled.folder / "metrics.csv").read_text()
+    drawn = sites.run("fedavg+dp(noise=1,level=party)", "drawn", **settings, participation=0.5)
+    assert "everybody can compute who is drawn" in (drawn / FAILURE).read_text()
     told = json.loads((between / "summary.json").read_text())["privacy"]
     assert told["parties"] == pooled.summary["privacy"]["parties"]
     assert any("secrets of the sites" in text for text in told["assumptions"])
@@ -99,8 +101,6 @@ def test_a_site_keeps_to_its_epsilon_over_all_runs(tmp_path: Path, quiet: None) 
     assert "allows a privacy loss of 5.7 in all, and with fedavg+dp" in (two / FAILURE).read_text()
     bare = sites.run("fedavg", "bare", **settings)
     assert "has no bound (budget: epsilon)" in (bare / FAILURE).read_text()
-    drawn = sites.run("fedavg+dp(noise=1,level=party)", "drawn", **settings, participation=0.5)
-    assert "everybody can compute who is drawn" in (drawn / FAILURE).read_text()
     undecided = sites.run("fedavg+dp", "undecided", **settings)
     assert "noise is given as a number" in (undecided / FAILURE).read_text()
 
