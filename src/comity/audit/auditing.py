@@ -21,9 +21,11 @@ from comity.audit.inverting import inverted
 from comity.audit.pictures import sheet
 from comity.audit.view import View
 from comity.checksums import with_crc
+from comity.data import Federation
 from comity.errors import Refusal
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.folder import CONFIG, RunFolder
+from comity.models import OwnModel
 from comity.names import called
 from comity.units import size
 
@@ -104,10 +106,25 @@ class Audited:
         return made or [[self.name, "none", "", "", claimed, "", accuracy, size(self.sent)]]
 
 
-def audit(folder: str | Path, *, trust: bool = False, told: Callable[[str], None] = lambda text: None) -> list[Audited]:
+def audit(
+    folder: str | Path,
+    federation: Federation | None = None,
+    *,
+    model: OwnModel | None = None,
+    trust: bool = False,
+    told: Callable[[str], None] = lambda text: None,
+) -> list[Audited]:
     """Attack the run in a folder, or all runs in it that kept their messages; leaves audit.json, audit.html and pictures there.
 
-    `told` hears what is being done, and of runs without a tape. `trust` lets the files run that a stranger's run names.
+    Data and models that were given from Python are given again. `trust` lets the files run that a stranger's run names. `told`
+    hears what is being done, and of runs that are left out.
+
+    Examples:
+        >>> import comity, tempfile
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     done = comity.run("fedavg", parties=2, rounds=1, model="linear", tape=True, out=f"{home}/run")
+        ...     [found.attack for found in comity.audit(f"{home}/run")[0].findings]
+        ['membership: updates', 'membership: weights', 'inversion: updates']
     """
     from comity.audit.page import page
 
@@ -120,7 +137,7 @@ def audit(folder: str | Path, *, trust: bool = False, told: Callable[[str], None
             told(f"{run} has no tape, and is left out.")
             continue
         told(f"attacking {run}")
-        found.append(audit_run(run, several, trust))
+        found.append(audit_run(run, federation, model, several=several, trust=trust))
     if not found:
         raise Refusal(f"No run in {place} has a tape: messages are kept by runs with --tape (in Python tape=True).")
     write(place, found)
@@ -140,9 +157,16 @@ def runs_in(place: Path) -> list[Path]:
     return inside
 
 
-def audit_run(folder: Path, several: bool = False, trust: bool = False) -> Audited:
-    """All attacks on one run."""
-    view = View(folder, trust)
+def audit_run(
+    folder: Path,
+    federation: Federation | None = None,
+    model: OwnModel | None = None,
+    *,
+    several: bool = False,
+    trust: bool = False,
+) -> Audited:
+    """All attacks on one run; one of several seeds is called by its own."""
+    view = View(folder, federation, model, trust)
     experiment, summary = view.job.experiment, view.summary
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # equal bits, as in a run

@@ -7,11 +7,11 @@ Both sides are brought to one mean and spread, value by value, to allow for what
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from comity.audit.chance import Scored
 from comity.audit.finding import Outcome, membership
+from comity.audit.near import nearest
 from comity.audit.sent import Rows, rows
 from comity.audit.view import FIRST, LAST, View, seen_by
 
@@ -49,8 +49,8 @@ def by_rows(view: View) -> list[Outcome]:
             there = first[i] if attacker.first else last[i]
             if len(there.z) < 2:
                 continue
-            near = torch.cdist(even(seen_by(attacker, x)), even(there.z)).amin(1)
-            scored.setdefault(attacker.by, []).append(Scored(-near, member))
+            near, _ = nearest(even(seen_by(attacker, x)), even(there.z))
+            scored.setdefault(attacker.by, []).append(Scored(-near[:, 0], member))
     return [
         membership(f"{ATTACK}, {by}", HOW[by], parties, view.drawn, view.delta, view.key.fold(ATTACK, by))
         for by, parties in scored.items()

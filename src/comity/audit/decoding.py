@@ -15,14 +15,14 @@ from torch import Tensor
 
 from comity.audit.by_rows import even, first_and_last, spread
 from comity.audit.chance import share
-from comity.audit.finding import Outcome, Pictures, Untried, pieced
+from comity.audit.finding import Outcome, Pictures, Untried, best_and_median, pieced
+from comity.audit.near import nearest
 from comity.audit.sent import Rows
 from comity.audit.view import FIRST, LAST, Attacker, View, seen_by
 
 ATTACK = "decoder"
 RIDGE = 0.1  # of the mean square of a row
 MOST = 2000  # samples that a decoder learns from
-SHOWN = 6
 HOW = {
     FIRST: "A colluding party learns to invert the weights that all start from, and is given a party's first rows.",
     LAST: "A colluding party learns to invert its own last model, and is given a party's last rows.",
@@ -48,7 +48,7 @@ def decoded(view: View) -> list[Outcome]:
         flat = train.x.flatten(1)
         for attacker in view.attackers(i):
             guesses = _decode(attacker, first[i] if attacker.first else last[i])
-            right = torch.cdist(guesses, flat).argmin(1) == torch.arange(len(flat))
+            right = nearest(guesses, flat)[1][:, 0] == torch.arange(len(flat))
             hits.setdefault(attacker.by, []).append(right)
             off = (guesses - flat).square().mean(1)
             blind = (flat - attacker.data.x.flatten(1).mean(0)).square().mean()
@@ -86,7 +86,5 @@ def ridge(z: Tensor, x: Tensor) -> Callable[[Tensor], Tensor]:
 
 def _shown(view: View, i: int, x: Tensor, guesses: Tensor, off: Tensor) -> Pictures:
     """The best reconstructions of a party, and those in the middle."""
-    order = off.argsort()
-    middle = len(order) // 2
-    chosen = torch.cat([order[:SHOWN], order[SHOWN:][max(0, middle - SHOWN) : middle]])
+    chosen = best_and_median(off)
     return Pictures(view.party(i).name, x[chosen], guesses[chosen])

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from comity.audit.chance import RATES, Estimate, Scored, area, caught, shown_epsilon
@@ -19,6 +20,16 @@ class Pictures:
     party: str
     originals: Tensor
     guesses: Tensor
+
+
+SHOWN = 6
+
+
+def best_and_median(off: Tensor) -> Tensor:
+    """Which reconstructions are shown, by how far they are off: the best, and those around the median."""
+    order = off.argsort()
+    middle = len(order) // 2
+    return torch.cat([order[:SHOWN], order[max(SHOWN, middle - SHOWN // 2) : max(SHOWN, middle + SHOWN // 2)]])
 
 
 @dataclass(frozen=True)

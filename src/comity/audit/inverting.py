@@ -17,7 +17,8 @@ from torch import Tensor
 
 from comity.audit.chance import share
 from comity.audit.dense import FirstLayer, first_layer, span
-from comity.audit.finding import Outcome, Pictures, Untried, pieced
+from comity.audit.finding import Outcome, Pictures, Untried, best_and_median, pieced
+from comity.audit.near import nearest
 from comity.audit.sent import gradients, updates
 from comity.audit.view import View
 from comity.core.key import Key
@@ -30,11 +31,11 @@ HOW = {
 }
 MOST_MIXED = 13  # samples: of more, guessed units are hardly ever all off for one of them
 GUESSES, TIMES = 4000, 5
-LOOKED = 200  # of these, those with the most zeros
+LOOKED = 100  # of these, those with the most zeros
+SAME = 0.999  # cosine of two that are one
 ZERO = 1e-4  # of a column's length
 DIFFERENT = 1e-2  # how far from what was found before a column is another one
 PROVED = 4  # zeros beside those that were guessed
-SHOWN = 6
 
 
 def inverted(view: View) -> list[Outcome]:
@@ -121,12 +122,10 @@ def _columns(units: Tensor, rank: int, key: Key) -> Tensor | None:
     for k in range(TIMES):
         draws = torch.rand(GUESSES, len(live), generator=key.fold(k).generator())
         guessed = live[draws.topk(rank - 1, dim=1).indices]
-        columns = live @ torch.linalg.svd(guessed, full_matrices=True).Vh[:, -1].T
+        q = torch.linalg.svd(guessed, full_matrices=True).Vh[:, -1]
+        columns = live @ q.T
         zeros = columns.abs() < ZERO * columns.norm(dim=0)
-        many = zeros.sum(0)
-        for j in many.argsort(descending=True)[:LOOKED].tolist():
-            if many[j] >= rank - 1 + PROVED:  # by all units that are off, not only by those guessed
-                seen.append((int(many[j]), torch.linalg.svd(live[zeros[:, j]]).Vh[-1]))
+        seen += _distinct(live, q, zeros, rank - 1 + PROVED)
     found: list[Tensor] = []
     for _, q in sorted(seen, key=lambda one: -one[0]):  # a mixture of columns has fewer zeros than each of them
         if torch.linalg.svdvals(torch.stack([*found, q]))[-1] > DIFFERENT:
@@ -136,16 +135,28 @@ def _columns(units: Tensor, rank: int, key: Key) -> Tensor | None:
     return None
 
 
+def _distinct(live: Tensor, q: Tensor, zeros: Tensor, least: int) -> list[tuple[int, Tensor]]:
+    """What was guessed with at least so many zeros, those with the most first, each direction once, and how many it has.
+
+    Each is found again by all units that are off for it, not only by those guessed: that is more exact.
+    """
+    many = zeros.sum(0)
+    found: list[tuple[int, Tensor]] = []
+    while len(found) < LOOKED and int(many.max()) >= least:
+        j = int(many.argmax())
+        found.append((int(many[j]), torch.linalg.svd(live[zeros[:, j]]).Vh[-1]))
+        many = many.masked_fill((q @ q[j]).abs() > SAME, 0)
+    return found
+
+
 def unmistakable(guesses: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of each guess: whether it is twice as close to one sample as to any other, which is closest, and how far that is."""
-    near, which = torch.cdist(guesses.to(x.dtype), x.flatten(1)).topk(2, dim=1, largest=False)
+    near, which = nearest(guesses.to(x.dtype), x.flatten(1), 2)
     return near[:, 0] < near[:, 1] / 2, which[:, 0], near[:, 0]
 
 
 def _shown(view: View, i: int, batch: Tensor, nearest: Tensor, off: Tensor) -> Pictures:
     """The best reconstructions of a batch, and those in the middle, below the samples that are closest to them."""
-    order = off.argsort()
-    middle = len(order) // 2
-    chosen = torch.cat([order[:SHOWN], order[SHOWN:][max(0, middle - SHOWN) : middle]])
+    chosen = best_and_median(off)
     x = view.candidates(i).x
     return Pictures(view.party(i).name, x[nearest[chosen]], batch[chosen].to(x.dtype).view(len(chosen), *x.shape[1:]))

@@ -17,12 +17,14 @@ from comity.core.record import Params
 from comity.core.samples import Samples
 from comity.core.task import Task, in_chunks
 from comity.core.wrapper import chain
+from comity.data import Federation
 from comity.errors import Refusal
 from comity.experiments.build import Job
 from comity.experiments.folder import RunFolder
 from comity.experiments.result import Result
 from comity.experiments.run import reopen
 from comity.experiments.tape import Message
+from comity.models import OwnModel
 
 DELTA = 1e-5
 FIRST, LAST = "first weights", "colluder's model"
@@ -56,14 +58,16 @@ class Attacker(NamedTuple):
 class View:
     """A taped run, as attacks look at it. An attack may use the truth only to see whether it was right."""
 
-    def __init__(self, folder: Path, trust: bool = False) -> None:
+    def __init__(
+        self, folder: Path, federation: Federation | None = None, model: OwnModel | None = None, trust: bool = False
+    ) -> None:
         self.folder = RunFolder(folder)
         self.folder.check_begun()
         self.summary: dict[str, Any] = self._summary()
         if not self.folder.taped:
             raise Refusal(f"{folder} has no tape: messages are kept by runs with --tape (in Python tape=True).")
         self.folder.check()
-        self.job: Job = reopen(folder, trust=trust)
+        self.job: Job = reopen(folder, federation, model, trust=trust)
         self.job.info.needs_classes("audit", "tells samples apart by the loss of their classes")
 
     def _summary(self) -> dict[str, Any]:
