@@ -11,6 +11,7 @@ from comity.audit.sent import last_weights
 from comity.audit.view import View, losses
 
 ATTACK = "membership: weights"
+OTHERS = 5  # parties whose models say how hard a sample is
 HOW = (
     "Whoever gets the last weights that parties sent compares a candidate's loss under one party's with those under the others'."
 )
@@ -22,8 +23,8 @@ def by_weights(view: View) -> list[Outcome]:
     scored = []
     for i in found:
         x, y, member = view.candidates(i)
-        each = {j: losses(view.party(j).task, theta, x, y) for j, theta in found.items()}
-        others = [loss for j, loss in each.items() if j != i]
-        hard = torch.stack(others).mean(0) if others else torch.zeros(len(x))
-        scored.append(Scored(hard - each[i], member))
+        others = [j for j in found if j != i][:OTHERS]
+        hard = [losses(view.party(j).task, found[j], x, y) for j in others]
+        own = losses(view.party(i).task, found[i], x, y)
+        scored.append(Scored((torch.stack(hard).mean(0) if hard else 0) - own, member))
     return [membership(ATTACK, HOW, scored, view.drawn, view.delta, view.key.fold(ATTACK))] if scored else []
