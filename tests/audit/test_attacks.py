@@ -191,9 +191,22 @@ def test_what_is_close_to_two_samples_is_neither() -> None:
 # --- what is true of all
 
 
+def test_samples_that_are_sent_need_no_attack() -> None:
+    """Pooled data, and Fed-SPS's near-copies: an audit that called this nothing would be worse than none."""
+    pooled = finding(attacked("centralized", rounds=1), "samples in the open")
+    assert pooled.success == 1.0
+    copies = finding(attacked("fed-sps(mode=samples)", rounds=1, batch=10), "samples in the open")
+    assert copies.figures["recovered"] == 4 * 10
+    assert "samples in the open" not in {one.attack for one in attacked("adcol").findings}
+
+
+def test_what_is_sent_and_not_attacked_is_said() -> None:
+    assert any("how many samples there are of each class was not tried" in text for text in attacked("relay").says)
+
+
 def test_a_party_alone_tells_nothing() -> None:
     """The one message of SOLO is empty."""
-    assert attacked("solo").rows() == [["solo", "none", "", "", "infinite", "", attacked("solo").rows()[0][6], "0 B"]]
+    assert attacked("solo").rows() == [["solo", "none", "", "", "", "", "infinite", "", attacked("solo").rows()[0][8], "0 B"]]
     assert "Nothing was sent" in attacked("solo").says[0]
 
 

@@ -42,7 +42,22 @@ def test_one_table_of_all_runs(several: Path, capsys: pytest.CaptureFixture[str]
     code, out, err = command(capsys, monkeypatch, "audit", several)
     assert code == 0, err
     lines = out.split("\n")
-    assert lines[1].split() == ["method", "attack", "success", "guessing", "ε", "claimed", "ε", "shown", "accuracy", "bytes"]
+    assert lines[1].split() == [
+        "method",
+        "attack",
+        "success",
+        "guessing",
+        "at",
+        "1%",
+        "at",
+        "0.1%",
+        "ε",
+        "claimed",
+        "ε",
+        "shown",
+        "accuracy",
+        "bytes",
+    ]
     methods = [line.split()[0] for line in lines[2:] if "infinite" in line]
     assert methods == ["adcol"] * 4 + ["fedavg"] * 3 + ["solo"]
     assert "0.500" in out

@@ -9,6 +9,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from comity.audit.chance import Scored, area, caught, one_run_epsilon, share, shown_epsilon
+from comity.audit.finding import Finding, membership
 from comity.core.key import Key
 
 
@@ -51,7 +52,10 @@ def test_true_positives_where_false_ones_are_few() -> None:
     scores[:50] = -1.0
     found = caught([Scored(scores, member)], 0.01)
     assert found is not None
-    assert found.value == pytest.approx(0.75)
+    assert found.members.value == pytest.approx(0.75)
+    assert found.others.value == pytest.approx(0.01)
+    assert found.beyond
+    assert not any(few.beyond for seed in range(50) if (few := caught([normal(300, 300, 0.0, seed)], 0.01)))
     assert caught([Scored(scores, member)], 0.001) is not None
     assert caught([Scored(scores[:300], member[:300])], 0.001) is None, "100 others cannot show one in a thousand"
 
@@ -68,6 +72,18 @@ def test_randomized_response_never_shows_more_than_its_epsilon(epsilon: float) -
         found.append(shown_epsilon([Scored(said + 0.01 * torch.rand(400, generator=source), member)], 0.0, Key(seed)))
     assert max(found) <= epsilon
     assert max(found) > epsilon / 3, "it would be no bound worth having"
+
+
+def test_few_samples_that_are_found_for_sure_are_power() -> None:
+    """One in a hundred was in a batch that was seen: the AUC says nothing of it, true positives at few false ones do."""
+    one = normal(6000, 6000, 0.0)
+    one.scores[:60] = 10.0
+    found = membership("by batches", "", [one], True, 1e-5, Key(0))
+    assert isinstance(found, Finding)
+    assert found.low < 0.5
+    assert found.power
+    assert "over all no better than guessing" in found.says
+    assert "0.10% of others" in found.says
 
 
 def test_who_knows_everything_shows_much() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,15 @@ from comity.audit.by_means import by_means
 from comity.audit.by_rows import by_rows
 from comity.audit.by_updates import by_updates
 from comity.audit.by_weights import by_weights
+from comity.audit.chance import RATES
 from comity.audit.decoding import decoded
 from comity.audit.finding import Finding, Outcome, Untried
+from comity.audit.in_the_open import in_the_open
 from comity.audit.inverting import inverted
 from comity.audit.pictures import sheet
 from comity.audit.view import View
 from comity.checksums import with_crc
+from comity.core.algorithm import LEAVES
 from comity.data import Federation
 from comity.errors import Refusal
 from comity.experiments.checkpoint import write_atomically
@@ -31,8 +34,18 @@ from comity.units import size
 
 JSON, PAGE, PICTURES = "audit.json", "audit.html", "audit"
 Attack = Callable[[View], list[Outcome]]
-ATTACKS: tuple[Attack, ...] = (by_rows, by_means, by_updates, by_weights, by_gradients, decoded, inverted)
-HEADS = ("method", "attack", "success", "guessing", "ε claimed", "ε shown", "accuracy", "bytes")
+ATTACKS: dict[Attack, str] = {
+    in_the_open: "samples",
+    by_rows: "representations",
+    by_means: "means",
+    by_updates: "weights",
+    by_weights: "weights",
+    by_gradients: "gradients",
+    decoded: "representations",
+    inverted: "gradients",
+}
+"""Each attack, and the kind of what it is made on (of `core.algorithm.LEAVES`)."""
+HEADS = ("method", "attack", "success", "guessing", "at 1%", "at 0.1%", "ε claimed", "ε shown", "accuracy", "bytes")
 WORDS = 2
 """How many of these columns are words."""
 CANNOT = "An attack that succeeds shows that what was sent tells so much. One that fails shows nothing: a better one may succeed."
@@ -96,6 +109,7 @@ class Audited:
                 one.attack,
                 f"{one.text(one.success)} ({one.text(one.low)} to {one.text(one.high)})" + ("" if one.power else " *"),
                 one.text(one.prior),
+                *(_found(one.figures, f"tpr_at_{rate:g}") for rate in RATES),
                 claimed,
                 "" if one.epsilon is None else f"{one.epsilon:.2f}",
                 accuracy,
@@ -103,7 +117,7 @@ class Audited:
             ]
             for one in self.findings
         ]
-        return made or [[self.name, "none", "", "", claimed, "", accuracy, size(self.sent)]]
+        return made or [[self.name, "none", "", "", "", "", claimed, "", accuracy, size(self.sent)]]
 
 
 def audit(
@@ -171,9 +185,10 @@ def audit_run(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # equal bits, as in a run
     try:
-        outcomes = [one for attack in ATTACKS for one in attack(view)]
+        by_kind = [(kind, one) for attack, kind in ATTACKS.items() for one in attack(view)]
     finally:
         torch.set_num_threads(threads)
+    outcomes = [one for _, one in by_kind] + _without(view.leaves - {kind for kind, _ in by_kind})
     findings = tuple(one for one in outcomes if isinstance(one, Finding))
     drawn = {one.attack: sheet(view.job.federation, one.pictures) for one in findings if one.pictures}
     block = summary.get(experiment.metric) or {}
@@ -188,6 +203,24 @@ def audit_run(
         tuple(one for one in outcomes if isinstance(one, Untried)),
         {attack: made for attack, made in drawn.items() if made is not None},
     )
+
+
+def _without(kinds: Collection[str]) -> list[Outcome]:
+    """What is said of kinds of values that parties send and that no attack was made on."""
+    return [Untried(f"an attack on {LEAVES[kind]}", _why(kind)) for kind in sorted(kinds)]
+
+
+def _why(kind: str) -> str:
+    if kind == "class counts":
+        return "they are sent as they are, and whoever gets them has them"
+    return "the method says that parties send them, but they have no form that is known here"
+
+
+def _found(figures: Mapping[str, Any], name: str) -> str:
+    """True positives where false ones are few, if they can be measured."""
+    if name not in figures:
+        return ""
+    return "too few" if figures[name] is None else f"{figures[name][0]:.1%}"
 
 
 def file_name(audited: Audited, attack: str) -> str:

@@ -15,6 +15,7 @@ from comity.audit.sent import Means, means
 from comity.audit.view import FIRST, LAST, Attacker, Candidates, View, seen_by
 
 ATTACK = "membership: class means"
+UNTOLD = 10  # samples that a mean is taken to be of, where it is not told
 RIDGE = 0.1  # of the mean variance, added to each: an attacker sees few samples
 HOW = {
     FIRST: "Whoever sees a party's first class means and knows the weights that all start from compares a candidate with the "
@@ -54,6 +55,6 @@ def leaning(attacker: Attacker, sent: Means, candidates: Candidates) -> Scored:
     x, y, member = (part[there] for part in candidates)
     off = seen_by(attacker, x, sent.space) - centres[y]
     whitened: Tensor = torch.linalg.solve(covariance, off.T).T
-    k = sent.counts[y].clamp(min=1) if sent.counts is not None else torch.full_like(y, 10)
+    k = sent.counts[y].clamp(min=1) if sent.counts is not None else torch.full_like(y, UNTOLD)
     lean = (whitened * (sent.means - centres)[y]).sum(1)
     return Scored(lean - (whitened * off).sum(1) / (2 * k), member)

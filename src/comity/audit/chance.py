@@ -75,14 +75,28 @@ def together(parties: Sequence[Scored]) -> Scored:
     return Scored(torch.cat([even(one.scores) for one in parties]), torch.cat([one.member for one in parties]))
 
 
-def caught(parties: Sequence[Scored], rate: float) -> Estimate | None:
-    """The share of members above the score that so many of the others exceed; None if there are too few others to tell."""
+class Caught(NamedTuple):
+    """True positives where false ones are few."""
+
+    members: Estimate
+    """The share of members that are found."""
+    others: Estimate
+    """The share of others that are taken for members."""
+
+    @property
+    def beyond(self) -> bool:
+        """Whether members are found more often than others are taken for such, beyond chance."""
+        return self.members.low > self.others.high
+
+
+def caught(parties: Sequence[Scored], rate: float) -> Caught | None:
+    """What is above the score that so many of the others exceed; None if there are too few others to tell."""
     scores, member = together(parties)
     others = scores[~member].sort(descending=True).values
     if len(others) * rate < 1:
         return None
-    threshold = others[int(len(others) * rate)]
-    return share(int((scores[member] > threshold).sum()), int(member.sum()))
+    above = scores > others[int(len(others) * rate)]
+    return Caught(*(share(int((above & part).sum()), int(part.sum())) for part in (member, ~member)))
 
 
 def shown_epsilon(parties: Sequence[Scored], delta: float, key: Key) -> float:

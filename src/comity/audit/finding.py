@@ -50,20 +50,24 @@ class Finding:
     """The least epsilon of a record that explains it, at 95% with all other attacks together; None if that was not measured."""
     figures: dict[str, Any] = field(default_factory=dict)
     """What else there is to know of it."""
+    sure: str = ""
+    """Where it is right beyond chance of few samples, if over all it is not."""
     notes: tuple[str, ...] = ()
     pictures: Pictures | None = None
 
     @property
     def power(self) -> bool:
-        """Whether it does better than guessing, beyond chance."""
-        return self.low > self.prior
+        """Whether it does better than guessing, beyond chance, over all or of few samples."""
+        return self.low > self.prior or bool(self.sure)
 
     @property
     def says(self) -> str:
         """The outcome in a sentence."""
         told = f"{self.text(self.success)} ({self.text(self.low)} to {self.text(self.high)}), guessing {self.text(self.prior)}"
-        if self.power:
+        if self.low > self.prior:
             return f"{self.attack}: {self.measure} {told}."
+        if self.sure:
+            return f"{self.attack}: over all no better than guessing ({self.measure} {told}), but {self.sure}."
         return (
             f"{self.attack} has no power here: {self.measure} {told}. That it fails does not show that nothing can be learned "
             "from what was sent."
@@ -109,10 +113,14 @@ def membership(attack: str, how: str, parties: Sequence[Scored], drawn: bool, de
     members, others = (sum(int((one.member == part).sum()) for one in some) for part in (True, False))
     figures: dict[str, Any] = {"members": members, "others": others}
     notes = []
+    sure = ""
     for rate in RATES:
-        estimate = caught(some, rate)
-        figures[f"tpr_at_{rate:g}"] = None if estimate is None else list(estimate)
-        if estimate is None:
+        few = caught(some, rate)
+        figures[f"tpr_at_{rate:g}"] = None if few is None else list(few.members)
+        if few is not None and few.beyond:
+            found_of = f"{few.members.value:.2%} ({few.members.low:.2%} to {few.members.high:.2%})"
+            sure = f"where {few.others.value:.2%} of others are taken for trained on, {found_of} of those that were are found"
+        if few is None:
             notes.append(f"{rate:.1%} of false positives cannot be measured: that takes {1 / rate:.0f} samples that were not "
                          f"trained on, and there are {others:,}.")  # fmt: skip
     epsilon = None
@@ -123,7 +131,7 @@ def membership(attack: str, how: str, parties: Sequence[Scored], drawn: bool, de
             "Which samples were trained on was not drawn at random, so other differences between these and the test samples can "
             "look like membership, and no epsilon is shown."
         )
-    return Finding(attack, how, "AUC", *found, prior=0.5, epsilon=epsilon, figures=figures, notes=tuple(notes))
+    return Finding(attack, how, "AUC", *found, prior=0.5, epsilon=epsilon, figures=figures, sure=sure, notes=tuple(notes))
 
 
 def pieced(attack: str, how: str, measure: str, found: Estimate, prior: float, **more: Any) -> Finding:

@@ -42,8 +42,9 @@ def page(place: Path, found: list[Audited]) -> str:
 READING = (
     "success: of membership the AUC (how often a sample that was trained on is ranked above one that was not), of a decoder and "
     "of inversion the share of samples that were re-identified or recovered, with an interval that allows for ten attacks. "
-    "guessing: what that is for who knows nothing of what was sent. *: no power, as the interval does not exclude guessing. ε "
-    "shown: the least epsilon of a record that explains the success, at 95% for all attacks of a run together; 0 says nothing."
+    "guessing: what that is for who knows nothing of what was sent. at 1%, 0.1%: of those that were trained on, how many are "
+    "found where so many of the others are taken for such. *: no power, as intervals do not exclude guessing. ε shown: the least "
+    "epsilon of a record that explains the success, at 95% for all attacks of a run together; 0 says nothing."
 )
 
 

@@ -131,16 +131,21 @@ def rows(view: View) -> Iterator[Rows]:
 
 
 def means(view: View) -> Iterator[Means]:
-    """Means by class, if the method says that its parties send some."""
+    """Means by class, if the method says that its parties send some; sets of them where a message has nothing else."""
     if "means" not in view.leaves:
         return
     for party, message in by_parties(view):
         task = view.party(party).task
-        spaces = {task.width: "features", task.classes: "logits"}
         parts = dict(inside(message.content))
         counts = parts.get("counts")
-        for name, node in parts.items():
-            if isinstance(node, Tensor) and node.dim() == 2 and node.is_floating_point() and node.shape[0] == task.classes:
-                space = "logits" if name == "logits" else spaces.get(node.shape[1])
-                if space:
-                    yield Means(message.call.round, party, node, counts if isinstance(counts, Tensor) else None, space)
+        tables = {name: node for name, node in parts.items() if isinstance(node, Tensor) and node.is_floating_point()}
+        plain = {name: node for name, node in tables.items() if _by_class(node, task)}
+        sets = {name: one for name, node in tables.items() if node.dim() == 3 for one in node if _by_class(one, task)}
+        for name, node in (plain or sets).items():
+            space = "logits" if name == "logits" or node.shape[1] != task.width else "features"
+            yield Means(message.call.round, party, node, counts if isinstance(counts, Tensor) else None, space)
+
+
+def _by_class(table: Tensor, task: Task) -> bool:
+    """Whether it has a row for each class, of representations or of logits."""
+    return table.dim() == 2 and len(table) == task.classes and table.shape[1] in (task.width, task.classes)
