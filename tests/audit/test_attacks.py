@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +18,7 @@ from comity.audit.decoding import ridge
 from comity.audit.dense import FirstLayer
 from comity.audit.finding import Finding, Untried
 from comity.audit.inverting import samples_of, unmistakable
+from comity.audit.view import View
 from comity.core.key import Key
 
 HOMES: list[TemporaryDirectory[str]] = []
@@ -219,3 +221,20 @@ def test_test_samples_that_were_not_drawn_show_no_epsilon() -> None:
     found = finding(attacked("relay", test="tail(0.25)"), "membership: class means, first weights")
     assert found.epsilon is None
     assert "not drawn at random" in " ".join(found.notes)
+
+
+def test_a_claim_that_an_attack_exceeds_is_refuted() -> None:
+    claims = replace(attacked("adcol"), claimed=1.0)
+    assert claims.shown is not None
+    assert claims.says[0] == f"adcol: The claim is refuted: epsilon 1 is claimed, and an attack shows {claims.shown:.2f}."
+    assert "refuted" not in " ".join(replace(claims, claimed=100.0).says)
+
+
+def test_what_a_run_claims_is_read_from_its_summary() -> None:
+    view = View(attacked("adcol").folder)
+    assert view.claimed is None
+    assert view.delta == 1e-5
+    view.summary["privacy"] = {"epsilon": 1.5, "delta": 1e-6}
+    assert (view.claimed, view.delta) == (1.5, 1e-6)
+    view.summary["privacy"] = {"epsilon": "infinite", "delta": 1e-6}
+    assert view.claimed is None
