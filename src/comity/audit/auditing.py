@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,14 @@ from comity.audit.by_means import by_means
 from comity.audit.by_rows import by_rows
 from comity.audit.by_updates import by_updates
 from comity.audit.by_weights import by_weights
+from comity.audit.canaries import Shown
 from comity.audit.chance import RATES
 from comity.audit.decoding import decoded
 from comity.audit.finding import Finding, Outcome, Untried
 from comity.audit.in_the_open import in_the_open
 from comity.audit.inverting import inverted
 from comity.audit.pictures import sheet
+from comity.audit.private_training import private_training
 from comity.audit.view import View
 from comity.checksums import with_crc
 from comity.core.algorithm import LEAVES
@@ -62,25 +64,29 @@ class Audited:
     """Bytes, without those of evaluation."""
     accuracy: float | None
     claimed: float | None
-    """The epsilon of a record that the run claims; None: infinite."""
+    """The epsilon that the run claims; None: infinite."""
+    unit: str
+    """Whom that protects: a record, a row, a party."""
     delta: float
     findings: tuple[Finding, ...]
     untried: tuple[Untried, ...]
+    canaries: Shown | None
+    """What canaries show of private training, if there was some."""
     pictures: dict[str, bytes]
     """PNG files, by attack."""
 
     @property
     def shown(self) -> float | None:
         """The largest epsilon that an attack shows; None if none was measured."""
-        return max((one.epsilon for one in self.findings if one.epsilon is not None), default=None)
+        return max((one.epsilon for one in (*self.findings, self.canaries) if one and one.epsilon is not None), default=None)
 
     @property
     def says(self) -> list[str]:
         """What came out, a sentence each."""
-        said = [one.says for one in self.findings] + [one.says for one in self.untried]
-        if not self.findings and not self.untried:
+        said = [one.says for one in (*self.findings, self.canaries, *self.untried) if one]
+        if not said:
             said.append("Nothing was sent that an attack is known for here.")
-        if self.claimed is not None and self.shown is not None and self.shown > self.claimed:
+        if self.claimed is not None and self.unit == "record" and self.shown is not None and self.shown > self.claimed:
             said.insert(0, f"The claim is refuted: epsilon {self.claimed:g} is claimed, and an attack shows {self.shown:.2f}.")
         return [f"{self.name}: {text}" for text in said]
 
@@ -92,9 +98,11 @@ class Audited:
             "bytes": self.sent,
             "accuracy": self.accuracy,
             "epsilon_claimed": "infinite" if self.claimed is None else self.claimed,
+            "unit": self.unit,
             "epsilon_shown": self.shown,
             "delta": self.delta,
             "attacks": [one.plain() for one in self.findings],
+            "canaries": None if self.canaries is None else asdict(self.canaries),
             "untried": [{"attack": one.attack, "why": one.why} for one in self.untried],
             "says": self.says,
         }
@@ -102,7 +110,7 @@ class Audited:
     def rows(self) -> list[list[str]]:
         """Its lines of the table, one an attack."""
         accuracy = "" if self.accuracy is None else f"{self.accuracy:.1%}"
-        claimed = "infinite" if self.claimed is None else f"{self.claimed:.3g}"
+        claimed = "infinite" if self.claimed is None else f"{self.claimed:.3g}" + (f" ({self.unit})" * (self.unit != "record"))
         made = [
             [
                 self.name,
@@ -117,6 +125,9 @@ class Audited:
             ]
             for one in self.findings
         ]
+        if self.canaries:
+            shown = "no power *" if self.canaries.epsilon is None else f"{self.canaries.epsilon:.2f}"
+            made.append([self.name, "canaries", "", "", "", "", claimed, shown, accuracy, size(self.sent)])
         return made or [[self.name, "none", "", "", "", "", claimed, "", accuracy, size(self.sent)]]
 
 
@@ -185,6 +196,7 @@ def audit_run(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # equal bits, as in a run
     try:
+        canaries = private_training(view)
         by_kind = [(kind, one) for attack, kind in ATTACKS.items() for one in attack(view)]
     finally:
         torch.set_num_threads(threads)
@@ -198,9 +210,11 @@ def audit_run(
         sum(n for kind, n in summary["bytes"].items() if kind in ("up", "down", "peer")),
         block.get("mean"),
         view.claimed,
+        view.unit,
         view.delta,
         findings,
-        tuple(one for one in outcomes if isinstance(one, Untried)),
+        tuple(one for one in (canaries, *outcomes) if isinstance(one, Untried)),
+        canaries if isinstance(canaries, Shown) else None,
         {attack: made for attack, made in drawn.items() if made is not None},
     )
 

@@ -68,6 +68,8 @@ def _run(one: Audited) -> str:
                 f'<figure><h3>{html.escape(found.attack)}</h3><img src="{source}" style="max-width:100%" '
                 f'alt="{html.escape(caption)}"><figcaption>{html.escape(caption)}</figcaption></figure>'
             )
+    if one.canaries:
+        parts.append(_blocks([Text(one.canaries.says, "plain" if one.canaries.power else "missing")]))
     parts += [_blocks([Text(each.says, "missing")]) for each in one.untried]
     if not parts:
         parts.append(_blocks([Text("Nothing was sent that an attack is known for here.", "missing")]))

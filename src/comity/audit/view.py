@@ -93,6 +93,12 @@ class View:
         return None if told == "infinite" else float(told)
 
     @property
+    def unit(self) -> str:
+        """Whom the claim protects against whoever gets what was sent: a record, a row, a party; nobody if it claims nothing."""
+        told = self.summary.get("privacy", {})
+        return "" if self.claimed is None else "party" if told.get("trusted_server") else str(told.get("unit", ""))
+
+    @property
     def leaves(self) -> frozenset[str]:
         """The kinds of what the method says that its parties send."""
         return frozenset(kind for each in chain(self.job.algorithm) for kind in each.leaves)
