@@ -208,7 +208,7 @@ def test_what_is_sent_and_not_attacked_is_said() -> None:
 
 def test_a_party_alone_tells_nothing() -> None:
     """The one message of SOLO is empty."""
-    assert attacked("solo").rows() == [["solo", "none", "", "", "", "", "infinite", "", attacked("solo").rows()[0][8], "0 B"]]
+    assert attacked("solo").rows() == [["solo", "none", "", "", "", "", "0", "", attacked("solo").rows()[0][8], "0 B"]]
     assert "Nothing was sent" in attacked("solo").says[0]
 
 
@@ -224,10 +224,13 @@ def test_test_samples_that_were_not_drawn_show_no_epsilon() -> None:
 
 
 def test_a_claim_that_an_attack_exceeds_is_refuted() -> None:
-    claims = replace(attacked("adcol"), claimed=1.0)
+    claims = replace(attacked("adcol"), claimed=1.0, unit="record")
     assert claims.shown is not None
     assert claims.says[0] == f"adcol: The claim is refuted: epsilon 1 is claimed, and an attack shows {claims.shown:.2f}."
     assert "refuted" not in " ".join(replace(claims, claimed=100.0).says)
+    assert "refuted" not in " ".join(replace(claims, unit="party").says), "what hides a party from others is no claim here"
+    assert claims.rows()[0][6] == "1"
+    assert replace(claims, unit="party").rows()[0][6] == "1 (party)"
 
 
 def test_what_a_run_claims_is_read_from_its_summary() -> None:

@@ -110,7 +110,11 @@ class Audited:
     def rows(self) -> list[list[str]]:
         """Its lines of the table, one an attack."""
         accuracy = "" if self.accuracy is None else f"{self.accuracy:.1%}"
-        claimed = "infinite" if self.claimed is None else f"{self.claimed:.3g}" + (f" ({self.unit})" * (self.unit != "record"))
+        claimed = (
+            "infinite"
+            if self.claimed is None
+            else f"{self.claimed:.3g}" + (f" ({self.unit})" * (self.unit not in ("", "record")))
+        )
         made = [
             [
                 self.name,

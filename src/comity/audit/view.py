@@ -96,7 +96,7 @@ class View:
     def unit(self) -> str:
         """Whom the claim protects against whoever gets what was sent: a record, a row, a party; nobody if it claims nothing."""
         told = self.summary.get("privacy", {})
-        return "" if self.claimed is None else "party" if told.get("trusted_server") else str(told.get("unit", ""))
+        return "" if self.claimed is None else "party" if told.get("trusted_server") else str(told.get("unit") or "")
 
     @property
     def leaves(self) -> frozenset[str]:
