@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo demo-sites five check quick test test-long soak docs test-browser test-sites test-ray screenshot bench bench-scale bench-ray bench-peers clean
+.PHONY: audit demo demo-sites five check quick test test-long soak docs test-browser test-sites test-ray screenshot bench bench-scale bench-ray bench-peers clean
 
 # torch first and pinned: any other request for it pulls gigabytes of GPU packages.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -92,6 +92,11 @@ $(VENV)/ray-ready: $(VENV)/ready
 test-ray: $(VENV)/ray-ready
 	COMITY_RAY=1 $(BIN)/pytest tests/clusters
 
+# The table in docs/audit.md: four methods on digits keep their messages, and are attacked by them. About a minute.
+audit: $(VENV)/ready
+	$(BIN)/comity compare fedavg adcol relay fed-sps --tape --parties 5 --partition iid --rounds 10 --seed 1 --no-report --out audited
+	$(BIN)/comity audit audited
+
 # The README's picture, of the demo's page.
 screenshot: $(VENV)/ready
 	@test -f demo/report.html || { echo 'There is no demo/report.html to take a picture of: make demo first.' >&2; exit 1; }
@@ -115,4 +120,4 @@ bench-peers: $(VENV)/ready
 	cd benchmarks && ../$(BIN)/python peers.py
 
 clean:
-	rm -rf $(VENV) benchmarks/.venvs demo demo-sites build dist
+	rm -rf $(VENV) benchmarks/.venvs audited demo demo-sites build dist

@@ -19,6 +19,7 @@ TYPE_CHECKING = bool()  # noqa: UP018
 if TYPE_CHECKING:
     from typing import Any
 
+    from comity.audit.auditing import audit
     from comity.calls import compare, leave_one_out, run, tune
     from comity.core.own_metrics import metric
     from comity.data import Dataset, Federation, load
@@ -38,6 +39,7 @@ __all__ = [
     "Result",
     "Tuning",
     "__version__",
+    "audit",
     "compare",
     "leave_one_out",
     "load",
@@ -75,8 +77,8 @@ def __getattr__(name: str) -> Any:
     """
     if name == "__version__":
         found: Any = import_module("importlib.metadata").version("comity")
-    elif name == "report":
-        found = import_module("comity.report")  # a folder of modules that can be called: see there
+    elif name in ("audit", "report"):
+        found = import_module(f"comity.{name}")  # a folder of modules that can be called: see there
     elif name in _HOMES:
         found = getattr(import_module(_HOMES[name]), name)
     else:

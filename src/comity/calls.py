@@ -23,6 +23,7 @@ from comity.experiments.folder import RunFolder
 from comity.experiments.outline import Progress
 from comity.experiments.result import Result
 from comity.experiments.run import check_same, elsewhere, reopen, resume_in, start
+from comity.experiments.tape import one_process
 from comity.measure.doubts import doubts
 from comity.models import MODULES, OwnModel
 from comity.notebook.live import Watched, watching
@@ -43,6 +44,7 @@ def run(
     resume: bool = False,
     progress: bool | Progress | None = None,
     track: Sequence[str | Tracker] = (),
+    tape: bool = False,
     data: str | None = None,
     partition: str | None = None,
     parties: int | None = None,
@@ -94,6 +96,7 @@ def run(
         resume: whether to go on with the run in that folder
         progress: a line that follows the run: in a notebook unless False, elsewhere only if True; or an object of one's own
         track: who else writes its course down: "tensorboard", "mlflow", a user's file, or any Tracker
+        tape: whether to keep every message, for `comity.audit`; the parties are then in one process
         data: dataset by name, or a user's file; digits unless told, and always the federation's own if one is given
         partition: how samples are dealt to parties, a saved split.json, or a user's file; auto: the data's own
             parties (persons, sites, sources), or dirichlet(alpha=0.5); auto unless told, and always the federation's
@@ -152,6 +155,7 @@ def run(
     told, own = _told(locals())
     check_federation("run", algorithm, federation)
     experiment = asked([algorithm], federation, told, options, run)
+    experiment = one_process(experiment) if tape else experiment
     if out is None and any(isinstance(one, str) for one in track):
         raise Refusal("A tracker writes beside the run: give the run a folder with out=...")
     trackers = Trackers(track)
@@ -161,13 +165,13 @@ def run(
     keep, folder = _folder(out)
     with watching(progress) as watched:
         if resume and RunFolder(folder).begun:
-            check_same(folder, job.experiment)
+            check_same(folder, job.experiment, tape)
             for text in elsewhere(folder, experiment):
                 warnings.warn(harmless(text), stacklevel=2)
             again = reopen(folder, federation, own, trust=True)  # the caller has named its code
             result = resume_in(again, folder, watched(comparing.title(experiment, False)), trackers)
         else:
-            result = start(job, folder, watched(comparing.title(experiment, False)), trackers)
+            result = start(job, folder, watched(comparing.title(experiment, False)), trackers, tape=tape)
     for text in [*result.summary.get("remarks", ()), *doubts(result.summary)]:
         warnings.warn(harmless(text), stacklevel=2)
     result._keep = keep
@@ -183,6 +187,7 @@ def compare(
     progress: bool | Watched | None = None,
     jobs: int | Literal["auto"] = 1,
     track: Sequence[str | Tracker] = (),
+    tape: bool = False,
     data: str | None = None,
     partition: str | None = None,
     parties: int | None = None,
@@ -236,6 +241,7 @@ def compare(
         progress: a line that follows the runs: in a notebook unless False, elsewhere only if True; or who watches each run
         jobs: how many runs go on at once, each in a process of its own with one worker; auto: one a core, if memory allows
         track: who else writes their course down, as in `comity.run`
+        tape: whether to keep every message, as in `comity.run`
 
     Examples:
         >>> import comity
@@ -253,7 +259,7 @@ def compare(
     every = _seeds(seeds, base)
     trackers = _trackers(track, keep, folder)
     with watching(progress, len({comparing.SOLO, *methods}) * len(every), at_once) as watched:
-        comparing.compare(base, methods, every, folder, watched, _warn, trackers, federation, own, at_once)
+        comparing.compare(base, methods, every, folder, watched, _warn, trackers, federation, own, at_once, tape)
     return comparison_of(folder, federation, own, trust=True, keep=keep)  # the caller has named its code
 
 

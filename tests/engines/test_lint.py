@@ -43,7 +43,14 @@ CONTEXT = {"core/kernels.py": "TAPE"}
 TAPES = {"core/kernels.py", "core/descent.py", "core/private.py"}
 LENDS_THE_GLOBAL_GENERATOR = "models/layer_stream.py"
 OPENING = {"unseal", "received"}
-OPENS_PARCELS = {"core/codec.py", "core/record.py", "engines/sealing.py", "engines/site.py", "sites/site_run.py"}
+OPENS_PARCELS = {
+    "core/codec.py",
+    "core/record.py",
+    "engines/sealing.py",
+    "engines/site.py",
+    "experiments/tape.py",  # in a simulation that is asked to keep all messages
+    "sites/site_run.py",
+}
 ASKS_WHAT_A_LOSS_IS = "engines/stacked/together.py"
 
 

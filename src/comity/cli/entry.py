@@ -41,7 +41,7 @@ def _command(signals: Signals) -> None:
     with signals.at_once():
         import click
 
-        from comity.cli import data, deploy, finished, looking, papers, running, watching  # noqa: F401  (each adds its commands)
+        from comity.cli import audit, data, deploy, finished, looking, papers, running, watching  # noqa: F401  (each adds commands)
         from comity.cli.options import Stopped, app
 
     with signals.raised():

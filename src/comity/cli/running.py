@@ -17,6 +17,7 @@ from comity.cli.options import (
     RunDir,
     Seeds,
     Settings,
+    Tape,
     Track,
     Trust,
     app,
@@ -46,6 +47,7 @@ def run(
     settings: Settings,
     out: Out = None,
     track: Track = None,
+    tape: Tape = False,
     trust: Trust = False,
     federation: AtSites = None,
     deadline: Deadline = 600,
@@ -55,18 +57,21 @@ def run(
     from comity.cli import screen
     from comity.experiments.build import federation_of, prepare
     from comity.experiments.run import start
+    from comity.experiments.tape import one_process
 
     chosen = chosen_experiment(algo, settings, trust)
     if federation is not None:
+        check_no_tape(tape)
         order(chosen, settings, federation, out, track, deadline, wait)
         return
+    chosen = one_process(chosen) if tape else chosen
     job = prepare(chosen, federation_of(chosen))
     for text in job.cautions():
         caution(text)
     folder = out or free_folder(f"{called(chosen.algorithm)}-{Path(chosen.data).stem}-s{chosen.seed}")
     others = trackers(track, folder.parent)
     with resumable(f"comity resume {folder}"):
-        finish(folder, start(job, folder, screen.progress(called(chosen.algorithm)), others).summary)
+        finish(folder, start(job, folder, screen.progress(called(chosen.algorithm)), others, tape=tape).summary)
 
 
 @app.command()
@@ -145,6 +150,8 @@ def finish(folder: Path, summary: dict[str, Any]) -> None:
         screen.out.print(text, soft_wrap=True)
     screen.show_curves({name: [folder]}, metric)
     screen.out.print(f"The run is in {folder}", soft_wrap=True)
+    if RunFolder(folder).taped:
+        say_tape(folder, [folder])
     for text in [*summary.get("remarks", ()), *doubts(summary)]:
         caution(text)
 
@@ -173,6 +180,7 @@ def compare(
     jobs: Jobs = "1",
     out: Out = None,
     track: Track = None,
+    tape: Tape = False,
     report: Report = True,
     federation: AtSites = None,
     deadline: Deadline = 600,
@@ -194,6 +202,7 @@ def compare(
         if leave_one_out or at_once > 1:
             raise Refusal("Between sites one run follows the other, with everybody: leave --leave-one-out and --jobs away.")
         check_at_sites(settings, track)
+        check_no_tape(tape)
         compare_sites(federation, base, algos, every, out, deadline, wait)
         return
     folder = out or free_folder(f"compare-{Path(base.data).stem}")
@@ -205,7 +214,7 @@ def compare(
     with resumable(f"the same command and --out {folder}"):
         more = announce(base, algos, every, only) if leave_one_out else 0
         watched = screen.several(len({SOLO, *algos}) * len(every) + more, at_once)
-        made = compare_runs(base, algos, every, folder, watched, caution, others, jobs=at_once)
+        made = compare_runs(base, algos, every, folder, watched, caution, others, jobs=at_once, tape=tape)
         effects = left_out.effects(base, algos, every, folder, watched, only, jobs=at_once) if leave_one_out else []
     settled = RunFolder(run_folder(folder, SOLO, every[0])).read_experiment()  # where `auto` is settled
     show_comparison(made.rows, settled, len(every))
@@ -215,8 +224,26 @@ def compare(
     screen.show_curves(folders, METRICS[settled.metric])
     show_answers(made)
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)
+    if tape:
+        say_tape(folder, [run_folder(folder, row.algorithm, seed) for row in made.rows for seed in every])
     if report:
         write_report(folder)
+
+
+def check_no_tape(tape: bool) -> None:
+    """Refuse to keep what passes between sites."""
+    if tape:
+        raise Refusal("A tape keeps all that a server sees, for study: between real sites there is none, only in a simulation.")
+
+
+def say_tape(folder: Path, runs: Sequence[Path]) -> None:
+    """How large the tape is that runs have left, and what to do with it."""
+    from comity.cli import screen
+    from comity.experiments.folder import RunFolder
+    from comity.experiments.tape import SAID
+
+    large = sum(RunFolder(run).tape.stat().st_size for run in runs)
+    screen.out.print(f"{SAID} It is {screen.size(large)}. See what can be learned from it: comity audit {folder}", soft_wrap=True)
 
 
 def show_comparison(rows: Sequence[Standing], settled: Experiment, seeds: int) -> None:

@@ -35,6 +35,7 @@ from comity.experiments.checkpoint import Checkpoints, to_disk, write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.environment import digest
 from comity.experiments.tables import ABSENCES, LEDGER, METRICS, PRIVACY, TABLES, TIMING, Table, Timing, Writer
+from comity.experiments.tape import Message, read_tape
 from comity.privacy.account import Spent
 
 R = TypeVar("R")
@@ -54,7 +55,8 @@ BEGINNING = (CONFIG, ENVIRONMENT)
 """The files that make a folder a run's: a run has begun when it has both. The settings alone are anybody's."""
 MARKS = (CONFIG, METRICS.name, SUMMARY)
 """Files of which one is enough to see that a run was here, should others be lost."""
-OTHERS = ("comparison.json", "tensorboard", "mlflow.json")
+MESSAGES = "tape/messages"
+OTHERS = ("comparison.json", "tensorboard", "mlflow.json", "tape")
 NEVER_OVERWRITTEN = (CONFIG, *(table.name for table in TABLES), OUTCOMES, SUMMARY, CHECKPOINTS, *OTHERS)
 """What a new run may not find in its folder."""
 
@@ -81,6 +83,11 @@ class RunFolder:
     def ended(self) -> bool:
         """Whether the run came to its end, be its summary readable or not."""
         return self.summary.exists()
+
+    @property
+    def taped(self) -> bool:
+        """Whether the run keeps its messages."""
+        return self.environment.is_file() and bool(self.read_environment().get("tape"))
 
     def check_begun(self) -> None:
         """Refuse a folder that holds no run."""
@@ -148,6 +155,11 @@ class RunFolder:
     def measures(self) -> Path:
         """What `comity measure` found."""
         return self.path / MEASURES
+
+    @property
+    def tape(self) -> Path:
+        """The messages that the server saw, if they are kept."""
+        return self.path / MESSAGES
 
     @property
     def timing(self) -> Path:
@@ -271,6 +283,13 @@ class RunFolder:
         self._check_file(table.name)
         return table.read(self.path)
 
+    def read_tape(self) -> Iterator[Message]:
+        """All messages in their order, if they were kept and are what was written."""
+        if not self.taped:
+            raise Refusal(f"{self.path} has no tape: messages are kept by runs with --tape (in Python tape=True).")
+        self._check_file(MESSAGES)
+        return read_tape(self.tape)
+
     def read_plan(self) -> str | None:
         """The table of planned absences, if the run has one."""
         if "plan" not in self.read_environment():
@@ -383,8 +402,8 @@ class RunFolder:
         write_atomically(self.environment, _lines(with_crc(told)))
 
     def tables(self) -> Writer:
-        """The tables, to be begun or continued."""
-        return Writer(self.path)
+        """The tables, to be begun or continued, and the tape if the run has one."""
+        return Writer(self.path, MESSAGES if self.taped else "")
 
     def write_outcomes(self, answers: Mapping[str, Answers]) -> None:
         """Write down what parties' models say of their test samples; for two classes with scores, which read back exactly."""

@@ -53,7 +53,7 @@ def _replace(begun: RunFolder, settings: str, rounds: int) -> None:
     told = begun.read_environment()
     new = {name: value for name, value in told.items() if name != "config_before"} | {"config": digest(settings)}
     begun.write_environment(new | {"config_before": digest(begun.config.read_text(encoding="utf-8"))})
-    for path in (begun.summary, begun.measures):
+    for path in (begun.summary, begun.measures, begun.path / "audit.json", begun.path / "audit.html"):
         if path.exists():
             path.replace(path.with_name(f"{path.stem}-{rounds}-rounds{path.suffix}"))
     checkpoints = begun.checkpoints()

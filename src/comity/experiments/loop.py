@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from comity.checksums import Checksum
@@ -26,10 +27,11 @@ from comity.experiments.evaluation import (
     evaluate_unfinished,
     write_outcomes,
 )
-from comity.experiments.folder import OUTCOMES, RunFolder
+from comity.experiments.folder import MESSAGES, OUTCOMES, RunFolder
 from comity.experiments.outline import Outline, Progress
 from comity.experiments.schedule import Schedule
-from comity.experiments.tables import ABSENCES, LEDGER, METRICS, PRIVACY, TIMING
+from comity.experiments.tables import ABSENCES, LEDGER, METRICS, PRIVACY, TIMING, Writer
+from comity.experiments.tape import Taped
 from comity.measure import summarise
 from comity.measure.memory import peak_memory
 from comity.privacy.account import Account, BudgetSpent
@@ -86,7 +88,9 @@ def _execute(
     manifest = checkpoints.load() if resume else None
     engine = meet()
     account = job.account()
-    rounds = _Rounds(job, folder, checkpoints, engine, job.net(engine, progress, account), account)
+    tables = folder.tables()
+    works = Taped(engine, partial(tables.append, MESSAGES)) if folder.taped else engine
+    rounds = _Rounds(job, folder, checkpoints, tables, engine, job.net(works, progress, account), account)
     summary = None
     try:
         if resume and (changed := changed_since(folder.read_environment())):
@@ -117,7 +121,14 @@ class _Rounds:
     """A run between two of its rounds: all that changes from round to round."""
 
     def __init__(
-        self, job: Outline, folder: RunFolder, checkpoints: Checkpoints, engine: Engine, net: Net, account: Account
+        self,
+        job: Outline,
+        folder: RunFolder,
+        checkpoints: Checkpoints,
+        tables: Writer,
+        engine: Engine,
+        net: Net,
+        account: Account,
     ) -> None:
         self.job = job
         self.net = net
@@ -128,7 +139,7 @@ class _Rounds:
         self.seconds: dict[str, float] = defaultdict(float)
         self._folder = folder
         self._checkpoints = checkpoints
-        self._tables = folder.tables()
+        self._tables = tables
         self._engine = engine
         self._void: dict[int, str] = {}
         """Rounds in which exchanges did not count, and why."""

@@ -31,8 +31,11 @@ from comity.models.modules import Modules
 from comity.track import Trackers
 
 
-def start(job: Job, folder: Path, progress: Progress, track: Trackers | None = None) -> Result:
-    """A new run in a folder of its own; a folder that holds a run already is refused."""
+def start(job: Job, folder: Path, progress: Progress, track: Trackers | None = None, *, tape: bool = False) -> Result:
+    """A new run in a folder of its own; a folder that holds a run already is refused.
+
+    With `tape` it keeps its messages; its experiment is one of `tape.one_process`.
+    """
     new = RunFolder(folder)
     new.check_free()
     interval()  # a wrong COMITY_CHECKPOINT_SECONDS is refused before anything is written
@@ -47,7 +50,8 @@ def start(job: Job, folder: Path, progress: Progress, track: Trackers | None = N
         mark(folder, settings, code_of(job.experiment))
         told = environment(settings, job.federation.fingerprint(), split=split, plan=plan)
         own = describe(job.experiment.metric)
-        new.begin(settings, told | ({"metric": own} if own else {}) | _given_network(job), split=split, plan=plan)
+        told |= ({"metric": own} if own else {}) | ({"tape": True} if tape else {})
+        new.begin(settings, told | _given_network(job), split=split, plan=plan)
         return Result(folder, job, execute(job, job.engine, new, progress, track or Trackers(), resume=False))
 
 
@@ -87,11 +91,13 @@ def at_work(folder: RunFolder) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def check_same(folder: Path, experiment: Experiment) -> None:
+def check_same(folder: Path, experiment: Experiment, tape: bool = False) -> None:
     """Refuse to go on with other settings or other code than a folder's run has; where it is computed may differ.
 
-    The settings are those that `prepare` settled.
+    The settings are those that `prepare` settled. What was not on tape from the beginning cannot be later.
     """
+    if tape and not RunFolder(folder).taped:
+        raise Refusal(f"{folder} holds a run that did not keep its messages: choose another --out for one with a tape.")
     before = RunFolder(folder).read_experiment()
     if before.model_dump(exclude=WHERE) != experiment.model_dump(exclude=WHERE):
         if before.model_dump(exclude=WHERE | {"rounds"}) == experiment.model_dump(exclude=WHERE | {"rounds"}):

@@ -124,24 +124,31 @@ class Writer:
     `files` are their lengths and checksums so far, by name, for its checkpoints and its summary.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tape: str = "") -> None:
         self._folder = folder
+        self._tape = tape
+        """The file of messages, if they are kept: it grows as the tables do."""
         self.files: dict[str, Checksum] = {}
 
     def create(self) -> None:
-        """Begin all tables with their headings, but for those that there seldom are."""
+        """Begin all tables with their headings, but for those that there seldom are, and the tape if there is to be one."""
         for table in TABLES:
             if not table.seldom:
                 self._begin(table)
+        if self._tape:
+            self._write(self._tape, b"")
 
     def _begin(self, table: Table[Any]) -> None:
-        blob = (",".join(table.columns) + "\n").encode()
-        (self._folder / table.name).write_bytes(blob)
-        self.files[table.name] = Checksum.of(blob)
+        self._write(table.name, (",".join(table.columns) + "\n").encode())
+
+    def _write(self, name: str, blob: bytes) -> None:
+        (self._folder / name).parent.mkdir(exist_ok=True)
+        (self._folder / name).write_bytes(blob)
+        self.files[name] = Checksum.of(blob)
 
     def go_on(self, files: Mapping[str, Checksum]) -> None:
         """Go back to what a checkpoint knows of. All is checked before anything is cut."""
-        grown = {table.name for table in TABLES}
+        grown = {table.name for table in TABLES} | {self._tape}
         for name, known in files.items():
             self.files[name] = known.check_beginning(self._folder / name)
         for name in grown & files.keys():
@@ -164,10 +171,13 @@ class Writer:
             if not text.getvalue():
                 return
             self._begin(table)
-        blob = text.getvalue().encode()
-        with (self._folder / table.name).open("ab") as file:
+        self.append(table.name, text.getvalue().encode())
+
+    def append(self, name: str, blob: bytes) -> None:
+        """Let a file grow in one write."""
+        with (self._folder / name).open("ab") as file:
             file.write(blob)
-        self.files[table.name] = self.files[table.name].and_then(blob)
+        self.files[name] = self.files[name].and_then(blob)
 
     def rows(self, table: Table[R]) -> list[R]:
         """What a table holds so far."""

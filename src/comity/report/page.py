@@ -38,7 +38,7 @@ class Page:
 
     def html(self, title: str, folder: Path, groups: Sequence[tuple[Group, list[Section]]], front: Sequence[Block]) -> str:
         """The whole file."""
-        first = [self._render(block) for block in front]
+        first = [self.rendered(block) for block in front]
         made: list[dict[str, Any]] = []
         for k, (group, sections) in enumerate(groups):
             self._group = f"g{k}"
@@ -51,7 +51,7 @@ class Page:
                     "name": s.name,
                     "title": s.title,
                     "folded": s.folded,
-                    "blocks": [self._render(b) for b in _paired(s.blocks)],
+                    "blocks": [self.rendered(b) for b in _paired(s.blocks)],
                 }
                 for s in sections
             ]
@@ -72,7 +72,8 @@ class Page:
         )
         return text.encode("utf-8", "replace").decode()  # a file's name need not be text
 
-    def _render(self, block: Block) -> Markup:
+    def rendered(self, block: Block) -> Markup:
+        """A block as HTML."""
         if isinstance(block, Chart):
             return self._chart(block)
         if isinstance(block, Table):

@@ -22,6 +22,7 @@ from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
 from comity.experiments.outline import Progress, judged_by
+from comity.experiments.tape import one_process
 from comity.measure import Gain, gains
 from comity.models import OwnModel
 from comity.names import called
@@ -75,17 +76,18 @@ def compare(
     given: Federation | None = None,
     model: OwnModel | None = None,
     jobs: int = 1,
+    tape: bool = False,
 ) -> Findings:
     """Run every method, and SOLO, on the same split for each seed; `caution` hears what a user should know.
 
-    `progress` gives who watches a run of that title; so many runs as `jobs` go on at once.
+    `progress` gives who watches a run of that title; so many runs as `jobs` go on at once. With `tape` all keep their messages.
 
     Each seed deals the data anew, unless a federation is `given`. `model` is a network of the user's own, in place of a name.
     """
     methods = list(dict.fromkeys([SOLO, *algorithms]))
     check_folders(methods)
     data = shared(given)
-    base = settled(base, jobs)
+    base = settled(one_process(base) if tape else base, jobs)
     base = judged_by(base, data(base.but(seed=seeds[0])).classes)
     experiments = [experiment_of(base, method, seed) for seed in seeds for method in methods]
     check_settings(base, methods)
@@ -104,7 +106,7 @@ def compare(
         job = prepare(one, data(one), model)  # all are checked before the first one starts
         say(job.cautions())
         parties[one.seed] = parties.get(one.seed) or Parties.of(data(one))
-        runs.append(Planned(title(one, len(seeds) > 1), one, run_folder(out, one.algorithm, one.seed), Cost.of(job)))
+        runs.append(Planned(title(one, len(seeds) > 1), one, run_folder(out, one.algorithm, one.seed), Cost.of(job), tape))
     summaries: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
     with closing(run_all(runs, data, progress, track, model, jobs)) as done:
         for method, summary in zip(itertools.cycle(methods), done, strict=False):

@@ -113,6 +113,8 @@ class Planned:
     experiment: Experiment
     folder: Path
     cost: Cost = Cost()
+    tape: bool = False
+    """Whether it keeps its messages."""
 
 
 @runtime_checkable
@@ -131,6 +133,7 @@ def run_once(
     track: Trackers | None = None,
     model: OwnModel | None = None,
     job: Job | None = None,
+    tape: bool = False,
 ) -> dict[str, Any]:
     """The summary of a run: a finished one in that folder is taken as it is, an unfinished one is continued.
 
@@ -138,8 +141,8 @@ def run_once(
     """
     job = job or prepare(experiment, federation, model)
     if not RunFolder(folder).begun:
-        return start(job, folder, progress, track).summary
-    check_same(folder, job.experiment)
+        return start(job, folder, progress, track, tape=tape).summary
+    check_same(folder, job.experiment, tape)
     if (summary := RunFolder(folder).read_summary()) is not None:
         RunFolder(folder).check()
         check_given(folder, job)
@@ -165,7 +168,8 @@ def run_all(
     if jobs == 1:
         with actors_kept():
             for run in runs:
-                yield run_once(run.experiment, data(run.experiment), run.folder, progress(run.title), track, model)
+                how = (run.experiment, data(run.experiment), run.folder)
+                yield run_once(*how, progress(run.title), track, model, None, run.tape)
         return
     crew = _Crew(runs, data, progress, track or Trackers(), model, jobs)
     try:
@@ -297,14 +301,14 @@ class _Crew:
         watched = self._progress(run.title)
         how = (run.experiment, federation, run.folder)
         if RunFolder(run.folder).ended:
-            self._summaries[k] = run_once(*how, watched, self._track, self._model, job)
+            self._summaries[k] = run_once(*how, watched, self._track, self._model, job, run.tape)
             watched.end()
             return
         here, there = multiprocessing.Pipe(duplex=False)
         strangers = [here, *(member.line for member in self._at_work.values())]
 
         def work(progress: Progress, told: Callable[[str], None]) -> dict[str, Any]:
-            return run_once(*how, progress, self._track.anew(told), self._model, job)
+            return run_once(*how, progress, self._track.anew(told), self._model, job, run.tape)
 
         process = multiprocessing.get_context("fork").Process(target=live, args=(there, strangers, os.getpid(), work))
         with held_back():

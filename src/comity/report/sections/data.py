@@ -224,7 +224,7 @@ def _look(section: Section, federation: Federation, changed: dict[str, str], key
     channels = federation.shape[0] if len(federation.shape) == 3 else 0
     if channels in (1, 3):
         names = federation.names[:PICTURED]
-        some = {name: _unscaled(federation, name, _some(federation, name, COLUMNS, key)) for name in names}
+        some = {name: unscaled(federation, name, _some(federation, name, COLUMNS, key)) for name in names}
         low, high = (min(float(x.amin()) for x in some.values()), max(float(x.amax()) for x in some.values()))
         strips = {
             f"{name}: {changed[name]}" if changed else name: (film_strip(images, low, high), len(images) / COLUMNS)
@@ -242,7 +242,7 @@ def _some(federation: Federation, name: str, count: int, key: Key) -> Tensor:
     return x[key.fold("samples", name).permutation(len(x))[:count]]
 
 
-def _unscaled(federation: Federation, name: str, x: Tensor) -> Tensor:
+def unscaled(federation: Federation, name: str, x: Tensor) -> Tensor:
     """A party's values as they were before its constants scaled them: in these, parties can be compared."""
     how = federation.preprocess.for_party(name)
     scaled = x.shape[1] - len(how.marked)  # what was added to say where a value was missing was not scaled
@@ -302,7 +302,7 @@ def _features(federation: Federation) -> Chart:
     """Features in which parties differ most: a party's mean, in standard deviations of all."""
     names = federation.names[:PARTIES]
     called = feature_names(federation)
-    values = {n: _measured(_unscaled(federation, n, p.train.x.double()), called) for n, p in federation.parties.items()}
+    values = {n: _measured(unscaled(federation, n, p.train.x.double()), called) for n, p in federation.parties.items()}
     everything = torch.cat(list(values.values()))
     centre = everything.nanmean(0)
     spread = (everything - centre).square().nanmean(0).sqrt().nan_to_num(1.0).clamp(min=1e-9)

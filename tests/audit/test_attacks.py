@@ -1,0 +1,243 @@
+"""Attacks on real runs: each is shown to work where it must, and to say so where it cannot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import comity
+from comity.audit.auditing import Audited, audit_run
+from comity.audit.decoding import ridge
+from comity.audit.dense import FirstLayer
+from comity.audit.finding import Finding, Untried
+from comity.audit.inverting import samples_of, unmistakable
+from comity.audit.view import View
+from comity.core.key import Key
+
+HOMES: list[TemporaryDirectory[str]] = []
+SETTINGS: dict[str, Any] = {"partition": "iid", "parties": 4, "model": "mlp2(width=100)", "rounds": 2}
+
+
+@cache
+def attacked(method: str, **settings: Any) -> Audited:
+    """What attacks find in a run."""
+    HOMES.append(TemporaryDirectory())
+    folder = Path(HOMES[-1].name) / "run"
+    comity.run(method, out=folder, tape=True, **(SETTINGS | settings))
+    return audit_run(folder)
+
+
+def finding(audited: Audited, attack: str) -> Finding:
+    found = {one.attack: one for one in audited.findings}
+    assert attack in found, (sorted(found), audited.untried)
+    return found[attack]
+
+
+# --- rows
+
+
+def test_rows_give_members_away() -> None:
+    """Nearly all: first rows are made by weights that hardly differ from those that everybody starts from."""
+    found = finding(attacked("adcol"), "membership: rows, first weights")
+    assert found.power
+    assert found.success > 0.95
+    assert found.figures["members"] + found.figures["others"] == sum(
+        len(party.train) + len(party.test) for party in comity.load("digits").partition("iid", parties=4, seed=0).parties.values()
+    )
+    assert found.figures["tpr_at_0.01"][0] > 0.5
+    assert found.figures["tpr_at_0.001"] is None, "450 samples cannot show one in a thousand"
+    assert "0.1% of false positives cannot be measured" in " ".join(found.notes)
+    assert found.epsilon is not None
+    assert found.epsilon > 1
+
+
+def test_rows_can_be_decoded() -> None:
+    found = finding(attacked("adcol"), "decoder, first weights")
+    assert found.power
+    assert found.success > 0.5
+    assert found.prior < 0.1
+    assert found.figures["squared_error"] < found.figures["squared_error_of_a_mean_picture"]
+
+
+def test_noise_takes_the_power_away_and_that_is_said() -> None:
+    noisy = attacked("adcol(noise=lap_l1,epsilon=0.1)")
+    for attack in ("membership: rows, first weights", "membership: rows, colluder's model"):
+        found = finding(noisy, attack)
+        assert not found.power
+        assert "has no power here" in found.says
+        assert "does not show that nothing can be learned" in found.says
+        assert found.epsilon == 0.0
+
+
+def test_own_first_weights_leave_the_colluders_model_only() -> None:
+    assert {one.attack for one in attacked("adcol", init="own").findings} == {
+        "membership: rows, colluder's model",
+        "decoder, colluder's model",
+    }
+
+
+def test_of_some_rows_nobody_knows_whose_they_are() -> None:
+    (untried,) = attacked("adcol(sampling=0.5)").untried
+    assert untried.attack == "decoder"
+    assert "nobody knows which row is whose" in untried.says
+
+
+def test_a_linear_encoder_is_inverted_exactly() -> None:
+    source = torch.Generator().manual_seed(0)
+    x, mixing = torch.randn(400, 5, generator=source), torch.randn(5, 20, generator=source)
+    decoded = ridge(x @ mixing, x)(x[:7] @ mixing)
+    assert torch.cdist(decoded, x).argmin(1).tolist() == list(range(7))
+
+
+# --- means
+
+
+def test_first_means_give_members_away() -> None:
+    found = finding(attacked("relay"), "membership: class means, first weights")
+    assert found.power
+    assert found.success > 0.6
+
+
+def test_means_of_nothing_are_not_attacked() -> None:
+    assert not attacked("relay(secret=1.0)").findings
+
+
+# --- weights and updates
+
+
+def test_fedavg_sends_weights_and_is_attacked_by_them() -> None:
+    """With few samples that are trained on often, weights give their members away."""
+    found = attacked("fedavg", parties=20, epochs=20, rounds=3)
+    by_updates = finding(found, "membership: updates")
+    assert by_updates.power
+    assert finding(found, "membership: weights").success > 0.5
+    many = finding(found, "inversion: updates")
+    assert not many.power
+    assert many.success == 0
+
+
+def test_one_small_step_is_inverted() -> None:
+    found = finding(attacked("fedavg", steps=1, batch=5, model="mlp2"), "inversion: updates")
+    assert found.power
+    assert found.figures["samples"] == 4 * 5
+    assert found.success >= 0.9
+    assert found.prior == 0.0
+    assert found.pictures is not None
+    scale = (found.pictures.originals - found.pictures.guesses).flatten(1).norm(dim=1) / found.pictures.originals.flatten(1).norm(
+        dim=1
+    )
+    assert scale[0] < 1e-3, "the best is the sample itself"
+
+
+# --- gradients
+
+
+def test_gradients_of_small_batches_give_their_samples_away() -> None:
+    found = attacked("fed-sps", rounds=1, batch=6, model="mlp2")
+    inverted = finding(found, "inversion: gradients")
+    assert inverted.power
+    assert inverted.figures["samples"] == 4 * 6
+    assert inverted.success >= 0.8
+    spanned = finding(found, "membership: gradients")
+    assert spanned.figures["tpr_at_0.01"][0] == pytest.approx(6 / (spanned.figures["members"] / 4), abs=0.01), "those in batches"
+
+
+def test_gradients_of_large_batches_are_not() -> None:
+    found = attacked("fed-sps", rounds=1, batch=100, steps=1)
+    assert "at least as many samples as a sample has values" in found.untried[0].says
+    assert not finding(found, "inversion: gradients").power
+
+
+def test_a_first_layer_that_is_no_matrix_is_said() -> None:
+    found = attacked("fed-sps", rounds=1, batch=100, steps=1, model="lenet5")
+    assert [type(one) for one in found.untried] == [Untried, Untried]
+    assert all("not dense" in one.says for one in found.untried)
+
+
+def relu_layer(x: Tensor, units: int, seed: int) -> FirstLayer:
+    """The gradient of a dense layer with ReLU after it, whatever is behind."""
+    source = torch.Generator().manual_seed(seed)
+    weight = torch.randn(units, x.shape[1], generator=source, dtype=torch.float64)
+    changes = torch.randn(len(x), units, generator=source, dtype=torch.float64) * (x @ weight.T > 0)
+    return FirstLayer(changes.T @ x, changes.sum(0))
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5, 8])
+def test_a_batch_is_computed_from_its_gradient(samples: int) -> None:
+    x = torch.randn(samples, 30, generator=torch.Generator().manual_seed(samples), dtype=torch.float64)
+    found = samples_of(relu_layer(x, 150, 0), Key(0))
+    assert found is not None
+    assert torch.cdist(found, x).amin(0).max() < 1e-3
+
+
+def test_a_batch_that_is_too_large_is_not() -> None:
+    x = torch.randn(40, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert samples_of(relu_layer(x, 150, 0), Key(0)) is None
+    assert samples_of(FirstLayer(torch.zeros(4, 3), torch.zeros(4)), Key(0)) is None
+
+
+def test_what_is_close_to_two_samples_is_neither() -> None:
+    x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 5.0]])
+    certain, which, _ = unmistakable(torch.tensor([[0.1, 0.0], [0.5, 0.0], [0.0, 4.0]]), x)
+    assert certain.tolist() == [True, False, True]
+    assert which[[0, 2]].tolist() == [0, 2]
+
+
+# --- what is true of all
+
+
+def test_samples_that_are_sent_need_no_attack() -> None:
+    """Pooled data, and Fed-SPS's near-copies: an audit that called this nothing would be worse than none."""
+    pooled = finding(attacked("centralized", rounds=1), "samples in the open")
+    assert pooled.success == 1.0
+    copies = finding(attacked("fed-sps(mode=samples)", rounds=1, batch=10), "samples in the open")
+    assert copies.figures["recovered"] == 4 * 10
+    assert "samples in the open" not in {one.attack for one in attacked("adcol").findings}
+
+
+def test_what_is_sent_and_not_attacked_is_said() -> None:
+    assert any("how many samples there are of each class was not tried" in text for text in attacked("relay").says)
+
+
+def test_a_party_alone_tells_nothing() -> None:
+    """The one message of SOLO is empty."""
+    assert attacked("solo").rows() == [["solo", "none", "", "", "", "", "0", "", attacked("solo").rows()[0][8], "0 B"]]
+    assert "Nothing was sent" in attacked("solo").says[0]
+
+
+def test_the_same_audit_comes_out_again() -> None:
+    again = audit_run(attacked("adcol").folder)
+    assert again.plain() == attacked("adcol").plain()
+
+
+def test_test_samples_that_were_not_drawn_show_no_epsilon() -> None:
+    found = finding(attacked("relay", test="tail(0.25)"), "membership: class means, first weights")
+    assert found.epsilon is None
+    assert "not drawn at random" in " ".join(found.notes)
+
+
+def test_a_claim_that_an_attack_exceeds_is_refuted() -> None:
+    claims = replace(attacked("adcol"), claimed=1.0, unit="record")
+    assert claims.shown is not None
+    assert claims.says[0] == f"adcol: The claim is refuted: epsilon 1 is claimed, and an attack shows {claims.shown:.2f}."
+    assert "refuted" not in " ".join(replace(claims, claimed=100.0).says)
+    assert "refuted" not in " ".join(replace(claims, unit="party").says), "what hides a party from others is no claim here"
+    assert claims.rows()[0][6] == "1"
+    assert replace(claims, unit="party").rows()[0][6] == "1 (party)"
+
+
+def test_what_a_run_claims_is_read_from_its_summary() -> None:
+    view = View(attacked("adcol").folder)
+    assert view.claimed is None
+    assert view.delta == 1e-5
+    view.summary["privacy"] = {"epsilon": 1.5, "delta": 1e-6}
+    assert (view.claimed, view.delta) == (1.5, 1e-6)
+    view.summary["privacy"] = {"epsilon": "infinite", "delta": 1e-6}
+    assert view.claimed is None

@@ -1,0 +1,169 @@
+"""The tape of a run: all that its server saw, whole after any interruption, and no trace of it in runs without one."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import comity
+from comity.cli import main
+from comity.core.record import Cipher, Sealed, payload, unseal
+from comity.experiments import checkpoint
+from comity.experiments.folder import RunFolder
+from comity.experiments.outline import Quiet
+from comity.experiments.tape import Message
+from comity.units import size
+
+SMALL: dict[str, Any] = {"parties": 3, "partition": "iid", "model": "mlp2(width=8)", "rounds": 3, "batch": 100}
+
+
+def messages(folder: Path) -> list[Message]:
+    return list(RunFolder(folder).read_tape())
+
+
+def test_what_is_on_it_is_what_was_charged(tmp_path: Path) -> None:
+    done = comity.run("fedavg", out=tmp_path, tape=True, **SMALL)
+    kept = messages(tmp_path)
+    assert sum(payload(m.content) for m in kept if m.kind == "reply") == done.summary["bytes"]["up"]
+    assert sum(payload(m.content) * len(m.to) for m in kept if m.kind == "letter") == done.summary["bytes"]["down"]
+    assert [m.call.round for m in kept if m.kind == "letter"] == [1, 2, 3], "a letter that everybody got is kept once"
+    assert {m.src for m in kept if m.kind == "reply"} == {0, 1, 2}
+
+
+def test_the_server_s_average_can_be_made_of_it(tmp_path: Path) -> None:
+    done = comity.run("fedavg", out=tmp_path, tape=True, **SMALL)
+    replies = [m.content.theta for m in messages(tmp_path) if m.kind == "reply" and m.call.round == 3]
+    sizes = torch.tensor(done.job.info.sizes, dtype=torch.float64)
+    mean = sum(theta["fc1.weight"].double() * n for theta, n in zip(replies, sizes, strict=True)) / sizes.sum()
+    assert torch.allclose(mean.float(), done.model("p0").theta["fc1.weight"], atol=1e-7)
+
+
+def test_parcels_are_closed_to_the_server_and_open_to_their_recipients(tmp_path: Path) -> None:
+    done = comity.run("fed-sps", out=tmp_path, tape=True, **SMALL | {"rounds": 1})
+    kept = messages(tmp_path)
+    sent = [parcel for m in kept if m.kind == "reply" and m.call.work == "send" for parcel in m.content.values()]
+    assert sent
+    assert all(isinstance(parcel, Sealed) and parcel.size > 0 for parcel in sent)
+    assert all(isinstance(unseal(parcel), Cipher) and not len(unseal(parcel).blob) for parcel in sent)
+    opened = [m for m in kept if m.kind == "parcel"]
+    assert sum(payload(m.content) for m in opened) == done.summary["bytes"]["peer"]
+    assert {(m.src, m.to) for m in opened} == {(i, (j,)) for i in range(3) for j in range(3) if i != j}
+
+
+def test_without_it_a_run_is_what_it_was(tmp_path: Path) -> None:
+    with_tape, without = tmp_path / "with", tmp_path / "without"
+    comity.run("fedavg", out=with_tape, tape=True, engine="loop", **SMALL)
+    comity.run("fedavg", out=without, engine="loop", **SMALL)
+    assert not (without / "tape").exists()
+    assert "tape" not in json.loads((without / "env.json").read_text())
+    for name in ("config.toml", "metrics.csv", "ledger.csv", "outcomes.csv", "split.json"):
+        assert (with_tape / name).read_bytes() == (without / name).read_bytes(), name
+
+
+class Kill(Quiet):
+    """Kills its own process while a round goes on, two rounds after the last checkpoint."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def round(self, t: int, figure: float | None, ledger: Any) -> None:
+        self.now = t
+        if t == 1:
+            checkpoint.EVERY_SECONDS = math.inf
+
+    def answered(self, count: int) -> None:
+        if self.now == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("method", ["scaffold+dbe", "fed-sps"])
+def test_killed_and_resumed_it_is_the_same(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    how = SMALL | {"tape": True, "engine": "loop"}
+    comity.run(method, out=calm, **how)
+    fork = multiprocessing.get_context("fork")
+    victim = fork.Process(target=comity.run, args=(method,), kwargs={"out": killed, "progress": Kill(), **how})
+    victim.start()
+    victim.join(60)
+    assert victim.exitcode == -signal.SIGKILL
+    known = RunFolder(killed).checkpoints().load()
+    assert known is not None
+    assert RunFolder(killed).tape.stat().st_size > known.files["tape/messages"].length, "nothing was to be cut"
+    comity.run(method, out=killed, resume=True, **how)
+    assert RunFolder(killed).tape.read_bytes() == RunFolder(calm).tape.read_bytes()
+
+
+def test_a_longer_run_has_the_tape_of_one_that_was_asked_for_at_first(tmp_path: Path) -> None:
+    from comity.experiments.longer import ask_for
+
+    comity.run("fedavg", out=tmp_path / "long", tape=True, **SMALL)
+    comity.run("fedavg", out=tmp_path / "made", tape=True, **SMALL | {"rounds": 2})
+    ask_for(tmp_path / "made", 3)
+    comity.run("fedavg", out=tmp_path / "made", resume=True, **SMALL)
+    assert RunFolder(tmp_path / "made").tape.read_bytes() == RunFolder(tmp_path / "long").tape.read_bytes()
+
+
+def test_a_damaged_tape_is_refused(tmp_path: Path) -> None:
+    comity.run("fedavg", out=tmp_path, tape=True, **SMALL)
+    tape = RunFolder(tmp_path).tape
+    blob = bytearray(tape.read_bytes())
+    blob[len(blob) // 2] ^= 1
+    tape.write_bytes(blob)
+    with pytest.raises(comity.ComityError, match="damaged"):
+        messages(tmp_path)
+
+
+@pytest.mark.parametrize("how", [{"engine": "process"}, {"engine": "ray"}, {"workers": 2}])
+def test_it_is_refused_where_parcels_cannot_be_read(how: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(comity.Refusal, match="A tape is kept in one process"):
+        comity.run("fedavg", out=tmp_path / "run", tape=True, **SMALL, **how)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_was_not_on_tape_cannot_be_later(tmp_path: Path) -> None:
+    comity.run("fedavg", out=tmp_path, **SMALL)
+    with pytest.raises(comity.Refusal, match="did not keep its messages"):
+        comity.run("fedavg", out=tmp_path, resume=True, tape=True, **SMALL)
+    with pytest.raises(comity.Refusal, match="has no tape"):
+        messages(tmp_path)
+
+
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: object) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["comity", *map(str, args)])
+    code = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+FEW = ("--parties", 2, "--rounds", 1, "--model", "linear", "--batch", 100)
+
+
+def test_its_size_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, _ = command(capsys, monkeypatch, "run", "fedavg", *FEW, "--tape", "--out", tmp_path / "run")
+    large = RunFolder(tmp_path / "run").tape.stat().st_size
+    assert code == 0
+    assert f"It is {size(large)}." in out
+    code, out, _ = command(capsys, monkeypatch, "compare", "fedavg", *FEW, "--tape", "--out", tmp_path / "all")
+    assert code == 0
+    assert "All messages are kept on tape" in out
+    assert RunFolder(tmp_path / "all" / "fedavg" / "seed-0").taped
+
+
+def test_there_is_none_between_sites(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, err = command(capsys, monkeypatch, "run", "fedavg", *FEW, "--tape", "--federation", tmp_path)
+    assert code != 0
+    assert "between real sites there is none" in err
+    assert err.count("\n") == 1
