@@ -16,7 +16,8 @@ from comity.core.ledger import Charge
 from comity.core.net import Note
 from comity.errors import ComityError, Refusal
 from comity.experiments.folder import NEVER_OVERWRITTEN, RunFolder
-from comity.experiments.tables import ABSENCES, LEDGER, METRICS, TABLES, TIMING, Growing, Timing, Writer
+from comity.experiments.tables import ABSENCES, LEDGER, METRICS, PRIVACY, TABLES, TIMING, Growing, Timing, Writer
+from comity.privacy.account import Spent
 
 
 def test_settings_alone_are_no_run(tmp_path: Path) -> None:
@@ -112,6 +113,10 @@ def test_outcomes_that_were_cut_off_are_told_in_a_sentence(text: str, tmp_path: 
 NOTES = [Note(0, "north", "test", "accuracy", 0.25), Note(1, "north", "test", "accuracy", 0.1 + 0.2)]
 CHARGES = [Charge(1, "local", "north", "server", "up", 12)]
 TIMES = [Timing(0, 0.5, 0.25, 0.0, 1024)]
+GIVEN = [
+    Spent(1, "local", "p1", "A.x, A.y", "record", "gaussian", 1.0, 0.1 + 0.2, 1 / 3, 7, 2.5, 1e-5, "blank", "server", 0, 0),
+    Spent(1, "local", "a, b", "A.z", "", "none", 0.0, 0.0, 1.0, 1, math.inf, 1e-5, "", "server", 0, 0),
+]
 AWAY = [Absence("p1", 1, "local", "lost", 0), Absence("a, b", 2, "evaluate", "dead", 1)]
 
 
@@ -125,6 +130,7 @@ def written(tmp_path: Path) -> RunFolder:
     writer.add(ABSENCES, [])
     assert not (tmp_path / ABSENCES.name).exists(), "it is there only if somebody was not heard"
     writer.add(ABSENCES, AWAY)
+    writer.add(PRIVACY, GIVEN)
     assert writer.files == {table.name: Checksum.of((tmp_path / table.name).read_bytes()) for table in TABLES}
     return RunFolder(tmp_path)
 
@@ -134,6 +140,7 @@ def test_tables_are_read_as_they_were_written(written: RunFolder) -> None:
     assert written.read_ledger() == CHARGES
     assert written.read_timing() == TIMES
     assert written.read_absences() == AWAY
+    assert written.read_privacy() == GIVEN
 
 
 def test_tables_without_rows_are_whole(tmp_path: Path) -> None:

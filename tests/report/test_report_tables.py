@@ -173,6 +173,16 @@ def messages(made: Made, row: dict[str, str]) -> dict[str, str]:
     return {head: size(statistics.fmean(sums))}
 
 
+def privacy(made: Made, row: dict[str, str]) -> dict[str, str]:
+    """None of these runs has any noise: nothing is guaranteed, and what left is what privacy.csv names."""
+    bare = []
+    for one in made.runs[row["method"]].values():
+        with (one / "privacy.csv").open(encoding="utf-8") as file:
+            bare += [f"{line['release']} ({line['work']})" for line in csv.DictReader(file) if line["mechanism"] == "none"]
+    everybody = {"protected": "nothing", "from whom": "everybody else", "epsilon": "infinite", "delta": ""}
+    return {**everybody, "left without noise": ", ".join(dict.fromkeys(bare))}
+
+
 def closed_form(made: Made, row: dict[str, str]) -> dict[str, str]:
     sums: dict[str, int] = defaultdict(int)
     for line in made.ledger(row["method"], min(made.runs[row["method"]])):
@@ -219,6 +229,7 @@ CHECKED: dict[str, Callable[[Made, dict[str, str]], dict[str, str]]] = {
     "measures": measures,
     "fairness": fairness,
     "messages": messages,
+    "privacy": privacy,
     "closed-form": closed_form,
     "formulas": formulas,
     "environments": environments,
