@@ -6,6 +6,7 @@ run, and half of one.
 
 from __future__ import annotations
 
+import csv
 import json
 import statistics
 import tomllib
