@@ -390,3 +390,20 @@ def test_laplace_adds_up_at_most(scale: float, count: int) -> None:
 def test_the_weakest_unit_counts() -> None:
     kinds = [Release(unit, "gaussian", 1.0, 1.0) for unit in ("party", "record", "row")]
     assert [weakest_unit(dict.fromkeys(kinds[:n], 1)) for n in (1, 2, 3)] == ["party", "record", "row"]
+
+
+# --- Beyond the ten: parcels
+
+
+@pytest.mark.parametrize(
+    ("method", "open_"),
+    [
+        ("relay-p2p", {"Told.obs (tell)", "Told.seen (tell)"}),
+        ("fed-sps", {"Model.theta (send)", "Help.grads (assist)", "Help.count (assist)"}),
+    ],
+)
+def test_what_is_sealed_for_other_parties_is_in_the_account(method: str, open_: set[str], federation: comity.Federation) -> None:
+    told = comity.run(method, federation, rounds=1, model="mlp2(width=8)").summary["privacy"]
+    assert told["epsilon"] == "infinite"
+    assert open_ <= set(told["unprotected"])
+    assert set(told["parties"].values()) == {"infinite"}

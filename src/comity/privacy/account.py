@@ -17,7 +17,7 @@ from comity.core.algorithm import AnyAlgorithm
 from comity.core.call import Call
 from comity.core.declared import declared
 from comity.core.ledger import EVERYBODY, MOST_APART
-from comity.core.record import Sealed, is_record, payload
+from comity.core.record import Sealed, is_record, parcels_in, payload
 from comity.core.release import NEIGHBOURS, STAGES, UNITS, Asked, Release, declares, releases_of, reply_fields
 from comity.core.signature import fields_on_wire
 from comity.core.wrapper import chain
@@ -123,7 +123,9 @@ class Account:
     def note_reply(self, call: Call, i: int, reply: Any) -> None:
         """A reply has come: write down, once, what of it left as it is."""
         said = self._releases(call, i)
-        for name in held_fields(reply):
+        # What is in parcels that are in no record's field only the work's declaration tells: all that may be in them.
+        sealed = said if not is_record(reply) and parcels_in(reply) else ()
+        for name in dict.fromkeys((*held_fields(reply), *sealed)):
             if said.get(name) is None:
                 self.note_open(call.round, call.work, i, name)
 
