@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from comity.data import Dataset, Federation, load
     from comity.errors import ComityError, Refusal
     from comity.experiments.result import Result
-    from comity.reading import open, report
+    from comity.reading import disclose, open, report
     from comity.studies.finished import Comparison, Tuning
     from comity.studies.leave_one_out import Effect
 
@@ -41,6 +41,7 @@ __all__ = [
     "__version__",
     "audit",
     "compare",
+    "disclose",
     "leave_one_out",
     "load",
     "metric",
@@ -61,6 +62,7 @@ _HOMES = {
     "Result": "comity.experiments.result",
     "Tuning": "comity.studies.finished",
     "compare": "comity.calls",
+    "disclose": "comity.reading",
     "leave_one_out": "comity.calls",
     "load": "comity.data",
     "metric": "comity.core.own_metrics",

@@ -1,4 +1,5 @@
-"""The calls that read what lies in folders: `comity.open` gives it back, `comity.report` makes a page of it."""
+"""The calls that read what lies in folders: `comity.open` gives it back, `comity.report` makes a page of it, and
+`comity.disclose` one of what left a party."""
 
 from __future__ import annotations
 
@@ -94,3 +95,41 @@ def report(
     return write(
         what, methods=methods, target=target, quick=quick, samples=samples, figures=figures, out=out, trust=trust, told=told
     )
+
+
+def disclose(
+    what: str | Path | Result,
+    party: str,
+    out: str | Path | None = None,
+    *,
+    federation: Federation | None = None,
+    model: OwnModel | None = None,
+    trust: bool = False,
+) -> tuple[Path, Path]:
+    """Write what left a party in a finished run, for whoever answers for its data; the paths of the page and of the PDF.
+
+    Args:
+        what: a run's folder, or what `comity.run` or `open` gave
+        party: whose page
+        out: the folder for both files; the run's own unless told
+        federation: the data, if they were given from Python and `what` is a folder
+        model: the network, if it was given from Python and `what` is a folder
+        trust: whether files may run that somebody else's run names
+
+    Examples:
+        >>> import comity, tempfile
+        >>> with tempfile.TemporaryDirectory() as home:
+        ...     done = comity.run("fedavg", parties=2, rounds=1, model="linear", out=f"{home}/run")
+        ...     [path.name for path in comity.disclose(done, "p0")]
+        ['disclosure-p0.html', 'disclosure-p0.pdf']
+    """
+    from comity.disclosure import disclose as write
+
+    place = None if out is None else Path(out)
+    if isinstance(what, Result):
+        if what.temporary and place is None:
+            raise Refusal("The folder of this run is temporary, and its page would go with it: say where, with out='folder'.")
+        return write(what.folder, party, place, made=what.job, trust=trust)
+    if not isinstance(what, str | Path):
+        raise Refusal(f"What left a party is told of one run, by its folder or result, not of a {type(what).__name__}.")
+    return write(Path(what), party, place, federation=federation, model=model, trust=trust)

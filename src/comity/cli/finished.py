@@ -189,3 +189,18 @@ def export(
     if not remarks or (folder / "model.pt2").exists():
         kind = "csv" if job.federation.schema else "npz"
         screen.out.print(f"Predict with it, without Comity: python {folder}/predict.py NEW.{kind}", soft_wrap=True)
+
+
+@app.command()
+def disclose(
+    run_dir: RunDir,
+    party: Annotated[str, typer.Option("--party", help="whose page")],
+    out: Annotated[Path | None, typer.Option("--out", help="the folder for both files; the run's own unless told")] = None,
+    trust: Trust = False,
+) -> None:
+    """What left a party in a finished run, on a page for whoever answers for its data: HTML and PDF."""
+    from comity.cli import screen
+    from comity.disclosure import disclose as write
+
+    page, sheets = write(run_dir, party, out, trust=trust)
+    screen.out.print(f"What left {harmless(party)} is in {page} and {sheets}", soft_wrap=True)

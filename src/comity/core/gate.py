@@ -87,10 +87,14 @@ class Gate:
             raise Refusal(f"{what} may be anything, as its work does not say of which type it is: annotate what goes in and out.")
         if not fits(tree, said):
             raise Refusal(f"{what} should be {_words(said)}, but the {type(tree).__name__} that came is not.")
-        inside_out = reversed(chain(self.algorithm)[depth:])
-        shapes = dict(shape for owner in inside_out for shape in owner.wire_shapes(self.task, self.parties).items())
-        if wrong := _first_wrong(tree, "", shapes, self.task):
+        if wrong := _first_wrong(tree, "", shapes_on_wire(self.algorithm, depth, self.task, self.parties), self.task):
             raise Refusal(f"{what} {wrong}.")
+
+
+def shapes_on_wire(outermost: AnyAlgorithm, depth: int, task: Task, parties: int) -> WireShapes:
+    """Shapes of what a work at `depth` of the chain sends or gets beside the model's own weights, by field."""
+    inside_out = reversed(chain(outermost)[depth:])
+    return dict(shape for owner in inside_out for shape in owner.wire_shapes(task, parties).items())
 
 
 def _first_wrong(tree: Any, place: str, shapes: WireShapes, task: Task) -> str:

@@ -54,6 +54,12 @@ def parcel_types(outermost: AnyAlgorithm) -> list[Any]:
     return [get_args(hint)[0] for hint in _parts(wire_types(outermost)) if get_origin(hint) is Sealed]
 
 
+def sealed_fields(outermost: AnyAlgorithm, depth: int, name: str) -> list[str]:
+    """The fields of a work's reply that go sealed to other parties, as `fields_on_wire` names them."""
+    kinds = [get_args(hint)[0] for hint in _parts([signature(outermost, depth, name).reply]) if get_origin(hint) is Sealed]
+    return [field for kind in kinds for field in fields_on_wire(kind)]
+
+
 def fields_on_wire(hint: Any) -> list[str]:
     """The fields of a message of a type that hold anything, as in "Model.theta"; "message" where it is no record.
 
