@@ -15,6 +15,12 @@ from comity.privacy.account import FROM_PARTIES, INFINITE, in_words, read_epsilo
 from comity.report.blocks import Facts, Section, Table
 
 HEADS = ("What left", "How much", "Records behind it", "To whom, and when", "Bytes", "What protects it")
+MEASURES = {
+    "AUC": "how often a record that was trained on is told from one that was not",
+    "re-identified": "of how many records a reconstruction is closest to the record itself",
+    "recovered": "how many records were computed back",
+}
+"""What the audit measures success by, in words."""
 FACTOR_WITHOUT_MEANING = 1000
 """From here on a bound on a factor protects nobody."""
 
@@ -187,7 +193,7 @@ def _plainly(epsilon: float, block: dict[str, Any]) -> str:
     what = {"row": "one row", "record": "one training record", "party": "all that this party has"}[block["unit"]]
     other = {"blank": "a blank one, which adds nothing", "replaced": "any other"}.get(block["neighbours"], "another")
     return (
-        f"In plain words: whatever anybody concludes from all that left, it is at most {times} as likely as if {what} had been "
+        f"In plain words: whatever anybody concludes from what the method sent, it is at most {times} as likely as if {what} had been "
         f"replaced by {other} (epsilon {epsilon:.3g}; the smaller, the less can be told), but for a "
         f"chance of {block['delta']:g} (delta)."
     )
@@ -234,11 +240,11 @@ def _attacked(source: Source) -> Section:
         def text(value: float, auc: bool = auc) -> str:
             return f"{value:.3f}" if auc else f"{value:.1%}"
 
-        measure = "how often a training record is told from another one" if auc else one["measure"]
+        measure = MEASURES.get(one["measure"], one["measure"])
         success = f"{text(one['success'])} ({text(one['low'])} to {text(one['high'])})"
-        verdict = (
-            "better than guessing" if one["power"] else "not told from guessing, which does not show that nothing can be learned"
-        )
+        better = "better than guessing" if one["low"] > one["prior"] else ""
+        few = f"over all not told from guessing, but {one['sure']}" if one.get("sure") else ""
+        verdict = better or few or "not told from guessing, which shows nothing"
         rows.append([one["attack"], one["how"], measure, success, text(one["prior"]), verdict])
     if rows:
         heads = ("Attack", "How", "Measured by", "Success (and its interval)", "Guessing gives", "So it is")

@@ -105,7 +105,11 @@ def _sent_by_works(source: Source) -> list[Left]:
 def _message(source: Source, work: str, names: Sequence[str], rows: list[Charge], sealed: bool) -> list[Message]:
     """The message of a work, if there was one, with its fields but for those that were empty throughout."""
     noted = {name for row in _against(source, FROM_PARTIES) if row.work == work for name in _names(row)}
-    there = [name for name in names if name in noted or (rows and (sealed or _tells_nothing(source, work, name)))]
+
+    def may_be_there(name: str) -> bool:
+        return sealed or (_tells_nothing(source, work, name) and _is_sent(source, _meaning(source, work, name)))
+
+    there = [name for name in names if name in noted or (rows and may_be_there(name))]
     if rows and not there:
         there = list(names) or ["message"]
     return [Message((work,), tuple(there), tuple(rows), sealed)] if there else []
@@ -125,8 +129,7 @@ def _merged(found: list[Message]) -> list[Message]:
 def _left(source: Source, message: Message, name: str) -> Left:
     known = _meaning(source, message.works[0], name)
     protection, open_ = _protection(source, message.works, name)
-    sent = {kind for one in chain(source.outline.algorithm) for kind in one.leaves}
-    empty = bool(message.sealed and known.kind and known.kind not in sent)
+    empty = message.sealed and not _is_sent(source, known)
     words = f"{known.words}; by the method's settings there is none of it in the parcels" if empty else known.words
     form = _form(source, message.works[0], name) if name != KEPT else "none"
     return Left(
@@ -140,6 +143,11 @@ def _left(source: Source, message: Message, name: str) -> Left:
         protection,
         open_ and not empty,
     )
+
+
+def _is_sent(source: Source, known: Meaning) -> bool:
+    """Whether the method, as it is set, says that its parties send things of that kind."""
+    return not known.kind or any(known.kind in one.leaves for one in chain(source.outline.algorithm))
 
 
 def _declared(source: Source, work: str) -> list[str]:
@@ -211,7 +219,7 @@ def behind_noise(rows: Sequence[Spent]) -> str:
     unit = UNITS[first.unit]  # type: ignore[index]
     drawn = ""
     if first.rate < 1:
-        drawn = f"; each has a chance of {first.rate:.2%} to be in one of {first.steps:,} steps"
+        drawn = f"; in each of {first.steps:,} steps it has a chance of {first.rate:.2%} to take part"
     elif first.drawn_of:
         drawn = f"; {first.drawn} of {first.drawn_of} are drawn each time"
     return (

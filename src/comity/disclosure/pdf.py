@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from comity.disclosure.content import Page
 from comity.report.blocks import Table, Text
@@ -45,7 +46,7 @@ def wrapped(text: str, room: float, size: float, bold: bool = False) -> list[str
         if line:
             lines.append(line)
         while width(left, size, bold) > room and len(left) > 1:
-            fit = next((k for k in range(len(left) - 1, 0, -1) if width(left[:k], size, bold) <= room), 1)
+            fit = max(1, sum(total <= room for total in accumulate(width(sign, size, bold) for sign in left)))
             lines.append(left[:fit])
             left = left[fit:]
         line = left

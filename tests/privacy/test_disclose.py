@@ -1,0 +1,379 @@
+"""The page of what left a party: all of it is there, with the figures of the run's files, and what is open comes first."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import comity
+from comity import algorithms
+from comity.algorithms import names
+from comity.checksums import with_crc
+from comity.cli import main
+from comity.core.release import reply_fields
+from comity.core.signature import works
+from comity.core.wrapper import Wrapper
+from comity.disclosure.content import Page
+from comity.disclosure.pdf import HEIGHT, LOST, MARGIN, WIDTH, pdf, width, wrapped
+from comity.disclosure.words import KINDS, MEANINGS
+from comity.errors import ComityError, Refusal
+from comity.experiments.folder import RunFolder
+from comity.privacy.account import Account
+from comity.report.blocks import Facts, Section, Table
+
+SMALL: dict[str, Any] = {"rounds": 2, "model": "mlp2(width=8)"}
+METHODS = {
+    "fedavg": {},
+    "fedavg+dp(noise=2)": {},
+    "fedavg+dp(level=party,noise=1)": {},
+    "fedavg+dbe": {},
+    "adcol": {"disc": "linear"},
+    "adcol(noise=lap_l1,epsilon=1)": {"disc": "linear"},
+    "relay": {},
+    "fed-sps": {},
+    "relay-p2p": {},
+    "solo": {},
+}
+PARTY = "p1"
+
+
+@pytest.fixture(scope="module")
+def federation() -> comity.Federation:
+    return comity.load("digits").partition("iid", parties=3, seed=0)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, federation: comity.Federation) -> dict[str, Path]:
+    """A run of each method, and its page beside it."""
+    home = tmp_path_factory.mktemp("disclosed")
+    found = {}
+    for k, (method, settings) in enumerate(METHODS.items()):
+        done = comity.run(method, federation, out=home / str(k), **SMALL, **settings)
+        comity.disclose(done, PARTY)
+        found[method] = done.folder
+    return found
+
+
+def page_of(folder: Path, party: str = PARTY) -> str:
+    """What a reader of the page reads."""
+    return (folder / f"disclosure-{party}.html").read_text(encoding="utf-8")
+
+
+def rows_of(page: str) -> list[list[str]]:
+    """The cells of the table of what left."""
+    table = page.split("<tbody>", 1)[1].split("</tbody>", 1)[0]
+    return [[html.unescape(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)] for row in table.split("</tr>")[:-1]]
+
+
+def text_of(file: bytes) -> str:
+    """The text of a PDF, line after line."""
+    lines = re.findall(r"Td \((.*?)\) Tj ET", file.decode("latin-1"))
+    return " ".join(re.sub(r"\\([\\()])", r"\1", line) for line in lines)
+
+
+def run_of(folder: Path) -> RunFolder:
+    return RunFolder(folder)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_field_in_the_account_is_on_the_page_and_in_the_pdf(method: str, made: dict[str, Path]) -> None:
+    page, sheets = page_of(made[method]), (made[method] / f"disclosure-{PARTY}.pdf").read_bytes()
+    rows = rows_of(page)
+    for row in run_of(made[method]).read_privacy():
+        for name in row.release.split(", ") if row.party == PARTY else ():
+            assert any(f"({name})" in cells[0] for cells in rows), name
+            assert f"({name})" in text_of(sheets), name
+            if row.mechanism == "none":
+                assert any(f"({name})" in cells[0] and cells[5] == "nothing: it left as it is" for cells in rows), name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bytes_are_the_ledgers(method: str, made: dict[str, Path]) -> None:
+    sent = [row for row in run_of(made[method]).read_ledger() if row.src == PARTY]
+    page = html.unescape(page_of(made[method]))
+    for whom, those in (("the server", {"server"}), ("other parties", {"p0", "p2"})):
+        if total := sum(row.bytes for row in sent if row.dst in those):
+            assert f"{total:,} bytes to {whom}" in page
+    counted = [int(cells[4].split(" ")[0].strip(",").replace(",", "")) for cells in rows_of(page) if cells[4][0].isdigit()]
+    assert sum(counted) == sum(row.bytes for row in sent)
+
+
+def test_rounds_and_times_are_the_ledgers(made: dict[str, Path]) -> None:
+    cells = next(cells for cells in rows_of(page_of(made["relay"])) if "(Upload.means)" in cells[0])
+    assert cells[3] == "to the server; rounds 0 to 2; 3 times"
+    assert cells[1] == "10 x 8 numbers, 80 in all"
+    parcels = next(cells for cells in rows_of(page_of(made["fed-sps"])) if "(Help.grads)" in cells[0])
+    assert parcels[3].startswith("to p0, p2, sealed")
+
+
+def test_epsilon_unit_and_noise_are_those_of_the_account(made: dict[str, Path]) -> None:
+    folder = made["fedavg+dp(noise=2)"]
+    page = html.unescape(page_of(folder))
+    charged = [row for row in run_of(folder).read_privacy() if row.party == PARTY]
+    (epsilon,) = {row.epsilon for row in charged}
+    protection = next(cells for cells in rows_of(page) if "(Model.theta)" in cells[0])[5]
+    assert f"(how much can be told at most) {epsilon:.3g} at delta" in protection
+    assert "a training record" in protection
+    assert "Gaussian" in protection
+    assert f"charged {len(charged)} times" in protection
+    summary = run_of(folder).read_summary()
+    assert summary is not None
+    assert f"epsilon {summary['privacy']['parties'][PARTY]:.3g} at delta 1e-05, for a training record" in page
+    assert all(sentence in page for sentence in summary["privacy"]["assumptions"])
+    assert "No noise hides" not in page
+    assert "All that the method had this party send is behind noise" in page
+
+
+def test_rows_behind_noise_are_no_records(made: dict[str, Path]) -> None:
+    page = html.unescape(page_of(made["adcol(noise=lap_l1,epsilon=1)"]))
+    assert "Rows are protected, not records" in page
+    assert "Laplace" in next(cells for cells in rows_of(page) if "(Reps.z)" in cells[0])[5]
+
+
+def test_a_trusted_server_is_said_to_be_one(made: dict[str, Path]) -> None:
+    page = html.unescape(page_of(made["fedavg+dp(level=party,noise=1)"]))
+    assert "No noise hides these from whoever gets them: the weights of the model" in page
+    assert "Against the other parties, if the server is trusted: epsilon" in page
+    assert any(cells[0].startswith("made by the server") and "Gaussian" in cells[5] for cells in rows_of(page))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "adcol", "relay", "fed-sps", "relay-p2p", "fedavg+dbe"])
+def test_what_is_open_comes_first_and_in_words(method: str, made: dict[str, Path]) -> None:
+    page = html.unescape(page_of(made[method]))
+    warned = page.index("No noise hides these from whoever gets them:")
+    assert warned < page.index("<h2>What left</h2>")
+    assert "no guarantee (epsilon infinite)" in page
+    said = page[warned : page.index("</p>", warned)]
+    for cells in rows_of(page):
+        if cells[5].startswith("nothing") and "none of it in the parcels" not in cells[0] and cells[0][-10:-1] not in (
+            "(evaluate", "introduce",
+        ):  # fmt: skip
+            assert cells[0] in said
+
+
+def test_evaluation_and_introduction_leave_as_well(made: dict[str, Path]) -> None:
+    page = html.unescape(page_of(made["solo"]))
+    assert "The method itself had this party send nothing." in page
+    rows = rows_of(page)
+    assert [cells[0].rpartition(" ")[2] for cells in rows] == ["(evaluate)", "(introduce)"]
+    assert "for each test record the right answer and the model's" in rows[0][0]
+    assert "Not protected in any run" in page
+
+
+def test_samples_that_are_not_sent_are_not_said_to_leave(
+    made: dict[str, Path], federation: comity.Federation, tmp_path: Path
+) -> None:
+    quiet = html.unescape(page_of(made["fed-sps"]))
+    assert "training records themselves" not in quiet[quiet.index("No noise hides") : quiet.index("<h2>What left</h2>")]
+    done = comity.run("fed-sps(mode=samples)", federation, out=tmp_path / "run", **SMALL)
+    comity.disclose(done, PARTY)
+    loud = html.unescape(page_of(done.folder))
+    assert "training records themselves" in loud[loud.index("No noise hides") : loud.index("<h2>What left</h2>")]
+
+
+def test_what_an_account_leaves_out_is_open_all_the_same(
+    federation: comity.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Account, "note_reply", lambda *_: None)
+        done = comity.run("relay-p2p", federation, out=tmp_path / "run", **SMALL)
+    assert done.summary["privacy"]["epsilon"] == 0
+    page = html.unescape(comity.disclose(done, PARTY)[0].read_text(encoding="utf-8"))
+    assert "No noise hides these from whoever gets them: averages" in page
+    assert "The run's own summary has epsilon 0 for p1." in page
+
+
+def test_every_field_of_every_method_has_words() -> None:
+    for name in names():
+        text = f"fedavg+{name}" if issubclass(algorithms.find(name), Wrapper) else name
+        one = algorithms.compose(text)
+        for place in works(one):
+            for field in reply_fields(one, *place):
+                assert field in MEANINGS or f"{place[1]}/{field}" in MEANINGS, (name, field)
+    assert {known.kind for known in MEANINGS.values()} <= {*KINDS, ""}
+
+
+OWN = '''
+"""Mine: a method whose record is called as one of Comity's."""
+from comity.algorithms.fedavg import FedAvg
+from comity.core import *
+
+
+@record
+class Upload:
+    means: Params
+
+
+@algorithm
+class Mine(FedAvg):
+    def round(self, theta, net, t):
+        net.call(self.tell, {i: Model(theta) for i in net.sample(t)})
+        return super().round(theta, net, t)
+
+    @work
+    async def tell(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Upload]:
+        return mine, Upload(m.theta)
+'''
+
+
+def test_a_record_of_somebody_elses_is_not_explained_by_its_name(federation: comity.Federation, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN, encoding="utf-8")
+    done = comity.run(str(tmp_path / "mine.py"), federation, out=tmp_path / "run", **SMALL)
+    page = html.unescape(comity.disclose(done, PARTY)[0].read_text(encoding="utf-8"))
+    cells = next(cells for cells in rows_of(page) if "(Upload.means)" in cells[0])
+    assert cells[0].startswith("a value of a method of somebody's own, whose parties send weights of a model")
+
+
+# --- Attacks
+
+
+def audited(folder: Path, place: Path, **changes: Any) -> None:
+    """What `comity audit` leaves, in the form in which it leaves it."""
+    summary = RunFolder(folder).read_summary()
+    assert summary is not None
+    attack = {
+        "attack": "membership: weights", "how": "The server looks at the loss of candidates.", "measure": "AUC", "success": 0.75,
+        "low": 0.7, "high": 0.8, "prior": 0.5, "epsilon": None, "figures": {}, "notes": [], "power": True, "says": "",
+    }  # fmt: skip
+    told = {
+        "run": str(folder), "method": "fedavg", "bytes": sum(summary["bytes"][kind] for kind in ("up", "down", "peer")),
+        "attacks": [attack], "canaries": None, "untried": [{"attack": "inversion", "why": "it has no form for that"}], "says": [],
+    }  # fmt: skip
+    (place / "audit.json").write_text(json.dumps(with_crc({"runs": [told | changes], "note": ""})), encoding="utf-8")
+
+
+@pytest.fixture
+def copied(made: dict[str, Path], tmp_path: Path) -> Path:
+    """A run of fedavg to do something to."""
+    shutil.copytree(made["fedavg"], tmp_path / "fedavg" / "seed-0")
+    return tmp_path / "fedavg" / "seed-0"
+
+
+def disclosed(folder: Path, federation: comity.Federation) -> str:
+    return html.unescape(comity.disclose(folder, PARTY, federation=federation)[0].read_text(encoding="utf-8"))
+
+
+def test_without_an_audit_the_page_says_how_to_make_one(made: dict[str, Path]) -> None:
+    page = html.unescape(page_of(made["fedavg"]))
+    assert "No audit of this run was made" in page
+    assert "--tape" in page
+
+
+@pytest.mark.parametrize("up", [0, 2])
+def test_what_attacks_achieved_stands_beside_guessing(up: int, copied: Path, federation: comity.Federation) -> None:
+    audited(copied, [copied, *copied.parents][up])
+    page = disclosed(copied, federation)
+    assert "0.750 (0.700 to 0.800)" in page
+    assert '<td class="word">0.500</td>' in page
+    assert "Not tried: inversion, as it has no form for that." in page
+    assert "No audit" not in page
+
+
+def test_an_audit_of_another_run_is_refused(copied: Path, federation: comity.Federation) -> None:
+    audited(copied, copied, bytes=1)
+    with pytest.raises(ComityError, match="another run"):
+        disclosed(copied, federation)
+
+
+def test_a_damaged_audit_is_refused(copied: Path, federation: comity.Federation) -> None:
+    audited(copied, copied)
+    path = copied / "audit.json"
+    path.write_text(path.read_text(encoding="utf-8").replace("0.75", "0.55"), encoding="utf-8")
+    with pytest.raises(ComityError, match=r"audit\.json cannot be read: it is damaged"):
+        disclosed(copied, federation)
+
+
+# --- What is refused
+
+
+@pytest.mark.parametrize("name", ["ledger.csv", "privacy.csv", "summary.json"])
+def test_a_damaged_run_is_refused(name: str, copied: Path, federation: comity.Federation) -> None:
+    path = copied / name
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("1", "2", 1), encoding="utf-8")
+    (copied / f"disclosure-{PARTY}.html").unlink()
+    with pytest.raises(ComityError, match=name):
+        disclosed(copied, federation)
+    assert not (copied / f"disclosure-{PARTY}.html").exists()
+
+
+def test_a_run_that_has_not_ended_is_refused(copied: Path, federation: comity.Federation) -> None:
+    (copied / "summary.json").unlink()
+    with pytest.raises(Refusal, match="not finished"):
+        disclosed(copied, federation)
+
+
+def test_an_unknown_party_gets_a_hint(made: dict[str, Path], federation: comity.Federation) -> None:
+    with pytest.raises(Refusal, match=r"There is no party called 'north'\. Known: p0, p1, p2\."):
+        comity.disclose(made["fedavg"], "north", federation=federation)
+
+
+def test_a_temporary_run_needs_a_place(federation: comity.Federation, tmp_path: Path) -> None:
+    done = comity.run("solo", federation, **SMALL)
+    with pytest.raises(Refusal, match="temporary"):
+        comity.disclose(done, PARTY)
+    assert [path.parent for path in comity.disclose(done, PARTY, tmp_path / "there")] == [tmp_path / "there"] * 2
+
+
+def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    comity.run("fedavg", parties=2, rounds=1, model="linear", out=run)
+    for words, code in ((["p1", "--out", str(tmp_path / "dpo")], 0), (["pp1"], 2)):
+        monkeypatch.setattr(sys, "argv", ["comity", "disclose", str(run), "--party", *words])
+        try:
+            main()
+        except SystemExit as ended:
+            assert (ended.code or 0) == code  # noqa: PT017
+    told = capsys.readouterr()
+    assert "disclosure-p1.html" in told.out
+    assert told.err.strip() == "comity: There is no party called 'pp1'. Did you mean 'p1'?"
+    assert sorted(path.name for path in (tmp_path / "dpo").iterdir()) == ["disclosure-p1.html", "disclosure-p1.pdf"]
+
+
+# --- Sheets
+
+
+def long_page(party: str) -> Page:
+    rows = [[f"row {k}", "words " * 60, "x" * 400] for k in range(40)]
+    return Page(
+        f"What left {party}", Facts({"Party": party}), [Section("s", "All", [Table("t", "", ["a", "b", "c"], rows)])], "end"
+    )
+
+
+def test_a_long_page_has_several_sheets_and_loses_nothing() -> None:
+    file = pdf(long_page("north (west)"))
+    text = text_of(file)
+    assert int(re.findall(rb"/Count (\d+)", file)[0]) > 3
+    assert all(f"row {k} " in text for k in range(40))
+    assert text.count("words") == 40 * 60
+    assert text.count("x") >= 40 * 400
+    assert "What left north (west)" in text
+    for size, x, y, line in re.findall(r"/F\d ([\d.]+) Tf ([\d.]+) ([\d.]+) Td \((.*?)\) Tj", file.decode("latin-1")):
+        assert float(x) >= MARGIN
+        assert 0 < float(y) < HEIGHT - MARGIN
+        assert float(x) + width(line, float(size)) <= WIDTH - MARGIN + 1
+
+
+def test_a_file_of_sheets_is_what_readers_expect() -> None:
+    file = pdf(long_page("north"))
+    start = int(file.rpartition(b"startxref\n")[2].split()[0])
+    assert file[start:].startswith(b"xref")
+    places = [int(line[:10]) for line in file[start:].split(b"\n")[3:] if line.endswith(b" n ")]
+    assert all(file[place:].startswith(b"%d 0 obj" % number) for number, place in enumerate(places, 1))
+
+
+def test_letters_that_the_font_lacks_are_said_to_be_missing() -> None:
+    assert LOST not in text_of(pdf(long_page("Zürich")))
+    assert LOST in text_of(pdf(long_page("東京")))
+
+
+def test_lines_are_no_wider_than_their_room() -> None:
+    for line in wrapped("A word, and averyverylongonethatdoesnotfitanywhere", 60, 9):
+        assert width(line, 9) <= 60
