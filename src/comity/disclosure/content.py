@@ -193,8 +193,8 @@ def _plainly(epsilon: float, block: dict[str, Any]) -> str:
     what = {"row": "one row", "record": "one training record", "party": "all that this party has"}[block["unit"]]
     other = {"blank": "a blank one, which adds nothing", "replaced": "any other"}.get(block["neighbours"], "another")
     return (
-        f"In plain words: whatever anybody concludes from what the method sent, it is at most {times} as likely as if {what} had been "
-        f"replaced by {other} (epsilon {epsilon:.3g}; the smaller, the less can be told), but for a "
+        f"In plain words: whatever anybody concludes from what the method sent, it is at most {times} as likely as if {what} had "
+        f"been replaced by {other} (epsilon {epsilon:.3g}; the smaller, the less can be told), but for a "
         f"chance of {block['delta']:g} (delta)."
     )
 
