@@ -131,6 +131,14 @@ def test_epsilon_unit_and_noise_are_those_of_the_account(made: dict[str, Path]) 
     assert "All that the method had this party send is behind noise" in page
 
 
+def test_noise_of_no_width_protects_nothing(federation: comity.Federation, tmp_path: Path) -> None:
+    done = comity.run("fedavg+dp(noise=0)", federation, out=tmp_path / "run", **SMALL)
+    page = html.unescape(comity.disclose(done, PARTY)[0].read_text(encoding="utf-8"))
+    assert "No noise hides these from whoever gets them: the weights of the model" in page
+    assert "behind noise" not in page
+    assert "no guarantee (epsilon infinite)" in page
+
+
 def test_rows_behind_noise_are_no_records(made: dict[str, Path]) -> None:
     page = html.unescape(page_of(made["adcol(noise=lap_l1,epsilon=1)"]))
     assert "Rows are protected, not records" in page

@@ -97,7 +97,9 @@ def _first(source: Source, left: list[Left]) -> Section:
         section.say(f"Not protected, although noise was added: one record changes what others are, by {reason}.", "warning")
     if not bare and not _reasons(source):
         method = [one for one in left if one.training]
-        if not any(one.rows or one.route for one in method):
+        if math.isinf(_epsilon(source, left)):
+            section.say("There is noise on all that the method sent, but no bound on what it tells: see below.", "warning")
+        elif not any(one.rows or one.route for one in method):
             section.say("The method itself had this party send nothing.", "lead")
         else:
             section.say("All that the method had this party send is behind noise; how much that protects is said below.", "lead")

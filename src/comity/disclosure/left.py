@@ -199,7 +199,7 @@ def _tells_nothing(source: Source, work: str, name: str) -> bool:
 def _protection(source: Source, works: Sequence[str], name: str, whom: str = FROM_PARTIES) -> tuple[str, bool]:
     """What protects a field that works send, in words, and whether nothing does."""
     rows = [row for row in _against(source, whom) if row.work in works and name in _names(row)]
-    if any(row.made() is None for row in rows):
+    if any(row.made() is None or not row.noise for row in rows):
         return NOTHING, True
     if rows:
         return behind_noise(rows), False
