@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from elsewhere import Sites, ended
@@ -13,7 +14,7 @@ import comity
 from comity.errors import Refusal
 from comity.experiments.folder import RunFolder
 
-SETTINGS = {"model": "mlp2(width=8)", "rounds": 2, "test": "official"}
+SETTINGS: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "test": "official"}
 
 
 def disclosed(folder: Path, party: str) -> str:

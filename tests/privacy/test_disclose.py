@@ -29,7 +29,7 @@ from comity.privacy.account import Account
 from comity.report.blocks import Facts, Section, Table
 
 SMALL: dict[str, Any] = {"rounds": 2, "model": "mlp2(width=8)"}
-METHODS = {
+METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedavg+dp(noise=2)": {},
     "fedavg+dp(level=party,noise=1)": {},
