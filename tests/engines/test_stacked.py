@@ -169,7 +169,7 @@ def test_some_networks_run_one_by_one(model: Any, tmp_path: Path) -> None:
         ("relay(m_down=2)", False),  # sets of observations are drawn for each batch
         ("relay(negatives=marginal)", False),
         ("adcol(rep_mode=last_epoch,hidden=8)", True),  # its loss notes a row for each sample: so many at each party
-        ("adcol(disc=conv)", True),
+        ("adcol(disc=conv)", False),
         ("adcol(past=3,hidden=8)", False),
         ("adcol(objective=simsiam,hidden=8)", False),
         ("moon", False),
