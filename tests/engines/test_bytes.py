@@ -251,7 +251,7 @@ def test_kept_names_never_cross(text: str, bn: str, wire: Wire, tmp_path: Path) 
     if hasattr(core, "kept"):
         home |= core.kept(task)
         expected = {"all": 0, "params_only": 10, "none": 20}[bn]  # five BatchNorm layers with four tensors each
-        assert len(home & task.norm_names) >= expected
+        assert len(home & task.norm_names) >= (expected if task.norm_names else 0)  # a private network has none
     assert wire.letters
     assert wire.replies
     for _, message, *_ in [*wire.letters, *wire.replies]:
