@@ -6,8 +6,8 @@ then there is no bound on what it tells, and the account of a run says so (`priv
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from comity.core.algorithm import Algorithm
@@ -60,10 +60,6 @@ class Release:
         """Noise in units of the sensitivity: all that an account needs to know of both."""
         return self.noise / self.sensitivity if self.sensitivity else float("inf")
 
-    def times(self, count: int) -> Release:
-        """The same, so many times."""
-        return replace(self, steps=self.steps * count)
-
 
 NOTHING: tuple[Release, ...] = ()
 """How what does not depend on a party's data is declared: it leaves through no mechanism, and tells nothing."""
@@ -89,6 +85,17 @@ class Spending(Protocol):
     def note_reply(self, call: Call, i: int, reply: Any) -> None: ...
     def note_open(self, round: int, work: str, i: int, name: str) -> None: ...
     def charge_server(self, round: int, name: str, release: Release | None, ids: Iterable[int]) -> None: ...
+
+
+def planned_works(outermost: AnyAlgorithm, how: Training) -> Iterator[tuple[Stage, int, str]]:
+    """The works that a party which trains by `how` is asked for from the start to the end: stage, depth in the chain, and name.
+
+    A work is the innermost method's that has one of that name.
+    """
+    owners = chain(outermost)
+    for stage in STAGES[:3]:
+        for work in outermost.declared_trainings(stage, how):
+            yield stage, max(depth for depth, owner in enumerate(owners) if hasattr(owner, work)), work
 
 
 def declares(outermost: AnyAlgorithm, depth: int) -> bool:

@@ -18,9 +18,8 @@ from comity.core.call import Call
 from comity.core.declared import declared
 from comity.core.ledger import EVERYBODY, MOST_APART
 from comity.core.record import Sealed, is_record, parcels_in, payload
-from comity.core.release import NEIGHBOURS, STAGES, UNITS, Asked, Release, declares, releases_of, reply_fields
+from comity.core.release import NEIGHBOURS, UNITS, Asked, Release, declares, planned_works, releases_of, reply_fields
 from comity.core.signature import fields_on_wire
-from comity.core.wrapper import chain
 from comity.errors import ComityError
 from comity.privacy.budget import Budget
 from comity.privacy.composition import ACCOUNTANTS, History, accountant, epsilon, neighbours_of, renyi_epsilon, weakest_unit
@@ -271,17 +270,13 @@ def planned(
     algorithm: AnyAlgorithm, asked: Callable[[int], Asked], parties: Iterable[int], rounds: Mapping[int, int]
 ) -> dict[int, Counter[Release]]:
     """What each party will release in a whole run, if it takes part in so many `rounds`, by the methods' own declarations."""
-    owners = chain(algorithm)
     found: dict[int, Counter[Release]] = {}
     for i in parties:
         about = asked(i)
         total: Counter[Release] = Counter()
-        for stage in STAGES[:3]:
-            often = rounds.get(i, 0) if stage == "round" else 1
-            for work in algorithm.declared_trainings(stage, about.training):
-                innermost = max(depth for depth, owner in enumerate(owners) if hasattr(owner, work))
-                for release, _ in _apart(releases_of(algorithm, innermost, work, about)):
-                    total[release] += often
+        for stage, depth, work in planned_works(algorithm, about.training):
+            for release, _ in _apart(releases_of(algorithm, depth, work, about)):
+                total[release] += rounds.get(i, 0) if stage == "round" else 1
         found[i] = +total
     return found
 

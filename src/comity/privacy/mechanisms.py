@@ -33,8 +33,3 @@ def noised(z: Tensor, how: str, epsilon: float, delta: float, key: Key) -> Tenso
     if how == "gauss_l2":
         return z + gaussian(key, z.shape, gaussian_sigma(epsilon, delta)).to(z.device)
     return z + laplace(key, z.shape, 1 / epsilon).to(z.device)
-
-
-def release_epsilon(how: str, epsilon: float, width: int) -> float:
-    """What one release of a row really costs: `paper`'s rows differ by up to their width in ℓ1, not by 1."""
-    return epsilon * width if how == "paper" else epsilon

@@ -10,7 +10,7 @@ from dataclasses import replace
 from comity.algorithms.dp import Dp
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.party import Info
-from comity.core.release import STAGES, Asked, Release, releases_of
+from comity.core.release import Asked, Release, planned_works, releases_of
 from comity.core.wrapper import Wrapper, chain
 from comity.errors import Refusal
 from comity.privacy.budget import Budget
@@ -58,13 +58,10 @@ def noise_for(algorithm: AnyAlgorithm, budget: Budget, planned: Planned) -> floa
 
 def unprotected(algorithm: AnyAlgorithm, asked: Asked) -> list[tuple[str, str]]:
     """What a method's parties send as it is, by field and work, as far as it is known before a run."""
-    owners = chain(algorithm)
     found: list[tuple[str, str]] = []
-    for stage in STAGES[:3]:
-        for work in algorithm.declared_trainings(stage, asked.training):
-            depth = max(d for d, owner in enumerate(owners) if hasattr(owner, work))
-            said = releases_of(algorithm, depth, work, asked)
-            found += [(name, work) for name, releases in said.items() if releases is None]
+    for _, depth, work in planned_works(algorithm, asked.training):
+        said = releases_of(algorithm, depth, work, asked)
+        found += [(name, work) for name, releases in said.items() if releases is None]
     return found
 
 
