@@ -135,6 +135,8 @@ class Card:
     wrapper: bool
     bytes: str
     options: list[Option]
+    glance: dict[str, str]
+    """What of the model is personal, what is exchanged and kept, and how many steps it takes: a row of the methods' table."""
     privacy: str = ""
 
 
@@ -151,9 +153,18 @@ def card(name: str) -> Card:
     text = inspect.getdoc(inspect.getmodule(cls)) or ""
     title = text.partition("\n")[0]
     wrapper = issubclass(cls, Wrapper)
-    return Card(
-        name, title, _reflow(text), wrapper, cls.bytes_formula, list(options(cls).values()), "" if wrapper else _bare(cls)
-    )
+    privacy = "" if wrapper else _bare(cls)
+    told = _reflow(text)
+    return Card(name, title, told, wrapper, cls.bytes_formula, list(options(cls).values()), _glance(told), privacy)
+
+
+GLANCE = re.compile(r"^At a glance: personal = (.+?); exchanged = (.+?); kept = (.+?); steps = (.+)\.$", flags=re.MULTILINE)
+
+
+def _glance(text: str) -> dict[str, str]:
+    """What a card says in its line "At a glance"; a user's own may have none."""
+    told = GLANCE.search(text)
+    return dict(zip(("personal", "exchanged", "kept", "steps"), told.groups(), strict=True)) if told else {}
 
 
 def _bare(cls: type[AnyAlgorithm]) -> str:

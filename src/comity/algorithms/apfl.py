@@ -7,6 +7,8 @@ Algorithm 1, at every local step: w_i ← w_i − η ∇f_i(w_i);  v_i ← v_i �
 w is averaged as in FedAvg.
 Adaptive α: α_i ← α_i − η ⟨v_i − w_i, ∇f_i(v̄_i)⟩, kept within [0, 1].
 
+At a glance: personal = a mixture of a model of its own and its copy of the global one; exchanged = weights, both ways; kept
+= both models and their mixing weight; steps = E epochs of two gradients.
 Symbols: w_i = the party's copy of the global model, from the received w each round; v_i = its own model; v̄_i = what it deploys.
 Deviations: the three steps are one step of the experiment's optimizer on f_i(w_i) + f_i(α_i v_i + (1 − α_i) sg(w_i)), whose
 gradients are those above; wrappers' terms belong to f_i, hence to both. α_i starts at 0.5, as in the authors' code, and moves at

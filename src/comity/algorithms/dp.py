@@ -1,13 +1,15 @@
-"""DP: Abadi et al., Deep Learning with Differential Privacy, CCS 2016; McMahan et al., Learning Differentially Private Recurrent
-Language Models, ICLR 2018. A wrapper.
+"""DP: Abadi et al., Deep Learning with Differential Privacy, CCS 2016. A wrapper.
 
 Idea: whatever a method's parties train, they train so that no record tells (level=record); or what a trusted server makes of
 their models tells of no party (level=party).
 
 level=record, Algorithm 1 of Abadi et al. in place of every training: each step takes each record with chance B/n_i;
 g̃ = (Σ clip_C(∇ℓ) + N(0, σ²C²)) / B, then the experiment's optimizer. Nobody needs to be trusted.
-level=party, DP-FedAvg: Δ_i ← clip_C(θ_i − θ); θ ← θ + (Σ_{i∈S} Δ_i)/|S| + N(0, (σC/|S|)²) at the server, which sees every Δ_i.
+level=party, DP-FedAvg (McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018):
+Δ_i ← clip_C(θ_i − θ); θ ← θ + (Σ_{i∈S} Δ_i)/|S| + N(0, (σC/|S|)²) at the server, which sees every Δ_i.
 
+At a glance: personal = what the host's is; exchanged = what the host exchanges, with noise or clipped for a server that adds
+it; kept = what the host keeps; steps = the host's, each record's gradient clipped.
 Symbols: C = clip; σ = noise; B = the experiment's batch; n_i = records of party i; S = the round's parties.
 Deviations: a party's records are n_i throughout, so two neighbours differ in one record that is blank in one of them. With
 level=party all parties count alike, and a cohort is drawn without replacement: what that gains is accounted for as such.

@@ -8,6 +8,8 @@ Eq. 12: ODA_ij = { T(z, h^j) : z ∈ D^j, ℓ(T(z, h^j), h^i) > ℓ(z, h^i) }.
 Algorithm 1: T(z_p, h) = argmax_z ℓ(z, h) − λ d(z, z_p), λ ← max(0, λ − α_λ (ε − mean d)).
 Algorithm 2: l.3-7 perturb; l.10 send h^i; l.11 find the overlap; l.12 one step on eq. 13; l.14 fine-tune on one's own data.
 
+At a glance: personal = the whole model; exchanged = weights to peers and gradients back, or samples with mode=samples; kept
+= the party's model; steps = E epochs, an attack on its own samples, and a gradient for each peer that asks.
 Symbols: h^i = a party's model; T = attack; ODA_ij = j's samples that i learns from; ξ, τ = how peers are drawn.
 Deviations: T is PGD, as in the public code, on the owner's present model; attack=wasserstein is Algorithm 1 with labels fixed, a
 squared cost and λ moved once an attack. ε is in inputs as the network sees them, unless units=pixel. The first batch of a local

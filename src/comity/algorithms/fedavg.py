@@ -5,6 +5,7 @@ the server takes the average, weighted by sample counts.
 
 Algorithm 1: w ← Σ_{i∈S} (n_i / n_S) w_i, with w_i from E epochs of SGD on F_i starting at w.
 
+At a glance: personal = nothing; exchanged = weights, both ways; kept = nothing; steps = E epochs.
 Symbols: theta = w; S the cohort; n_i training samples of party i.
 Deviations: none. What BatchNorm statistics do is the experiment's `bn` setting (all are averaged by default).
 """

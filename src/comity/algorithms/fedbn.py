@@ -5,6 +5,8 @@ party and absorb its feature shift.
 
 Algorithm 1: for each layer l that is not BatchNorm, w_l ← average of the parties' w_l; the others are left alone.
 
+At a glance: personal = BatchNorm's weights and statistics; exchanged = all other weights, both ways; kept = BatchNorm's
+weights and statistics; steps = E epochs.
 Symbols: kept = the names of BatchNorm layers, found by their type, never by a substring.
 Deviations: averages are weighted by sample counts, as everywhere here; the authors' code averages uniformly
 (equal when sizes are). On a network without BatchNorm this is FedAvg bit for bit.

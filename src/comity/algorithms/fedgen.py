@@ -7,6 +7,8 @@ Generator: min_G E_{y∼p̂, ε} CE(Σ_k (n_k / n_S) h_k(G(y, ε)), y) + η_d ·
 Party: min_θ CE(h(f(x)), y) + λ · E_{ŷ∼p̂, ε} CE(h(G(ŷ, ε)), ŷ), with as many ŷ as the batch has samples.
 Sameness: exp(−mean_{i,j} ‖ε_i − ε_j‖² · |z_i − z_j|), both distances being means over values.
 
+At a glance: personal = nothing; exchanged = weights, both ways, and a generator's weights down; counts of classes once; kept
+= nothing; at the server the generator and the counts; steps = E epochs of two batches; a generator's steps at the server.
 Symbols: G = (y, ε) → FC, BatchNorm, ReLU, FC → z, a representation at the model's cut; ε ∼ N(0, I); p̂ = all parties' labels,
 counted together; f, h = the stages up to the cut and the head.
 Deviations: as in PFLlib, heads are weighted by sample counts (paper: alike), the counts behind p̂ are exchanged once before round

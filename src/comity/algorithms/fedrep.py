@@ -6,6 +6,8 @@ head.
 Algorithm 1: h_i ← τ_h epochs of SGD on the head with the body φ^t frozen; φ_i ← E epochs with h_i frozen;
 φ^{t+1} ← Σ_i (n_i / n_S) φ_i.
 
+At a glance: personal = the head; exchanged = the body's weights, both ways; kept = the head; steps = E epochs of the body
+after ten of the head.
 Symbols: φ = the stages up to the cut, shared; h_i = the head, at the party.
 Deviations: the average is weighted by sample counts, as everywhere here (the paper's parties are of equal size). Ten head
 epochs are those of the paper's experiments; the body's epochs are the experiment's.

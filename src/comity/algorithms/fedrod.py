@@ -8,6 +8,7 @@ Generic, balanced softmax: min over (f, h^G) of −log( n_{i,y} e^{g_y} / Σ_c n
 Personal, empirical risk: min over h^P_i of CE(sg(g) + h^P_i(sg(f(x))), y).
 Prediction: argmax of g + h^P_i(f(x)).
 
+At a glance: personal = a second head; exchanged = weights without it, both ways; kept = that head; steps = E epochs.
 Symbols: f = the stages up to the cut, shared; h^G = the head, shared; h^P_i = a head of its kind, at the party; n_{i,c} =
 training samples of class c at party i; sg = a constant.
 Deviations: both are minimised at once, step by step. A class that a party lacks drops out of its balanced softmax (log 0 = −∞),

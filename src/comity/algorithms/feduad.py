@@ -6,6 +6,8 @@ so that a discriminator D cannot tell whose extractor made its features. Posteri
 Eqs. 4, 11: CE + L_uni, L_uni = −(1/K) Σ_j log D_j(f̂_i); D is frozen, the gradient goes through it.
 Eq. 5: L_D = −log D_k(f̂_i) − (1/(K_c − 1)) Σ_{j≠k} log D_j(f̃_{i|j}), all features constant.
 
+At a glance: personal = nothing; exchanged = weights and a discriminator, both ways; others' weights and class counts down;
+kept = nothing; steps = E epochs with a pass of every other party's model, and the discriminator's.
 Symbols: w = global model; w̃_k = priors; f̂_i, f̃_{i|j} = sample i's features by the posterior and by prior j; K, K_c = parties.
 Deviations: D is averaged with w and makes one pass a round (the paper does not say); a fresh D learns before the posterior, not
 after it. The server averages, unless told to step. The posterior starts from w; "a prior model" may also mean that it starts

@@ -5,6 +5,8 @@ Idea: FedAvg whose parties pull their representations to the global model's and 
 Eq. 3: ℓ_con = −log( e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ}) ).
 Eq. 4: min CE(w_i; x, y) + μ · ℓ_con.
 
+At a glance: personal = nothing; exchanged = weights, both ways; kept = the model of the round before; steps = E epochs with
+two more passes without gradients.
 Symbols: z, z_glob, z_prev = representations of x by the model in training, the received one and the party's last one; the
 latter two are frozen, in evaluation mode.
 Deviations: the representation is taken at the network's cut; the paper adds a projection head of its own there. A party's

@@ -8,6 +8,8 @@ Loss: CE + λ_KD · ‖s − t̄^y‖² + λ_disc · ( −log ĥ(s, t^y) − Σ_
 Algorithm 1: the relay sends t̄ and M↓ sets of observations; E epochs; the party sends its class means and M↑ sets, each the
 mean of n_avg samples a class. Everybody uses what was shared in the round before.
 
+At a glance: personal = the whole model, of any architecture; exchanged = means of representations by class and their counts
+up, means and others' observations down; kept = the party's model; at the relay means and observations; steps = E epochs.
 Symbols: s = features of x; τ = the party's head; t̄^c = global class means; t_m^c = observations; M↑, M↓ = sets sent, received.
 Deviations: reductions as in the authors' code, which λ was tuned with. All start from equal weights (the code: init=own).
 Observations are somebody else's, a whole set from one party. Classes that nobody showed are masked. Before round 1 parties show

@@ -2,6 +2,7 @@
 
 Idea: E epochs a round on the party's own data, from the same initial weights as every other method; no exchange.
 
+At a glance: personal = the whole model; exchanged = nothing; kept = the party's model; steps = E epochs.
 Symbols: F_i = the party's own model.
 Deviations: none.
 """

@@ -1,0 +1,28 @@
+"""The table of all methods is what their cards say, and every card says it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from comity import algorithms
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_every_card_has_a_line_for_the_table(name: str) -> None:
+    card = algorithms.card(name)
+    assert list(card.glance) == ["personal", "exchanged", "kept", "steps"]
+    assert card.bytes
+    assert card.title.endswith((".", "?", ")"))
+
+
+def test_the_page_is_made_of_the_cards() -> None:
+    spec = importlib.util.spec_from_file_location("methods_page", ROOT / "docs" / "site" / "methods.py")
+    assert spec and spec.loader
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    assert made.PAGE.read_text(encoding="utf-8") == made.page(), "run: python docs/site/methods.py"
