@@ -13,11 +13,21 @@ PAGES = {"adcol", "fedufo", "dbe", "fed-sps", "relay"}
 INTRO = """\
 # All methods
 
-Made from the methods' cards by `python docs/site/methods.py`; `comity show NAME` prints a card: idea, equations, options, deviations.
-`+NAME` is a wrapper, which goes around another method: `comity run fedavg+dbe`. E is the experiment's number of epochs; in the
-closed forms of bytes S_t is the round's parties, S the bytes of the weights that are shared, N the number of parties, C of classes.
+Made from the methods' cards by `python docs/site/methods.py`; `comity show NAME` prints a card: idea, equations, options,
+deviations. `+NAME` is a wrapper, which goes around another method: `comity run fedavg+dbe`. E is the number of epochs in a round;
+in the closed forms of bytes S_t is the round's parties, S the bytes of the weights that are shared, N the number of parties, C of
+classes.
 """
-HEAD = ("method", "year", "paper", "what is personal", "exchanged in a round", "bytes over a run", "kept between rounds", "gradient steps")
+HEAD = (
+    "method",
+    "year",
+    "paper",
+    "personal",
+    "exchanged in a round",
+    "bytes over a run",
+    "kept between rounds",
+    "gradient steps",
+)
 
 
 def year(title: str) -> str:

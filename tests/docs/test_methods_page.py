@@ -22,7 +22,8 @@ def test_every_card_has_a_line_for_the_table(name: str) -> None:
 
 def test_the_page_is_made_of_the_cards() -> None:
     spec = importlib.util.spec_from_file_location("methods_page", ROOT / "docs" / "site" / "methods.py")
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
     assert made.PAGE.read_text(encoding="utf-8") == made.page(), "run: python docs/site/methods.py"

@@ -15,7 +15,7 @@ from comity.experiments.config import experiment
 from comity.measure.conventions import last_tenth
 from comity.papers import Claim, Table
 from comity.spec import parse, split
-from comity.studies.cells import CONVENTIONS, FIGURES
+from comity.studies.cells import CONVENTIONS, FIGURES, NONE, weaker
 from comity.studies.reproduce import implemented
 
 NAMES = papers.names()
@@ -71,8 +71,14 @@ def test_printed_claims_hold_in_the_paper_itself(table: Table) -> None:
 
 
 def test_every_measure_is_known(table: Table) -> None:
-    known = {*CONVENTIONS, *FIGURES, *ELSEWHERE}
+    known = {*CONVENTIONS, *FIGURES, *NONE, *ELSEWHERE}
     assert {c.measure.partition(":")[0] for c in table.columns} <= known
+
+
+def test_who_protects_a_party_protects_its_records_and_not_the_other_way_round() -> None:
+    assert weaker("row", "record")
+    assert not weaker("party", "record")
+    assert not weaker("record", "record")
 
 
 @cache

@@ -169,11 +169,17 @@ def _others(summary: dict[str, Any], metric: Metric) -> str:
     return ", ".join(f"{other.title} {other.text(mean)}" for other, mean in known if mean is not None)
 
 
+Algos = Annotated[list[str] | None, typer.Argument(metavar="ALGO...", help="methods, as in fedavg fedavg+dbe ./mine.py")]
+
+
 @app.command()
 @with_experiment
 def compare(
-    algos: Annotated[list[str], typer.Argument(metavar="ALGO...", help="methods, as in fedavg fedavg+dbe ./mine.py")],
     settings: Settings,
+    algos: Annotated[
+        list[str] | None, typer.Argument(metavar="ALGO...", help="methods, as in fedavg fedavg+dbe ./mine.py")
+    ] = None,
+    every_one: Annotated[bool, typer.Option("--all", help="all methods, and all wrappers around fedavg")] = False,
     seeds: Seeds = None,
     leave_one_out: Annotated[bool, typer.Option("--leave-one-out", help="once more without each party: who helps whom?")] = False,
     leave_out: Annotated[str | None, typer.Option("--leave-out", help="only these in turn, as in p1,p2", metavar="NAMES")] = None,
@@ -199,12 +205,15 @@ def compare(
     base = experiment(settings)
     every = chosen_seeds(seeds, base.seed)
     if federation is not None:
-        if leave_one_out or at_once > 1:
-            raise Refusal("Between sites one run follows the other, with everybody: leave --leave-one-out and --jobs away.")
+        if leave_one_out or at_once > 1 or every_one:
+            raise Refusal(
+                "Between sites named methods follow each other, with everybody: leave --all, --leave-one-out and --jobs away."
+            )
         check_at_sites(settings, track)
         check_no_tape(tape)
-        compare_sites(federation, base, algos, every, out, deadline, wait)
+        compare_sites(federation, base, chosen_methods(algos), every, out, deadline, wait)
         return
+    algos = chosen_methods(algos, base.but(seed=every[0]) if every_one else None)
     folder = out or free_folder(f"compare-{Path(base.data).stem}")
     only = None if leave_out is None else [name.strip() for name in leave_out.split(",")]
     if only and not leave_one_out:
@@ -228,6 +237,21 @@ def compare(
         say_tape(folder, [run_folder(folder, row.algorithm, seed) for row in made.rows for seed in every])
     if report:
         write_report(folder)
+
+
+def chosen_methods(named: list[str] | None, every_as: Experiment | None = None) -> list[str]:
+    """The methods that are compared: those `named`, and with `every_as` all that can be run so; the others are said."""
+    from comity.experiments.build import federation_of
+    from comity.studies.compare import every_method
+
+    if every_as is None:
+        if not named:
+            raise Refusal("Which methods? Name some, as in: comity compare fedavg fedavg+dbe, or say --all.")
+        return named
+    able, left_out = every_method(every_as, federation_of(every_as))
+    for why in left_out:
+        caution(why)
+    return [*able, *(named or ())]
 
 
 def check_no_tape(tape: bool) -> None:

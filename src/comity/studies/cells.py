@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from comity.core.release import UNITS
 from comity.errors import ComityError, Refusal, unknown
 from comity.experiments.folder import RunFolder
 from comity.measure import conventions, targets
@@ -126,7 +127,7 @@ def collect(
                 continue
             reason = told(row, mine[row.name]) if row.best_of else why[column.runs, row.name]
             if None in found.values():
-                cells.append(Cell(column, row, why=reason or "never reached"))
+                cells.append(Cell(column, row, why=reason or NONE.get(column.measure.partition(":")[0], "never reached")))
             else:
                 cells.append(Cell(column, row, {seed: one for seed, one in found.items() if one is not None}, reason))
     return cells
@@ -148,7 +149,12 @@ CONVENTIONS = {
 }
 LAST_ROUND = ("mean", "weighted", "global", "party")
 """Measures that papers take in the last round alone."""
-LESS_IS_BETTER = ("std", "rounds_to_lowest", "seconds_per_round", "minutes_per_round", "mbytes", "mdl", "best_round", "epsilon")
+NONE = {"epsilon": "infinite", "epsilon_server": "infinite"}
+"""What is said where a run has no such figure; if not this, that it was never reached."""
+LESS_IS_BETTER = (
+    *("std", "rounds_to_lowest", "seconds_per_round", "minutes_per_round", "mbytes", "mdl", "best_round"),
+    *NONE,
+)
 
 
 def _figure(measure: str, one: Outcome, column: Mapping[str, Sequence[Outcome]]) -> Figure | None:
@@ -185,6 +191,10 @@ def _value(measure: str, one: Outcome, column: Mapping[str, Sequence[Outcome]]) 
         from comity.measure.study import description_length
 
         return description_length(one.folder, argument, trust=True)  # its code has just run: the run is this reproduction's
+    if name in NONE:
+        privacy = one.summary["privacy"]
+        trusted = privacy["trusted_server"] if name == "epsilon_server" else None  # what holds whoever reads holds then, too
+        return _epsilon(trusted or privacy, argument)
     if name not in FIGURES:
         raise Refusal(f"{measure} cannot be measured yet.")
     return FIGURES[name](one.summary)
@@ -219,10 +229,19 @@ def _newcomers(summary: dict[str, Any]) -> float:
     return _percent("newcomers'", statistics.fmean(late) if late else None)
 
 
-def _epsilon(account: Mapping[str, Any] | None) -> float | None:
-    """What is guaranteed to the party that has least of it; None if nothing is."""
-    found = read_epsilon(account["epsilon"]) if account else math.inf
-    return found if math.isfinite(found) else None
+def weaker(unit: str, than: str) -> bool:
+    """Whether protecting a unit leaves another unprotected."""
+    order = list(UNITS)
+    return order.index(unit) < order.index(than)  # type: ignore[arg-type]
+
+
+def _epsilon(account: Mapping[str, Any], unit: str) -> float | None:
+    """What is guaranteed a `unit` (a row, a record; unless told, whatever is protected) of the party with least; None if nothing.
+
+    A party's epsilon holds for each of its records, and a record's for the row that it makes, but not the other way round.
+    """
+    found = read_epsilon(account["epsilon"])
+    return None if math.isinf(found) or (unit and weaker(account["unit"], unit)) else found
 
 
 FIGURES: dict[str, Callable[[dict[str, Any]], float | None]] = {
@@ -230,8 +249,6 @@ FIGURES: dict[str, Callable[[dict[str, Any]], float | None]] = {
     "auc_mean": lambda summary: _percent("AUC instead of", (summary["auc"] or {}).get("mean")),
     "newcomers_mean": _newcomers,
     "best_round": lambda summary: float(summary["accuracy"]["best_on_test"]["round"]),
-    "epsilon": lambda summary: _epsilon(summary["privacy"]),
-    "epsilon_server": lambda summary: _epsilon(summary["privacy"]["trusted_server"]),
     "mbytes": lambda summary: float(summary["bytes"]["total"]) / 1e6,
     "seconds_per_round": _seconds,
     "minutes_per_round": lambda summary: _seconds(summary) / 60,

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from comity.algorithms import accepts, compose
+from comity.algorithms import accepts, compose, find, names
 from comity.checksums import with_crc
 from comity.core.ledger import SERVER
 from comity.core.metrics import METRICS
-from comity.core.wrapper import chain
+from comity.core.wrapper import Wrapper, chain
 from comity.data import Federation
 from comity.errors import Refusal
 from comity.experiments.build import prepare
@@ -118,6 +118,20 @@ def compare(
     made = findings(base, summaries, out, {seed: each.only(there) for seed, each in parties.items()}, notes)
     write_atomically(out / COMPARISON, json.dumps(with_crc(made.plain()), indent=2) + "\n")
     return made
+
+
+def every_method(base: Experiment, federation: Federation, model: OwnModel | None = None) -> tuple[list[str], list[str]]:
+    """All methods that can be run as asked, and all wrappers around FedAvg; and a sentence for each that cannot."""
+    able, why = [], []
+    for name in names():
+        method = f"fedavg+{name}" if issubclass(find(name), Wrapper) else name
+        try:
+            prepare(experiment_of(base, method, base.seed), federation, model)
+        except Refusal as reason:
+            why.append(f"{method} is left out: {reason}")
+        else:
+            able.append(method)
+    return able, why
 
 
 def same_here(folders: Mapping[str, Sequence[Path]]) -> list[str]:
