@@ -1,0 +1,52 @@
+"""Every row of every table runs: at its smallest scale, on embedded data. What several tables ask for alike is run once.
+
+All of it is `long`: `make test` has a table of each paper (tests/cli/test_reproduce.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comity import papers
+from comity.experiments.build import prepare
+from comity.experiments.config import experiment
+from comity.experiments.outline import Quiet
+from comity.experiments.run import start
+from comity.studies.reproduce import federation_for, implemented
+
+
+def rows() -> Iterator[tuple[str, dict[str, Any]]]:
+    """What a row of a table asks for, by a name; the same settings only once, whoever asks."""
+    seen = set()
+    for name in papers.names():
+        table = papers.table(name)
+        columns, chosen = table.chosen("smoke")
+        for run in dict.fromkeys(column.runs for column in columns):
+            for row in chosen:
+                settings = table.run_settings(run, row, "smoke") | {"eval_every": 1}
+                if not row.best_of and (told := json.dumps(settings, sort_keys=True)) not in seen:
+                    seen.add(told)
+                    yield f"{name}-{run}-{row.name}", settings
+
+
+ROWS = dict(rows())
+
+
+def test_no_row_is_without_its_method() -> None:
+    assert not {settings["algorithm"] for settings in ROWS.values() if not implemented(settings["algorithm"])}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ROWS)
+def test_it_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COMITY_DATA", raising=False)
+    asked = experiment({**ROWS[name], "engine": "loop"})
+    summary = start(prepare(asked, federation_for(asked)), tmp_path / "run", Quiet()).summary
+    assert summary["rounds"] == asked.rounds
+    assert math.isfinite(summary["accuracy"]["mean"])
