@@ -90,9 +90,7 @@ def test_alg1_round_by_round() -> None:
     assert deployed == pytest.approx(mine.previous[NAME].item() + (s[NAME].item() - mine.previous[NAME].item()) * W)
 
 
-@pytest.mark.parametrize(
-    ("p", "stages"), [(1, {"fc3"}), (2, {"fc2", "fc3"}), (3, {"fc1", "fc2", "fc3"}), (9, {"fc1", "fc2", "fc3"})]
-)
+@pytest.mark.parametrize(("p", "stages"), [(1, "3"), (2, "23"), (3, "123"), (9, "123")])
 def test_p_counts_layers_from_the_top(p: int, stages: str) -> None:
     names = FedAla(p=p).highest(task_of("mlp2(width=5)", (6,), 3))
     assert names == {f"fc{stage}.{kind}" for stage in stages for kind in ("weight", "bias")}

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from comity.algorithms.fedproto import Guide, Prototypes, SharesPrototypes
 from comity.core import *
+from comity.core.kernels import linear
 from comity.models.stack import uniform
 from comity.parts.classwise import pooled
 
@@ -46,8 +47,8 @@ class Learnt:
 
 def made(theta: Params) -> Tensor:
     """All P̂^c, row by row."""
-    hidden = F.relu(F.linear(theta[EMBEDDING], theta["in.weight"], theta["in.bias"]))
-    return F.linear(hidden, theta["out.weight"], theta["out.bias"])
+    hidden = F.relu(linear(theta[EMBEDDING], theta["in.weight"], theta["in.bias"]))
+    return linear(hidden, theta["out.weight"], theta["out.bias"])
 
 
 def apart(a: Tensor, b: Tensor) -> Tensor:
