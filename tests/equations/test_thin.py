@@ -70,13 +70,19 @@ def penalised_later(theta: Params, batch: Batch) -> Tensor:
     return BATCHNORM.loss(theta, batch) + slope.square().mean()
 
 
+def of_weights(theta: Params, batch: Batch) -> Tensor:
+    """What goes into a layer is itself a weight that learns, or a part of one."""
+    answers = TASK.head(theta, theta["fc2.weight"]), TASK.head(theta, theta["fc2.weight"][1:3])
+    return TASK.loss(theta, batch) + answers[0].square().mean() + answers[1].square().mean()
+
+
 def of_batch(loss: Callable[[Params, Batch], Tensor]) -> Loss[None]:
     """A loss that needs neither a task nor anything of a party's own."""
     return lambda task, theta, batch, own: loss(theta, batch)
 
 
 LOSSES: list[Callable[[Params, Batch], Tensor]] = [
-    plain, proximal, twice, partly, cut_off, attacked, penalised, penalised_later,
+    plain, proximal, twice, partly, cut_off, attacked, penalised, penalised_later, of_weights,
 ]  # fmt: skip
 HOW = {
     "sgd": Training(lr=0.05),

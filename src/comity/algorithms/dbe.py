@@ -213,5 +213,5 @@ class Dbe(NoisyMean, Piloted):
     def start_traffic(self, info: Info) -> Traffic:
         n = len(info.names)
         k = self.at_cut(info.task).width
-        model = info.task.bytes(without=self.host.kept(info.task))
+        model = self.host.shared_bytes(info)
         return super().start_traffic(info) + Traffic(up=4 * k * n, down=(model + 4 * k) * n) + self.pilot_traffic(info)

@@ -22,7 +22,8 @@ class AveragedModel(AveragesWeights[Params, C, Model], Generic[C]):
     """FedAvg for parties that keep a state of whatever kind: methods that add to it are made from this."""
 
     def server(self, key: Key, info: Info) -> Params:
-        return self.shared(info.task.init(key), info.task)
+        task = self.extended(info.task)
+        return self.shared(task.init(key), task)
 
     def view(self, theta: Params, i: int) -> Model:
         return Model(theta)
@@ -47,11 +48,12 @@ class AveragedModel(AveragesWeights[Params, C, Model], Generic[C]):
 @algorithm
 class FedAvg(AveragedModel[Params]):
     def client(self, key: Key, party: Party) -> Params:
-        return self.private(party.task.init(key), party.task)
+        task = self.party_for(party, {}).task
+        return self.private(task.init(key), task)
 
     @work
     async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
-        return await self.averaged(mine, m, party, key)
+        return await self.averaged(mine, m, self.party_for(party, mine), key)
 
     def settled(self, mine: Params, theta: Params) -> Params:
         return theta | mine

@@ -65,4 +65,4 @@ class FedBabu(FedPer):
         return (await party.fit(plain, theta, key, task=party.task.personal, training=how, only=only)).theta
 
     def finish_traffic(self, info: Info) -> Traffic:
-        return Traffic(down=len(info.names) * info.task.bytes(without=self.kept(info.task)))
+        return Traffic(down=len(info.names) * self.shared_bytes(info))

@@ -81,10 +81,3 @@ class FedRod(FedAvg):
         private = task.private | {OWN + k for k in task.head_names}
         log_n = torch.bincount(party.data.train.y, minlength=task.classes).log()
         return with_task(party, TwoHeads(task.network, task.classes, task.cut, private, inner=task, log_n=log_n))
-
-    def client(self, key: Key, party: Party) -> Params:
-        return super().client(key, self.party_for(party, {}))
-
-    @work
-    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
-        return await super().local(mine, m, self.party_for(party, mine), key)

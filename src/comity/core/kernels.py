@@ -87,7 +87,8 @@ class Tape:
             y.requires_grad_()
         y.register_hook(_first_order)
         self.places.append(place)
-        self.inputs.append(x)
+        whole = x if x._base is None else x._base
+        self.inputs.append(x.clone() if whole.is_leaf and whole.requires_grad else x)  # a weight moves before this is used
         self.outputs.append(y)
         return y
 

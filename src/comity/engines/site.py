@@ -133,8 +133,9 @@ class Site:
         where = chain(self.algorithm)[depth].start_weights or ""
         if not (self.party.own_start and letter.first and hasattr(letter.content, where)):
             return letter.content
+        sent = getattr(letter.content, where)
         own = self.party.task.init(self.party.first_key(self.root))
-        return replace(letter.content, **{where: self._moved(keep(own, frozenset(getattr(letter.content, where))))})
+        return replace(letter.content, **{where: sent | self._moved(keep(own, frozenset(sent)))})
 
     def _here(self, tree: Any) -> Any:
         """What came from elsewhere, on the device of the party's data; on the CPU it is there already."""

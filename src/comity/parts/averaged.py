@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-from comity.core import Algorithm, C, Info, Key, M, Params, Party, Refusal, S, Task, Traffic, drop, keep, work
+from comity.core import Algorithm, C, Info, Key, M, Params, Party, Refusal, S, Task, Traffic, drop, keep, with_task, work
+from comity.core.algorithm import WireShapes
 
 
 class AveragesWeights(Algorithm[S, C, M]):
@@ -22,6 +23,17 @@ class AveragesWeights(Algorithm[S, C, M]):
         info.same_architecture("averaging")
         if self.kept(info.task) >= info.task.shapes.keys():
             raise Refusal(f"Nothing of {info.task.network.name} would be shared: all its weights stay at the party.")
+
+    def extended(self, task: Task) -> Task:
+        """The task with what the method adds to a network, another head for instance; nothing, unless told."""
+        return task
+
+    def party_for(self, party: Party, mine: C) -> Party:
+        task = self.extended(party.task)
+        return party if task is party.task else with_task(party, task)
+
+    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+        return {"Model.theta": self.extended(task)}
 
     def kept(self, task: Task) -> frozenset[str]:
         """The names that stay at the party; FedBN and FedPer differ here and nowhere else."""
@@ -49,6 +61,11 @@ class AveragesWeights(Algorithm[S, C, M]):
     def settled(self, mine: C, theta: Params) -> C:
         """The state of a newcomer that keeps what it trained from the received model."""
 
+    def shared_bytes(self, info: Info) -> int:
+        """Bytes of the shared weights."""
+        task = self.extended(info.task)
+        return task.bytes(without=self.kept(task))
+
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        shared = len(cohort) * info.task.bytes(without=self.kept(info.task))
+        shared = len(cohort) * self.shared_bytes(info)
         return Traffic(up=shared, down=shared)

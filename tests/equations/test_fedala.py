@@ -1,0 +1,122 @@
+"""FedALA: eqs. 4 and 5 on quadratics, when W is learnt and for how long, and FedAvg as what remains without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from toys import federation, net_of, party_of, quadratic, rounds, rows, same, task_of, worked
+
+import comity
+from comity.algorithms.fedala import STEADY, AlaState, Both, FedAla, converged, merged
+from comity.core import Key, Model, Params, Training, is_buffer
+
+SIZES = (9, 14, 6)
+SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 3, "engine": "loop", "lr": 0.1, "batch": 4}
+NAME = "body.w"
+ONE = Training(lr=0.1, batch=1)
+
+
+def one(value: float) -> Params:
+    return {NAME: torch.tensor([value], dtype=torch.float64)}
+
+
+def learnt(method: FedAla, mine: float, received: float, W: float | None, a: float = 1.0, b: float = 0.0) -> float:
+    """W of a party whose loss is a/2 (w − b)²."""
+    state = AlaState({}, one(mine), {} if W is None else one(W))
+    party = party_of(quadratic(), rows(a, b), ONE)
+    return worked(method.weights(state, Both(one(mine), one(received)), party, Key(1)))[NAME].item()
+
+
+def weights(method: str, **settings: object) -> list[Params]:
+    result = comity.run(method, federation(SIZES), **SETTINGS | settings)
+    return [result.model(name).theta for name in result.job.info.names]
+
+
+def test_eq4_by_hand_and_exact_at_both_ends() -> None:
+    for w, expected in ((0.0, 0.1), (1.0, 0.7), (0.25, 0.25)):
+        assert merged(Both(one(0.1), one(0.7)), one(w))[NAME].item() == (expected if w in (0, 1) else pytest.approx(expected))
+
+
+def test_eq5_one_step_by_hand() -> None:
+    """∂L/∂W = a (Θ̂ − b) (Θ − Θ_i) = 2 · (3 − 1) · (3 − 2.5) = 2 at W = 1: W ← 1 − 0.1 · 2."""
+    assert learnt(FedAla(eta=0.1), mine=2.5, received=3, W=1, a=2, b=1) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(("mine", "received", "expected"), [(-1.0, 3.0, 0.25), (1.0, 3.0, 0.0), (-3.0, -1.0, 1.0)])
+def test_eq5_converges_to_the_best_mixture_within_0_and_1(mine: float, received: float, expected: float) -> None:
+    """The optimum 0 lies a quarter of the way from −1 to 3; from 1 to 3 and from −3 to −1 it lies outside."""
+    W = 1.0
+    for _ in range(60):
+        W = learnt(FedAla(eta=0.05), mine, received, W)
+    assert pytest.approx(expected, abs=1e-3) == W
+
+
+def test_alg1_l8_the_first_time_w_is_learnt_until_losses_are_steady() -> None:
+    """Losses spread by less than 0.1 at once here, so that it takes the 11 epochs that are looked at."""
+    W = 1.0
+    for _ in range(STEADY + 1):
+        W = learnt(FedAla(eta=0.01), 2.0, 2.5, W)
+    assert learnt(FedAla(eta=0.01), 2.0, 2.5, None) == pytest.approx(W)
+    assert learnt(FedAla(eta=0.01, start_epochs=1), 2.0, 2.5, None) == pytest.approx(learnt(FedAla(eta=0.01), 2.0, 2.5, 1.0))
+
+
+def test_converged() -> None:
+    assert not converged([1.0] * 10)
+    assert converged([1.0] * 11)
+    assert not converged([*[1.0] * 10, 2.0])
+    assert converged([*[1.0] * 10, 1.2])  # 0.06 for nine of 1 and one of 1.2
+
+
+def test_alg1_round_by_round() -> None:
+    """First round: as received. Second: W from 1. What is trained from is eq. 4, and what is deployed is, with the newest Θ."""
+    method = FedAla(eta=0.1)
+    data = [rows(1, 4), rows(1, -2)]
+    net, s = net_of(method, quadratic(), data, ONE)
+    s = rounds(method, net, s, 1)
+    assert net.state(0).previous[NAME].item() == pytest.approx(0.4)  # 0 + 0.1 · 4
+    assert not net.state(0).W
+    assert s[NAME].item() == pytest.approx(0.1)  # (0.4 − 0.2) / 2
+    s = rounds(method, net, s, 1, first=2)
+    W = 1.0
+    for _ in range(STEADY + 1):
+        W = min(1.0, max(0.0, W - 0.1 * (0.4 + (0.1 - 0.4) * W - 4) * (0.1 - 0.4)))
+    assert net.state(0).W[NAME].item() == pytest.approx(W)
+    start = 0.4 + (0.1 - 0.4) * W
+    assert net.state(0).previous[NAME].item() == pytest.approx(start - 0.1 * (start - 4))
+    mine = net.state(0)
+    deployed = method.model(mine, Model(s), net.engine.sites[0].party)[NAME].item()
+    assert deployed == pytest.approx(mine.previous[NAME].item() + (s[NAME].item() - mine.previous[NAME].item()) * W)
+
+
+@pytest.mark.parametrize(("p", "stages"), [(1, "3"), (2, "23"), (3, "123"), (9, "123")])
+def test_p_counts_layers_from_the_top(p: int, stages: str) -> None:
+    names = FedAla(p=p).highest(task_of("mlp2(width=5)", (6,), 3))
+    assert names == {f"fc{stage}.{kind}" for stage in stages for kind in ("weight", "bias")}
+
+
+def test_neither_statistics_nor_what_is_private_is_mixed() -> None:
+    task = task_of("fedbn-cnn(scale=0.06)", (1, 8, 8), 3)
+    names = FedAla(p=9).highest(task.keeping(frozenset({"fc3.bias"})))
+    assert names == {k for k in task.shapes if not is_buffer(k) and k != "fc3.bias"}
+
+
+def test_lower_layers_are_the_global_models() -> None:
+    a, b, _ = weights("fedala")
+    assert {k.partition(".")[0] for k in a if not torch.equal(a[k], b[k])} == {"fc3"}
+
+
+def test_eta_0_is_fedavg() -> None:
+    assert all(same(a, b) for a, b in zip(weights("fedala", eta=0), weights("fedavg"), strict=True))
+
+
+@pytest.mark.parametrize("option", [{"eta": 0.1}, {"p": 2}, {"s": 40}, {"start_epochs": 2}])
+def test_no_option_is_without_effect(option: dict[str, float]) -> None:
+    assert not all(same(a, b) for a, b in zip(weights("fedala", **option), weights("fedala"), strict=True))
+
+
+@pytest.mark.parametrize("option", ["p=0", "s=0", "s=101", "eta=-1", "start_epochs=0"])
+def test_options_out_of_range_are_refused(option: str) -> None:
+    with pytest.raises(comity.Refusal, match="must be"):
+        weights(f"fedala({option})")
