@@ -45,8 +45,8 @@ class Afl(Agnostic[Model]):
         mean, losses = Averaging(), {}
         for i, reply in net.replies(self.local, {i: self.view(s, i) for i in net.sample(t)}):
             losses[i] = reply.loss
-            if weight := s.lam[i].item():
-                mean.add(reply.theta, weight)
+            if s.lam[i]:
+                mean.add(reply.theta, s.lam[i])
         w = mean.value() if any(s.lam[i] for i in losses) else s.theta  # nobody of any weight was heard
         return Mixture(w, self.raised(s.lam, losses, self.lam_lr, net))
 

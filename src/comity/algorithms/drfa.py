@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import torch
 from torch import Tensor
 
 from comity.core import *
@@ -56,7 +57,8 @@ class Drfa(Agnostic[Until]):
 
     def round(self, s: Mixture, net: Net, t: int) -> Mixture:
         n, m = len(net.info.names), len(net.sample(t))
-        drawn = s.lam.multinomial(m, replacement=True, generator=net.key("parties").generator()).tolist()
+        chances = torch.tensor(s.lam, dtype=torch.float64)
+        drawn = chances.multinomial(m, replacement=True, generator=net.key("parties").generator()).tolist()
         tau = max(net.info.training.steps_for(net.info.sizes[i]) for i in drawn)
         letter = Until(s.theta, 1 + net.key("snapshot").choose(1, max(1, tau))[0])
         w, snapshot = Averaging(), Averaging()

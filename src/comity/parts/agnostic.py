@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -18,13 +18,13 @@ class Mixture:
     """What the server keeps: the model, and λ, a weight for each party."""
 
     theta: Params
-    lam: Tensor
+    lam: list[float]
 
 
 def onto_simplex(u: Tensor) -> Tensor:
     """The nearest point to u that has no negative part and sums to one: max(u − θ, 0)."""
     falling = u.sort(descending=True).values
-    thresholds = (falling.cumsum(0) - 1) / torch.arange(1, len(u) + 1, dtype=u.dtype)
+    thresholds = (falling.cumsum(0) - 1) / torch.arange(1, len(u) + 1, dtype=u.dtype, device=u.device)
     rho = int((falling > thresholds).sum())  # max{j : u_j − (Σ_{r≤j} u_r − 1)/j > 0}: it holds up to there, and not after
     return (u - thresholds[rho - 1]).clamp(min=0)
 
@@ -49,9 +49,8 @@ class Agnostic(AveragesWeights[Mixture, Params, M]):
     begin: Literal["uniform", "samples"] = option("uniform", "λ before round 1: all alike, or by sample counts")
 
     def server(self, key: Key, info: Info) -> Mixture:
-        sizes = torch.tensor(info.sizes, dtype=torch.float64)
-        first = sizes if self.begin == "samples" else torch.ones_like(sizes)
-        return Mixture(self.shared(info.task.init(key), info.task), first / first.sum())
+        first = info.sizes if self.begin == "samples" else (1,) * len(info.names)
+        return Mixture(self.shared(info.task.init(key), info.task), [each / sum(first) for each in first])
 
     def client(self, key: Key, party: Party) -> Params:
         return self.private(party.task.init(key), party.task)
@@ -59,12 +58,10 @@ class Agnostic(AveragesWeights[Mixture, Params, M]):
     def settled(self, mine: Params, theta: Params) -> Params:
         return theta | mine
 
-    def raised(self, lam: Tensor, losses: Mapping[int, float], step: float, net: Net) -> Tensor:
+    def raised(self, lam: Sequence[float], losses: Mapping[int, float], step: float, net: Net) -> list[float]:
         """Π(λ + step · F), F being 0 where it is not known."""
-        up = torch.zeros_like(lam)
-        for i, loss in losses.items():
-            up[i] = loss
-        lam = onto_simplex(lam + step * up)
-        for i in net.info.parties:
-            net.note("lambda", lam[i].item(), party=i)
-        return lam
+        up = [each + step * losses.get(i, 0.0) for i, each in enumerate(lam)]
+        new: list[float] = onto_simplex(torch.tensor(up, dtype=torch.float64)).tolist()
+        for i, each in enumerate(new):
+            net.note("lambda", each, party=i)
+        return new
