@@ -1,0 +1,103 @@
+"""DRFA: Deng, Kamani, Mahdavi, Distributionally Robust Federated Averaging, NeurIPS 2020.
+
+Idea: AFL's worst mixture with many local steps between exchanges. Parties are drawn by their weights λ, which are raised by the
+losses of a snapshot from a random moment of the round, so that they know what happened within it.
+
+Objective: min_w max_{λ∈Δ} Σ_i λ_i F_i(w).
+Algorithm 1: draw m parties D by λ, and t' ∈ {1, ..., τ} uniformly; each of D makes τ steps from w;  w ← (1/m) Σ_{i∈D} w_i;
+w' ← (1/m) Σ_{i∈D} w_i after t' steps;  draw m parties U uniformly, who report F_i(w');  v_i = (N/m) F_i(w') for i ∈ U, else 0;
+λ ← Π_Δ(λ + τ γ_λ v).
+
+Symbols: Δ = the simplex, Π_Δ the nearest point in it; N = parties; m = those of a round; τ = local steps.
+At a glance: personal = nothing; exchanged = all weights and a snapshot of them up, both down, and a loss up; kept = nothing (the
+server: λ); steps = E epochs for each time that a party is drawn, and the loss of every sample.
+Deviations: a party drawn twice trains twice, on other batches. τ is the steps of the largest party drawn; who has made all of its
+own by t' waits there. F_i is over all samples, in evaluation mode (paper: a mini-batch). γ_λ is from memory of the paper's
+experiments, as is {1, ..., τ}; λ begins uniform (FedTorch: by sample counts). The authors' FedTorch differs from Algorithm 1:
+parties are drawn uniformly and averaged by λ, each with a t' of its own; γ_λ shrinks by a tenth a round from 0.1; λ is lifted to
+0.001 at least.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import Tensor
+
+from comity.core import *
+from comity.parts.agnostic import Agnostic, Mixture, mean_loss
+
+SNAPSHOT = "drfa."
+
+
+@record
+class Until:
+    """What the server sends: the weights, and after how many steps a snapshot is to be taken."""
+
+    theta: Params
+    steps: int | None = None
+
+
+@record
+class Snapped:
+    """What a party sends: the weights that it trained, and the snapshot."""
+
+    theta: Params
+    snapshot: Params
+
+
+@algorithm
+class Drfa(Agnostic[Until]):
+    lam_lr: float = option(0.008, "γ_λ, step size of λ for each local step", minimum=0)
+    bytes_formula = "Σ_t |S_t| · (4·S + 8)"
+
+    def view(self, s: Mixture, i: int) -> Until:
+        return Until(s.theta)
+
+    def round(self, s: Mixture, net: Net, t: int) -> Mixture:
+        n, m = len(net.info.names), len(net.sample(t))
+        chances = torch.tensor(s.lam, dtype=torch.float64)
+        drawn = chances.multinomial(m, replacement=True, generator=net.key("parties").generator()).tolist()
+        tau = max(net.info.training.steps_for(net.info.sizes[i]) for i in drawn)
+        letter = Until(s.theta, 1 + net.key("snapshot").choose(1, max(1, tau))[0])
+        w, snapshot = Averaging(), Averaging()
+        times = Counter(drawn)
+        while times:  # everybody who was drawn, then those who were drawn twice, and so on
+            heard = Counter[int]()
+            for i, reply in net.replies(self.local, dict.fromkeys(sorted(times), letter)):
+                w.add(reply.theta, 1.0)
+                snapshot.add(reply.snapshot, 1.0)
+                heard[i] = times[i]
+            times = heard - Counter(heard.keys())
+        asked = net.key("judges").choose(m, n)
+        losses = net.call(self.judge, dict.fromkeys(sorted(asked), Model(snapshot.value())))
+        v = {i: n / m * loss for i, loss in losses.items()}
+        return Mixture(w.value(), self.raised(s.lam, v, tau * self.lam_lr, net))
+
+    @work
+    async def local(self, mine: Params, m: Until, party: Party, key: Key) -> tuple[Params, Snapped]:
+        done = await party.fit(self.snapping, m.theta | mine, key, m.steps)
+        taken = {k.removeprefix(SNAPSHOT): v for k, v in done.scratch.items() if k.startswith(SNAPSHOT)}
+        w_i = self.shared(done.theta, party.task)
+        return self.private(done.theta, party.task), Snapped(w_i, self.shared(taken, party.task) or w_i)
+
+    def snapping(self, task: Task, w_i: Params, batch: Batch, steps: int | None) -> Tensor:
+        """F_i, and a snapshot of the weights before this step if so many came before it."""
+        if batch.number == steps:
+            batch.scratch.update({SNAPSHOT + k: v.detach().clone() for k, v in w_i.items()})
+        return task.loss(w_i, batch)
+
+    @work
+    async def judge(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, float]:
+        return mine, mean_loss(party.task, m.theta | mine, party.data.train)
+
+    def model(self, mine: Params, m: Until, party: Party) -> Params:
+        return m.theta | mine
+
+    def join_traffic(self, info: Info) -> Traffic:
+        return Traffic(down=len(info.late) * info.task.bytes(without=self.kept(info.task)))
+
+    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
+        weights = super().traffic(info, cohort)
+        return weights + weights + Traffic(up=4 * len(cohort), down=4 * len(cohort))

@@ -1,0 +1,138 @@
+"""PartialFed: Sun, Huo, Yang, Bai, Cross-Domain Personalized Federated Learning via Partial Initialization, NeurIPS 2021.
+
+Idea: at the beginning of a round a party loads only some layers of the global model; the others go on from its own last model.
+All layers are then trained, sent and averaged. Which are loaded is decided by hand (fix), or learned by each party (adaptive).
+
+Initialisation: θ_l ← w_l if A_i,l = global, else θ_i,l of its last training; then E epochs on F_i.  w ← Σ_{i∈S} (n_i / n_S) θ_i.
+Adaptive: p_l = softmax((a_i,l + g_l) / τ), g_l ~ Gumbel(0, 1)², and min over a_i of F_i({p_l,1 w_l + p_l,2 θ_i,l}) with w and θ_i
+held; then A_i,l = argmax a_i,l, global if they are equal.
+
+Symbols: w = the global model; A_i = party i's strategy, a source for each layer l; a_i = its logits; τ = temperature.
+At a glance: personal = the layers that are not loaded; exchanged = all weights, both ways; kept = its last model, its logits;
+steps = E epochs, and strategy_epochs more on the logits (adaptive).
+Deviations: of the paper only the abstract and summaries could be read, and no public code was found: that adaptive mixes weights
+(not outputs), makes one pass over the data for the logits before the E epochs, τ and the step size are this file's. A layer is
+what has weights of its own: a BatchNorm with its statistics is one, beside its convolution. A party deploys w with those layers
+of its last model that it would not load now; a newcomer deploys what its warm-up ends with. Layers that a fixed strategy never
+loads are sent all the same. strategy=fix with own=none is FedAvg, with own=bn FedBN, bit for bit. The strategy is learned on the
+data that the layers were trained on, which speaks for a party's own: under strong label skew adaptive ends as SOLO. On parties of
+a few dozen samples it changes often, and layers meet that were not trained together: there it can end below SOLO.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from comity.algorithms.fedavg import AveragedModel
+from comity.core import *
+
+LOGITS = "partialfed.logits"
+
+
+@record
+class PartialState:
+    """What a party keeps: the layers of its last model that it deploys, the rest of that model, and its strategy's logits."""
+
+    own: Params
+    rest: Params
+    logits: Tensor
+
+
+@record
+class Sources:
+    """Where layers can come from: the party's last model, and what the received one has more of each weight."""
+
+    last: Params
+    gap: Params
+
+
+def layer_of(name: str) -> str:
+    """`conv1.bn` of `conv1.bn.weight`."""
+    return name.rpartition(".")[0]
+
+
+def layers(theta: Params) -> list[str]:
+    """The layers of a model, in order."""
+    return list(dict.fromkeys(map(layer_of, theta)))
+
+
+def gap(received: Params, last: Params) -> Params:
+    """w − θ_i, where these are numbers that can be mixed."""
+    return {k: w - last[k] for k, w in received.items() if w.is_floating_point()}
+
+
+@algorithm
+class PartialFed(AveragedModel[PartialState]):
+    strategy: Literal["adaptive", "fix"] = option("adaptive", "each party learns which layers it loads, or `own` says it")
+    own: Literal["bn+head", "bn", "head", "body", "none"] = option("bn+head", "strategy=fix: the layers that are not loaded")
+    strategy_epochs: int = option(1, "epochs on the logits in a round", minimum=0)
+    strategy_lr: float = option(0.01, "step size of the logits", minimum=0)
+    temperature: float = option(1.0, "τ of the Gumbel-softmax", above=0)
+
+    @property
+    def one_model(self) -> bool:
+        return self.strategy == "fix" and self.own == "none"
+
+    @property
+    def not_private(self) -> str:
+        return "its strategy is learned with random draws of its own" if self.strategy == "adaptive" else ""
+
+    def cautions(self, info: Info) -> list[str]:
+        if self.strategy == "fix" and "bn" in self.own and not info.task.norm_names:
+            return [f"the model has no BatchNorm, so that own={self.own} is own={'head' if 'head' in self.own else 'none'} here."]
+        return []
+
+    def client(self, key: Key, party: Party) -> PartialState:
+        theta = party.task.init(key)
+        return self.kept_of(theta, torch.zeros(len(layers(self.shared(theta, party.task))), 2), party.task)
+
+    def kept_of(self, theta: Params, logits: Tensor, task: Task) -> PartialState:
+        """A party's state after a training that ended at `theta`."""
+        own = self.unloaded(logits, theta, task)
+        return PartialState(keep(theta, own), drop(theta, own) if self.strategy == "adaptive" else {}, logits)
+
+    def unloaded(self, logits: Tensor, theta: Params, task: Task) -> frozenset[str]:
+        """A_i: the names that are not loaded from the global model."""
+        if self.strategy == "fix":
+            head = task.head_names
+            bn = task.norm_names
+            kinds = {"bn+head": bn | head, "bn": bn, "head": head, "body": frozenset(theta.keys() - head)}
+            return task.private | kinds.get(self.own, frozenset())
+        of_its_own = dict(zip(layers(self.shared(theta, task)), (logits[:, 1] > logits[:, 0]).tolist(), strict=True))
+        return frozenset(k for k in theta if k in task.private or of_its_own[layer_of(k)])
+
+    @work
+    async def local(self, mine: PartialState, m: Model, party: Party, key: Key) -> tuple[PartialState, Model]:
+        task, logits = party.task, mine.logits
+        last = mine.rest | mine.own
+        if self.strategy == "adaptive" and self.strategy_epochs:
+            sources = Sources(last, gap(m.theta, last))
+            how = replace(party.training, lr=self.strategy_lr, epochs=self.strategy_epochs, steps=None, decay=0.0)
+            asked = party.fit(self.relaxed, {LOGITS: logits}, key.fold("strategy"), sources, training=how, draw=self.gumbel)
+            logits = (await asked).theta[LOGITS]
+        begin = m.theta | keep(last, self.unloaded(logits, last, task))
+        theta = await self.trained(begin, m, party, key)
+        return self.kept_of(theta, logits, task), Model(self.shared(theta, task))
+
+    def gumbel(self, batch: Batch, key: Key, sources: Sources) -> Tensor:
+        uniform = torch.rand(len(layers(sources.gap)), 2, generator=key.fold("gumbel").generator())
+        return -(-uniform.clamp(min=1e-20).log()).log().to(batch.x.device)
+
+    def relaxed(self, task: Task, theta: Params, batch: Batch, sources: Sources) -> Tensor:
+        """F_i of p_l,1 w_l + p_l,2 θ_i,l = θ_i,l + p_l,1 (w_l − θ_i,l); what BatchNorm notes of it is forgotten."""
+        p = ((theta[LOGITS] + batch.drawn) / self.temperature).softmax(1)
+        share = dict(zip(layers(sources.gap), p[:, 0].unbind(), strict=True))
+        mixed = {k: sources.last[k] + share[layer_of(k)] * more for k, more in sources.gap.items()}
+        mixed |= {k: v.detach() for k, v in mixed.items() if is_buffer(k)}
+        alone = {k: v.clone() if is_buffer(k) else v for k, v in sources.last.items() if k not in mixed}
+        return task.loss(mixed | alone, batch)
+
+    def settled(self, mine: PartialState, theta: Params) -> PartialState:
+        return replace(mine, own=theta | mine.rest | mine.own, rest={})
+
+    def model(self, mine: PartialState, m: Model, party: Party) -> Params:
+        return m.theta | mine.own

@@ -1,0 +1,67 @@
+"""Methods that do well whatever the mixture of parties: weights λ on the simplex, raised where the loss is high."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from comity.core import Batch, Info, Key, M, Net, Params, Party, Samples, Task, mixin, option, record
+from comity.parts.averaged import AveragesWeights
+from comity.parts.overlap import eval_loss
+
+
+@record
+class Mixture:
+    """What the server keeps: the model, and λ, a weight for each party."""
+
+    theta: Params
+    lam: list[float]
+
+
+def onto_simplex(u: Tensor) -> Tensor:
+    """The nearest point to u that has no negative part and sums to one: max(u − θ, 0)."""
+    falling = u.sort(descending=True).values
+    thresholds = (falling.cumsum(0) - 1) / torch.arange(1, len(u) + 1, dtype=u.dtype, device=u.device)
+    rho = int((falling > thresholds).sum())  # max{j : u_j − (Σ_{r≤j} u_r − 1)/j > 0}: it holds up to there, and not after
+    return (u - thresholds[rho - 1]).clamp(min=0)
+
+
+def mean_loss(task: Task, theta: Params, data: Samples, rows: int = 512) -> float:
+    """F_i(w): the loss over all of a party's samples, in evaluation mode."""
+    with torch.no_grad():
+        parts = [
+            len(y) * eval_loss(task, theta, Batch(x, y, torch.arange(len(y)), 0, {}))
+            for x, y in zip(data.x.split(rows), data.y.split(rows), strict=True)
+        ]
+    return (torch.stack(parts).sum() / len(data)).item()
+
+
+@mixin
+class Agnostic(AveragesWeights[Mixture, Params, M]):
+    """min_w max_λ Σ_i λ_i F_i(w): what its methods have in common. All parties deploy w."""
+
+    also_leaves = ("means",)
+
+    lam_lr: float = option(0.1, "γ_λ, step size of λ", minimum=0)
+    begin: Literal["uniform", "samples"] = option("uniform", "λ before round 1: all alike, or by sample counts")
+
+    def server(self, key: Key, info: Info) -> Mixture:
+        first = info.sizes if self.begin == "samples" else (1,) * len(info.names)
+        return Mixture(self.shared(info.task.init(key), info.task), [each / sum(first) for each in first])
+
+    def client(self, key: Key, party: Party) -> Params:
+        return self.private(party.task.init(key), party.task)
+
+    def settled(self, mine: Params, theta: Params) -> Params:
+        return theta | mine
+
+    def raised(self, lam: Sequence[float], losses: Mapping[int, float], step: float, net: Net) -> list[float]:
+        """Π(λ + step · F), F being 0 where it is not known."""
+        up = [each + step * losses.get(i, 0.0) for i, each in enumerate(lam)]
+        new: list[float] = onto_simplex(torch.tensor(up, dtype=torch.float64)).tolist()
+        for i, each in enumerate(new):
+            net.note("lambda", each, party=i)
+        return new

@@ -1,0 +1,95 @@
+"""PartialFed: what is loaded, how a strategy is learned, and what it is when all or only BatchNorm is loaded."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from test_reductions import assert_same, ran
+from toys import net_of, party_of, quadratic, rounds, rows, samples, task_of, worked
+
+from comity.algorithms.partialfed import LOGITS, PartialFed, PartialState, Sources, gap, layers
+from comity.core import Key, Model, Training
+from comity.core.task import Batch
+
+ONE_STEP = Training(lr=0.1, batch=1, epochs=1)
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize(
+    ("child", "parent"),
+    [
+        ("partialfed(strategy=fix,own=none)", "fedavg"),
+        ("partialfed(strategy_epochs=0)", "fedavg"),
+        ("partialfed(strategy_lr=0)", "fedavg"),
+        ("partialfed(strategy=fix,own=bn)", "fedbn"),
+        ("partialfed(strategy=fix,own=head)", "fedper"),
+        ("partialfed(strategy=fix,own=body)", "lg-fedavg"),
+    ],
+)
+def test_a_fixed_strategy_is_its_parent(child: str, parent: str, participation: float) -> None:
+    """All layers loaded is FedAvg; all but BatchNorm FedBN; all but the head FedPer: to the bit."""
+    assert_same(ran(child, "batchnorm", participation), ran(parent, "batchnorm", participation))
+
+
+def test_layers_of_a_model_are_its_layers() -> None:
+    theta = task_of("fedbn-cnn(scale=0.03)", (1, 8, 8), 3).init(Key(0))
+    assert layers(theta)[:4] == ["conv1", "conv1.bn", "conv2", "conv2.bn"]
+
+
+def test_everything_is_sent_and_averaged_whatever_is_loaded() -> None:
+    """f_i = (w - b_i)²/2, b = 1 and 3, one step of 0.1 from 0: 0.1 and 0.3, hence w = 0.2; w has no head, so own=body keeps w."""
+    algorithm = PartialFed(strategy="fix", own="body")
+    net, s = net_of(algorithm, quadratic(), [rows(1, 1), rows(1, 3)], ONE_STEP)
+    s = rounds(algorithm, net, s, 1)
+    assert s["body.w"].item() == pytest.approx(0.2)
+    s = rounds(algorithm, net, s, 1, first=2)  # each goes on from its own: 0.1 + 0.1·0.9 and 0.3 + 0.1·2.7
+    assert [net.state(i).own["body.w"].item() for i in (0, 1)] == pytest.approx([0.19, 0.57])
+    assert s["body.w"].item() == pytest.approx(0.38)
+
+
+def relaxed_by_hand(a: tuple[float, float], g: tuple[float, float], w: float, own: float, b: float, tau: float) -> float:
+    e = [math.exp((x + y) / tau) for x, y in zip(a, g, strict=True)]
+    p = e[0] / sum(e)
+    return (p * w + (1 - p) * own - b) ** 2 / 2
+
+
+def test_the_strategys_loss_is_that_of_the_mixture() -> None:
+    task, tau = quadratic(), 0.7
+    data = rows(1, 2.0)
+    received, last = {"body.w": torch.tensor([1.5]).double()}, {"body.w": torch.tensor([-0.5]).double()}
+    noise = torch.tensor([[0.3, -1.1]]).double()
+    batch = Batch(data.x, data.y, torch.arange(1), 0, {}, {}, noise)
+    value = PartialFed(temperature=tau).relaxed(
+        task, {LOGITS: torch.tensor([[0.4, 0.1]]).double()}, batch, Sources(last, gap(received, last))
+    )
+    assert value.item() == pytest.approx(relaxed_by_hand((0.4, 0.1), (0.3, -1.1), 1.5, -0.5, 2.0, tau), abs=1e-7)
+
+
+@pytest.mark.parametrize(("b", "loads"), [(2.0, True), (-2.0, False)])
+def test_a_party_loads_what_fits_its_data(b: float, loads: bool) -> None:
+    """The global model is 1, its own -1: a party whose optimum is 2 loads the global one, one whose optimum is -2 does not."""
+    theta = {"body.w": torch.tensor([-1.0]).double()}
+    mine = PartialState({}, theta, torch.zeros(1, 2))
+    party = party_of(quadratic(), rows(1, b, 20), Training(lr=0.0, batch=1))
+    after, reply = worked(PartialFed().local(mine, Model({"body.w": torch.tensor([1.0]).double()}), party, Key(3)))
+    assert (after.logits[0, 0] > after.logits[0, 1]).item() is loads
+    assert reply.theta["body.w"].item() == (1.0 if loads else -1.0)  # lr 0: sent as it was loaded
+    assert set(after.own) == (set() if loads else {"body.w"})
+
+
+def test_a_strategys_step_leaves_statistics_alone() -> None:
+    task = task_of("fedbn-cnn(scale=0.03)", (1, 8, 8), 3)
+    theta = task.init(Key(1))
+    before = {k: v.clone() for k, v in theta.items()}
+    party = party_of(task, samples(12, (1, 8, 8), 3), Training(lr=0.0, batch=4))
+    mine = PartialState({}, theta, torch.zeros(len(layers(theta)), 2))
+    worked(PartialFed().local(mine, Model({k: v + 0.1 for k, v in theta.items()}), party, Key(0)))
+    assert all(torch.equal(theta[k], v) for k, v in before.items())
+
+
+@pytest.mark.parametrize("text", ["strategy_epochs=3", "strategy_lr=1", "temperature=0.1", "strategy=fix"])
+def test_no_option_is_without_effect(text: str) -> None:
+    usual, other = (ran(method, "batchnorm", 1.0).model("p1").theta for method in ("partialfed", f"partialfed({text})"))
+    assert any(not torch.equal(usual[k], v) for k, v in other.items())
