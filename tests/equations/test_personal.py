@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import assert_near, federation, net_of, noise, party_of, rounds, same, samples, task_of, worked
+from toys import assert_near, federation, net_of, party_of, quadratic, rounds, rows, same, samples, task_of, worked
 
 import comity
-from comity.algorithms.fedfomo import Affinities, FedFomo, FomoState, Offered, chosen
-from comity.core import Empty, Key, Params, Party, Samples, Task, Training
+from comity.algorithms.fedavg import FedAvg
+from comity.algorithms.fedfomo import FedFomo, FomoState, Offered, chosen
+from comity.algorithms.pfedme import PFedMe
+from comity.core import Empty, Key, Model, Params, Party, Samples, Task, Training
 
 SIZES = (9, 14, 6)
 SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 3, "engine": "loop", "lr": 0.1, "batch": 4}
@@ -43,7 +45,7 @@ def fomo_party(count: int = 10) -> Party:
 
 
 @pytest.mark.parametrize("norm", ["l2", "l1"])
-def test_fedfomo_weights_and_update_by_hand(norm: str) -> None:
+def test_fedfomo_weights_and_update_by_hand(norm: Literal["l2", "l1"]) -> None:
     party, method = fomo_party(), FedFomo(norm=norm)
     task, data = party.task, party.data.train
     before, trained, *others = (task.init(Key(k)) for k in range(1, 6))
@@ -98,10 +100,7 @@ def test_fedfomo_with_its_own_model_only_is_solo_on_what_is_not_held_out() -> No
 
     fed = federation(SIZES)
     without = comity.Federation.from_arrays(
-        {
-            name: ((less(party.train).x, less(party.train).y), (party.test.x, party.test.y))
-            for name, party in fed.parties.items()
-        },
+        {name: ((less(party.train).x, less(party.train).y), (party.test.x, party.test.y)) for name, party in fed.parties.items()},
         validation=0.0,
         classes=3,
     )
@@ -143,7 +142,7 @@ def test_fedfomo_affinities_add_up() -> None:
         party = party_of(task, data[i], how, i, 3)
         w = method.weights(begin, trained, party)
         assert one.P[i].tolist() == pytest.approx([float(i == j) + w[j] for j in range(3)], abs=1e-6)
-    assert isinstance(one, Affinities)
+    assert all(same(one.last[i], trained[i]) for i in range(3))
 
 
 def test_fedfomo_who_missed_the_exchange_goes_on_from_what_it_trained() -> None:
@@ -156,9 +155,9 @@ def test_fedfomo_who_missed_the_exchange_goes_on_from_what_it_trained() -> None:
 
 
 def test_fedfomo_no_option_is_without_effect() -> None:
-    usual = deployed("fedfomo", epsilon=0)
-    for options in ({"models": 2}, {"norm": "l1"}):
-        assert not all_same(deployed("fedfomo", **{"epsilon": 0, **options}), usual)
+    usual = deployed("fedfomo(epsilon=0)")
+    for options in ("models=2", "norm=l1"):
+        assert not all_same(deployed(f"fedfomo(epsilon=0,{options})"), usual)
     greedy, always, once = (
         deployed(f"fedfomo(models=2,{options})", rounds=6)
         for options in ("epsilon=0", "epsilon=1,epsilon_decay=0", "epsilon=1,epsilon_decay=1")
@@ -179,3 +178,93 @@ def test_mr_sends_no_model_to_parties_that_have_theirs() -> None:
     charged = [row for row in comity.run("fedfomo+mr", federation(SIZES), **SETTINGS).ledger if row.round == 0]
     of_start = {(row.work, row.kind): row.bytes for row in charged if row.work in ("mean", "agree")}
     assert of_start == {("mean", "up"): 4 * 7, ("agree", "down"): 4 * 7}
+
+
+# --- pFedMe
+
+
+def step(theta: Params, data: Samples, task: Task) -> Params:
+    """The gradient of the whole batch's loss."""
+    free = {k: v.clone().requires_grad_() for k, v in theta.items()}
+    grads = torch.autograd.grad(F.cross_entropy(task.logits(free, data.x), data.y), list(free.values()))
+    return dict(zip(free, grads, strict=True))
+
+
+def test_pfedme_alg1_two_batches_by_hand() -> None:
+    task, data = small(), samples(8, (6,), 3)
+    w = theta = task.init(Key(1))
+    party = party_of(task, data, Training(lr=0.05, batch=8, epochs=2))
+    method = PFedMe(lam=3.0, inner_lr=0.1, inner_steps=2)
+    mine, reply = worked(method.local(task.init(Key(2)), Model(w), party, Key(3)))
+    for _ in range(2):
+        for _ in range(2):
+            g = step(theta, data, task)
+            theta = {k: v - 0.1 * (g[k] + 3.0 * (v - w[k])) for k, v in theta.items()}
+        w = {k: v - 0.05 * 3.0 * (v - theta[k]) for k, v in w.items()}
+    assert_near(mine, theta, atol=1e-6)
+    assert_near(reply.theta, w, atol=1e-6)
+    assert same(method.model(mine, Model(w), party), mine)
+
+
+def test_pfedme_finds_the_minimum_of_the_moreau_envelopes() -> None:
+    """f_i = a_i/2 (θ − b_i)², so F_i' = c_i (w − b_i) with c = aλ/(a + λ): w* = Σ c b / Σ c, θ_i = (a b + λ w*)/(a + λ).
+
+    All count alike, however many samples they have.
+    """
+    a, b, lam = (1.0, 3.0), (2.0, -1.0), 2.0
+    method = PFedMe(lam=lam, inner_lr=0.1, inner_steps=80)
+    net, w = net_of(method, quadratic(5.0), [rows(a[0], b[0]), rows(a[1], b[1], count=3)], Training(lr=0.2, batch=4))
+    w = rounds(method, net, w, 80)
+    c = [x * lam / (x + lam) for x in a]
+    best = sum(x * y for x, y in zip(c, b, strict=True)) / sum(c)
+    assert w["body.w"].item() == pytest.approx(best, abs=1e-5)
+    for i in range(2):
+        assert net.state(i)["body.w"].item() == pytest.approx((a[i] * b[i] + lam * best) / (a[i] + lam), abs=1e-5)
+
+
+def test_pfedme_whose_copy_is_the_personal_model_is_fedavg() -> None:
+    """η λ = 1 and K = 1: w_i = θ_i after every step, so nothing pulls, and the steps are SGD's with η_p."""
+    task, data = small(), [samples(8, (6,), 3, seed=n) for n in range(3)]
+    ours, parent = PFedMe(lam=8.0, inner_steps=1, inner_lr=0.1), FedAvg()
+    ends = []
+    for method, lr in ((ours, 0.125), (parent, 0.1)):
+        net, w = net_of(method, task, data, Training(lr=lr, batch=4))
+        ends.append(rounds(method, net, w, 3))
+    assert_near(*ends, atol=1e-6)
+
+
+def test_pfedme_beta_at_the_server_by_hand() -> None:
+    """w ← (1 − β) w + β · mean of the w_i; β = 0 never moves it, β = 1 is the mean."""
+    task, how = small(), Training(lr=0.05, batch=4)
+    data = [samples(n, (6,), 3, seed=n) for n in (4, 12)]
+
+    def once(beta: float) -> tuple[Params, Params]:
+        method = PFedMe(beta=beta)
+        net, w = net_of(method, task, data, how)
+        return w, rounds(method, net, w, 1)
+
+    w, mean = once(1.0)
+    assert same(once(0.0)[1], w)
+    assert_near(once(1.5)[1], {k: -0.5 * v + 1.5 * mean[k] for k, v in w.items()}, atol=1e-6)
+
+
+def test_pfedme_without_a_pull_never_moves_the_global_model() -> None:
+    task = small()
+    method = PFedMe(lam=0.0)
+    net, w = net_of(method, task, [samples(8, (6,), 3)], Training(lr=0.05, batch=4))
+    assert same(rounds(method, net, w, 2), w)
+    assert not same(net.state(0), w)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd(momentum=0.5)", "sgd(decay=0.1)"])
+def test_pfedme_refuses_other_optimizers(optimizer: str) -> None:
+    with pytest.raises(comity.Refusal, match="steps are its own"):
+        comity.run("pfedme", federation(SIZES), optimizer=optimizer, **SETTINGS)
+
+
+def test_pfedme_says_when_its_steps_are_too_long() -> None:
+    info = net_of(PFedMe(), small(), [samples(8, (6,), 3)], Training(lr=0.1))[0].info
+    (said,) = PFedMe().cautions(info)
+    assert "lr · lam = 1.5" in said
+    assert PFedMe(lam=5).cautions(info) == []
+    assert "run away" in PFedMe(lam=5, inner_lr=0.4).cautions(info)[0]

@@ -1,22 +1,23 @@
 """FedFomo: Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021.
 
-Idea: there is no global model. Each party gets a few of the others' models, looks how well each does on samples that it held out,
-and goes on from a combination of those that do better than it did.
+Idea: there is no global model. Each party gets a few of the others' models, looks how well each does on samples that it held
+out, and goes on from a combination of those that do better than it did.
 
 Weights: w_n = (L_i(θ_i) − L_i(θ_n)) / ‖θ_n − θ_i‖; those above 0 are kept and divided by their sum: w⁺_n.
 Update: θ_i ← θ_i + Σ_n w⁺_n (θ_n − θ_i), then E epochs on the party's samples.
 Whose models: P_ij ← P_ij + w_j, from P = I; the M − 1 with the highest P_ij, each with chance ε drawn evenly instead.
 
-Symbols: θ_i = what i's last training began from; θ_n = the models that n, and i itself, trained since; L_i = the mean loss of i's
-held-out samples; M counts the party's own model; ε falls by a fixed step a round.
-At a glance: personal = everything; exchanged = a model up and M − 1 of others' down; kept = the trained model and where the next
-training begins, at the server P; steps = E epochs of the samples that are not held out, and M + 1 looks at those that are.
-Deviations: a round's parties exchange what they trained in it, and the models that are deployed are those that were trained last;
-the authors' server keeps the models of one round for the next one's parties, which is the same with all parties in every round.
-The held-out samples are the experiment's validation samples, or every fifth training sample if there are none. Checked against the
-authors' code, not the printed text. That code takes the ℓ1 norm unless told (norm=l1), and divides what it adds to P by |Σ w|. If
-no model does better θ_i stays, as the update says and the code does; PFLlib goes on from what was trained. PFLlib has no ε.
-BatchNorm's statistics are combined with the weights, and are no part of the norm. A newcomer gets M − 1 models at random.
+Symbols: θ_i = what i's last training began from; θ_n = the models that n, and i itself, trained since; L_i = the mean loss of
+i's held-out samples; M counts the party's own model; ε falls by a fixed step a round.
+At a glance: personal = everything; exchanged = a model up and M − 1 of others' down; kept = the trained model and where the
+next training begins, at the server P and all parties' last models; steps = E epochs of the samples that are not held out, and M
++ 1 looks at those that are.
+Deviations: a round's parties exchange what they trained in it, and what was trained last is deployed; the authors' server has
+the models of one round for the next one's parties, which is the same if all take part in every round. The held-out samples are
+the experiment's validation samples, or every fifth training sample if there are none. Checked against the authors' code, not
+the printed text. That code takes the ℓ1 norm unless told (norm=l1), and divides what it adds to P by |Σ w|. If no model does
+better θ_i stays, as the update says and the code does; PFLlib goes on from what was trained. PFLlib has no ε. BatchNorm's
+statistics are combined with the weights, and are no part of the norm. A newcomer gets M − 1 models at random.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ WEIGHT = "weight/"
 
 @record
 class Affinities:
-    """What the server keeps: P, how much each party (row) had of each other."""
+    """What the server keeps: P, how much each party (row) had of each other, and the last models that they sent."""
 
     P: Tensor
+    last: dict[int, Params]
 
 
 @record
@@ -63,8 +65,8 @@ class Offered:
 
 def apart(one: Params, other: Params, norm: int) -> float:
     """‖one − other‖ over all that is trained."""
-    gaps = [one[k] - v for k, v in trainable(other).items()]
-    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gap, norm) for gap in gaps]), norm).item()
+    gap = torch.cat([(one[k] - v).flatten() for k, v in trainable(other).items()])
+    return float(torch.linalg.vector_norm(gap, norm))
 
 
 def chosen(affinity: Sequence[float], candidates: Sequence[int], count: int, epsilon: float, key: Key) -> list[int]:
@@ -105,11 +107,10 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         return False
 
     def server(self, key: Key, info: Info) -> Affinities:
-        return Affinities(torch.eye(len(info.names)))
+        return Affinities(torch.eye(len(info.names)), {})
 
     def client(self, key: Key, party: Party) -> FomoState:
-        theta = party.task.init(key)
-        return FomoState(theta, theta, True)
+        return FomoState(party.task.init(key), party.task.init(key), True)
 
     def view(self, s: Affinities, i: int) -> Empty:
         return Empty()
@@ -121,7 +122,8 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         return min(self.models - 1, candidates)
 
     def round(self, s: Affinities, net: Net, t: int) -> Affinities:
-        sent = net.call(self.local, dict.fromkeys(net.sample(t), Empty()))
+        replies = net.call(self.local, dict.fromkeys(net.sample(t), Empty()))
+        sent = {i: reply.theta for i, reply in replies.items()}
         epsilon = max(0.0, self.epsilon - t * self.epsilon_decay)
         offered: dict[int, Offered] = {}
         for i in sent:
@@ -129,14 +131,14 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
             key = net.key("models", net.info.stream(i))
             ids = chosen(s.P[i].tolist(), near, self.downloads(len(near)), epsilon, key)
             if ids:
-                offered[i] = Offered({j: sent[j].theta for j in ids})
+                offered[i] = Offered({j: sent[j] for j in ids})
         P = s.P.clone()
         for i, w in (net.call(self.weigh, offered) if offered else {}).items():
             total = sum(max(0.0, value) for value in w.values()) or 1.0
             for j, value in w.items():
                 P[i, j] += value
                 net.note(f"{WEIGHT}{net.info.name(j)}", max(0.0, value) / total, party=i)
-        return Affinities(P)
+        return Affinities(P, s.last | sent)
 
     def samples(self, data: PartyData, held_out: bool) -> Samples:
         """What models are weighed by, or what they learn from; who has too few samples to part does both with all of them."""
@@ -171,17 +173,11 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
             found[n] = w if math.isfinite(w) else 0.0
         return found
 
-    @work
-    async def send(self, mine: FomoState, m: Empty, party: Party, key: Key) -> tuple[FomoState, Model]:
-        """A model for newcomers."""
-        return mine, Model(self.shared(mine.trained, party.task))
-
     def join(self, s: Affinities, net: Net, ids: Sequence[int]) -> Affinities:
-        parties = len(net.info.names)
-        asked = net.key("newcomers").choose(self.downloads(parties), parties)
-        if asked:
-            sent = net.call(self.send, dict.fromkeys(asked, Empty()))
-            net.call(self.weigh, dict.fromkeys(ids, Offered({j: reply.theta for j, reply in sent.items()})))
+        known = sorted(s.last)
+        few = net.key("newcomers").choose(self.downloads(len(known)), len(known))
+        if few:
+            net.call(self.weigh, dict.fromkeys(ids, Offered({known[k]: s.last[known[k]] for k in few})))
         return super().join(s, net, ids)
 
     def settled(self, mine: FomoState, theta: Params) -> FomoState:
@@ -191,9 +187,9 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         return mine.trained
 
     def join_traffic(self, info: Info) -> Traffic:
-        few = self.downloads(len(info.names))
-        sent = few * info.task.bytes(without=self.kept(info.task))
-        return Traffic(up=sent + len(info.late) * self.told(few), down=len(info.late) * sent)
+        few = self.downloads(len(info.names))  # at most: parties that were never heard have sent nothing
+        each = Traffic(up=self.told(few), down=few * info.task.bytes(without=self.kept(info.task)))
+        return sum([each] * len(info.late), Traffic())
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         few = [self.downloads(len(self.sources(info, i, cohort))) for i in cohort]
