@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from toys import assert_near, federation, net_of, party_of, quadratic, rounds, rows, same, samples, task_of, worked
 
 import comity
+from comity.algorithms.apple import Apple, AppleState, Cores
 from comity.algorithms.fedavg import FedAvg
 from comity.algorithms.fedfomo import FedFomo, FomoState, Offered, chosen
 from comity.algorithms.pfedme import PFedMe
@@ -230,7 +231,7 @@ def test_pfedme_whose_copy_is_the_personal_model_is_fedavg() -> None:
     for method, lr in ((ours, 0.125), (parent, 0.1)):
         net, w = net_of(method, task, data, Training(lr=lr, batch=4))
         ends.append(rounds(method, net, w, 3))
-    assert_near(*ends, atol=1e-6)
+    assert_near(ends[0], ends[1], atol=1e-6)
 
 
 def test_pfedme_beta_at_the_server_by_hand() -> None:
@@ -268,3 +269,125 @@ def test_pfedme_says_when_its_steps_are_too_long() -> None:
     assert "lr · lam = 1.5" in said
     assert PFedMe(lam=5).cautions(info) == []
     assert "run away" in PFedMe(lam=5, inner_lr=0.4).cautions(info)[0]
+
+
+# --- APPLE
+
+
+def apple_party(i: int = 1, how: Training | None = None) -> Party:
+    return party_of(small(), samples(8, (6,), 3), how or Training(lr=0.1, batch=8, epochs=2), i, 3)
+
+
+def test_apple_two_steps_by_hand() -> None:
+    """Both gradients come of the mixture as it was: p_ii ∇F for the core model, ⟨∇F, w_j⟩ + λμ (p_ij − p_0j) for p."""
+    party = apple_party()
+    task, data = party.task, party.data.train
+    cores = {j: task.init(Key(j + 1)) for j in range(3)}
+    p0, p = torch.tensor([0.5, 0.2, 0.3]), torch.tensor([0.1, 0.6, 0.2])
+    method = Apple(mix_lr=0.02)
+    state = AppleState(cores[1], p[[1, 0, 2]], cores[1], {}, {})  # a party's own share stands first
+    letter = Cores({0: cores[0], 2: cores[2]}, p0, pull=0.7, base=1.5)
+    mine, reply = worked(method.local(state, letter, party, Key(3)))
+
+    def mixed() -> Params:
+        return {k: sum(p[j] * cores[j][k] for j in range(3)) for k in cores[0]}
+
+    for _ in range(2):
+        g = step(mixed(), data, task)
+        slopes = torch.stack([sum((g[k] * cores[j][k]).sum() for k in g) for j in range(3)])
+        cores[1] = {k: v - 0.1 * p[1] * g[k] for k, v in cores[1].items()}
+        p = p - 0.02 * (slopes + 0.7 * (p - p0))
+    assert_near(reply.theta, cores[1], atol=1e-6)
+    assert_near({"p": mine.p}, {"p": p[[1, 0, 2]]}, atol=1e-6)
+    assert_near(method.model(mine, letter, party), mixed(), atol=1e-6)
+    assert reply.asks == []
+
+
+def test_apple_starts_from_the_shares_of_samples() -> None:
+    party = apple_party()
+    theta, p0 = party.task.init(Key(1)), torch.tensor([0.5, 0.2, 0.3])
+    state = Apple(mix_lr=0).client(Key(1), party)
+    mine, _ = worked(Apple(mix_lr=0).local(state, Cores({0: theta, 2: theta}, p0, 0.0, 1.5), party, Key(3)))
+    assert torch.equal(mine.p, p0[[1, 0, 2]])
+
+
+def test_apple_with_fixed_equal_shares_is_fedavg_n_times_slower() -> None:
+    """One step a round, p = 1/N: Σ_j p w_j moves by η Σ_j p² ∇F_j, which is FedAvg's step with η/N."""
+    task, data = small(), [samples(8, (6,), 3, seed=n) for n in range(4)]
+    method = Apple(mix_lr=0)
+    net, s = net_of(method, task, data, Training(lr=0.4, batch=8))
+    s = rounds(method, net, s, 4)
+    parent = FedAvg()
+    net, w = net_of(parent, task, data, Training(lr=0.1, batch=8))
+    w = rounds(parent, net, w, 4)
+    ours = {k: sum(core[k] for core in s.cores.values()) / 4 for k in w}
+    assert_near(ours, w, atol=1e-6)
+
+
+def test_apple_of_one_party_is_solo() -> None:
+    alone = federation((9,))
+    assert all_same(deployed("apple", alone), deployed("solo", alone))
+
+
+def test_apple_finds_a_party_of_its_kind() -> None:
+    """Quadratics with minima 1, 1 and −3: the first two go on sharing, the third's core model ends with the least weight there.
+
+    f is minimal wherever Σ_j p_ij w_j = b_i, and all get there.
+    """
+    method = Apple(mix_lr=0.02, mu=0.1)
+    data = [rows(1.0, 1.0), rows(1.0, 1.0), rows(1.0, -3.0)]
+    net, s = net_of(method, quadratic(0.5), data, Training(lr=0.3, batch=1))
+    s = rounds(method, net, s, 150)
+    for i, best in enumerate((1.0, 1.0, -3.0)):
+        assert net.state(i).mixed["body.w"].item() == pytest.approx(best, abs=0.02)
+    p = net.state(0).p
+    assert p[2] < p[1]
+
+
+def test_apple_schedule_of_the_pull() -> None:
+    cosine, fast = Apple(until=0.5), Apple(until=0.5, decay="exponential")
+    assert [cosine.weight(r, 8) for r in (0, 1, 2, 4, 7)] == pytest.approx([1, (2**-0.5 + 1) / 2, 0.5, 0, 0])
+    assert [fast.weight(r, 8) for r in (0, 2, 4)] == pytest.approx([1, 0.001**0.5, 0])
+    assert Apple(until=0).weight(0, 8) == 0
+
+
+def test_apple_asks_first_for_what_it_never_had_then_by_p() -> None:
+    method = Apple(downloads=2)
+    p = {0: 0.0, 1: 0.9, 2: -0.9, 3: 0.1, 4: 0.0}
+    firsts = {tuple(method.asks(p, {1, 2, 3}, 1.5, Key(k))) for k in range(20)}
+    assert firsts == {(0, 4)}
+    one = [method.asks(p, {0, 1, 2, 3}, 1e9, Key(k)) for k in range(50)]
+    assert all(4 in asked and len(set(asked)) == 2 for asked in one)
+    by_p = [j for k in range(200) for j in method.asks(p, set(p), 1e9, Key(k))]
+    assert by_p.count(1) + by_p.count(2) > 0.99 * len(by_p), "b^|p|, whatever the sign"
+    even = [j for k in range(200) for j in method.asks(p, set(p), 1.0, Key(k))]
+    assert all(50 < even.count(j) < 110 for j in p)
+
+
+def test_apple_with_limited_downloads_uses_what_it_had_last() -> None:
+    party = apple_party(0)
+    task = party.task
+    first, old, new = (task.init(Key(k)) for k in (1, 2, 3))
+    method = Apple(mix_lr=0, downloads=1)
+    p = torch.full((3,), 1 / 3)
+    state = AppleState(first, p, first, {1: old}, first)
+    mine, reply = worked(method.local(state, Cores({2: new}, p, 0.0, 1.5), party, Key(3)))
+    assert_near(mine.mixed, {k: (reply.theta[k] + old[k] + new[k]) / 3 for k in first}, atol=1e-6)
+    assert mine.had.keys() == {1, 2}
+    assert len(reply.asks) == 1
+    once, _ = worked(method.local(replace(state, had={}), Cores({2: new}, p, 0.0, 1.5), party, Key(3)))
+    assert_near(once.mixed, {k: (once.core[k] + first[k] + new[k]) / 3 for k in first}, atol=1e-6)
+
+
+def test_apple_no_option_is_without_effect() -> None:
+    usual = {"mix_lr": 0.05, "until": 1.0, "mu": 1.0}
+    base = deployed("apple", set=usual)
+    for name, value in {"mu": 2, "mix_lr": 0.02, "until": 0.5, "decay": "exponential", "downloads": 1}.items():
+        assert not all_same(deployed("apple", set=usual | {name: value}), base), name
+
+
+def test_apple_refuses_adam_and_mr() -> None:
+    with pytest.raises(comity.Refusal, match="two learning rates"):
+        comity.run("apple", federation(SIZES), optimizer="adam", **SETTINGS)
+    with pytest.raises(comity.Refusal, match="no averaged extractor"):
+        comity.run("apple+mr", federation(SIZES), **SETTINGS)
