@@ -163,7 +163,8 @@ class Dbe(NoisyMean, Piloted):
 
     def start(self, s: Wrapped[Mean | None], net: Net) -> Wrapped[Mean | None]:
         s = super().start(s, net)
-        means = net.call(self.mean, {i: Model(self.view(s, i).theta) for i in net.info.parties})  # l.1-2
+        own = self.host.self_contained  # then parties have what they train from
+        means = net.call(self.mean, {i: Model({} if own else self.view(s, i).theta) for i in net.info.parties})  # l.1-2
         z_bar = average({i: {MEAN: reply.z} for i, reply in means.items()}, dict(enumerate(net.info.sizes)))[MEAN]  # l.3
         net.call(self.agree, dict.fromkeys(net.info.parties, Mean(z_bar)))
         s = replace(s, extra=Mean(z_bar))
@@ -213,5 +214,5 @@ class Dbe(NoisyMean, Piloted):
     def start_traffic(self, info: Info) -> Traffic:
         n = len(info.names)
         k = self.at_cut(info.task).width
-        model = self.host.shared_bytes(info)
+        model = 0 if self.host.self_contained else self.host.shared_bytes(info)
         return super().start_traffic(info) + Traffic(up=4 * k * n, down=(model + 4 * k) * n) + self.pilot_traffic(info)

@@ -1,0 +1,203 @@
+"""APPLE: Luo, Wu, Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning, IJCAI 2022.
+
+Idea: every party has a core model that all others can have. What it deploys is a mixture of all core models, and it learns
+both, its own core model and how much it needs of each.
+
+Mixture: w^p_i = Σ_j p_ij w^c_j.
+Objective: F_i(w^p_i) + λ(r) (μ/2) ‖p_i − p_0‖², with p_0 = (n_1/n, ..., n_N/n), from which p_i starts.
+Steps: w^c_i ← w^c_i − η₁ p_ii ∇F_i(w^p_i);  p_ij ← p_ij − η₂ (⟨∇F_i(w^p_i), w^c_j⟩ + λ(r) μ (p_ij − n_j/n)).
+Schedule: λ(r) = (cos(π r/L) + 1)/2, or 0.001^{r/L}, for r < L, then 0: near p_0 at first, as everybody's model is of use, later
+free.
+Limited downloads: M core models a round, those first that were never had, then drawn in proportion to b^|p_ij|, with b =
+max(1.5, r M/N); of the others those that were had last are used.
+
+Symbols: w^c = core models; p_i = what the paper calls directed relationships; w^p_i = the party's own model; η₁ = the
+experiment's learning rate; r counts rounds from 0.
+At a glance: personal = everything; exchanged = the core model up and all others' down; kept = the core model, p_i and the
+mixture, at the server all core models; steps = E epochs.
+Deviations: checked against the authors' code, not the printed text. Both steps are one step of the experiment's optimizer, with
+p_i scaled so that its learning rate is η₂. η₂ = 0.001, μ = 0.1 and L = a tenth of the rounds are that code's; it decays
+exponentially unless told, has no ½ before ‖p_i − p_0‖², and begins with different core models (--init own). As p_ii is about
+1/N at first, core models learn N times slower than FedAvg's. PFLlib multiplies η₁ by N for that, takes means where ⟨·,·⟩ is a
+sum, and sends the mixture in the core model's place. All parties take part in the paper; here the last core models of those
+that do not are used. BatchNorm's statistics are those of the party's own core model. A newcomer trains the mixture by p_0 of
+the core models that it gets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from comity.core import *
+
+P = "apple.p"
+LEAST = 1.5  # b, at least
+
+
+@record
+class AppleServer:
+    """What the server keeps: all core models, p_0, and with limited downloads whose each party asked for."""
+
+    cores: dict[int, Params]
+    p0: Tensor
+    asked: dict[int, list[int]]
+
+
+@record
+class AppleState:
+    """What a party keeps: its core model, p_i (itself first), its own model, and with limited downloads others' core models."""
+
+    core: Params
+    p: Tensor
+    mixed: Params
+    had: dict[int, Params]
+    first: Params
+
+
+@record
+class Cores:
+    """Others' core models, p_0, λ(r) μ, and b."""
+
+    models: dict[int, Params]
+    p0: Tensor
+    pull: float
+    base: float
+
+
+@record
+class Core:
+    """A party's core model, and whose it asks for next."""
+
+    theta: Params
+    asks: list[int]
+
+
+@record
+class Mixing:
+    """What the loss looks at: others' core models, stacked, p_0, λ(r) μ, and what p is divided by while it is trained."""
+
+    others: Params
+    p0: Tensor
+    pull: float
+    scale: float
+
+
+def mixture(core: Params, p: Tensor, others: Params) -> Params:
+    """Σ_j p_j w_j, the party's own core model first."""
+    return core | {k: p[0] * core[k] + torch.tensordot(p[1:], w, 1) for k, w in others.items()}
+
+
+@algorithm
+class Apple(Algorithm[AppleServer, AppleState, Cores]):
+    self_contained = True
+    start_weights = ""
+    bytes_formula = "Σ_t |S_t| · (S + m · S + 4·N + 8), and 4·m up if downloads are limited; m = M, or N − 1 if that is less"
+
+    mu: float = option(0.1, "μ, weight of the pull to p_0", minimum=0)
+    mix_lr: float = option(0.001, "η₂, step size of p_i; 0 leaves p_i at p_0", minimum=0)
+    until: float = option(0.1, "L as a share of the rounds: when the pull to p_0 is gone", minimum=0, maximum=1)
+    decay: Literal["cosine", "exponential"] = option("cosine", "how the pull to p_0 goes")
+    downloads: int = option(0, "M, core models that a party gets in a round; 0: all", minimum=0)
+
+    def check(self, info: Info) -> None:
+        info.same_architecture("apple")
+        if info.training.optimizer != "sgd":
+            raise Refusal("apple has two learning rates, which only SGD keeps apart: use --optimizer sgd.")
+
+    def fewer(self, parties: int) -> bool:
+        return 0 < self.downloads < parties - 1
+
+    def weight(self, r: int, rounds: int) -> float:
+        """λ(r)."""
+        L = self.until * rounds
+        if r >= L:
+            return 0.0
+        return (math.cos(math.pi * r / L) + 1) / 2 if self.decay == "cosine" else 0.001 ** (r / L)
+
+    def server(self, key: Key, info: Info) -> AppleServer:
+        sizes = torch.tensor(info.sizes, dtype=torch.float32)
+        core = drop(info.task.init(key), info.task.private)
+        return AppleServer(dict.fromkeys(info.parties, core), sizes / sizes.sum(), {})
+
+    def client(self, key: Key, party: Party) -> AppleState:
+        first = party.task.init(key) if self.fewer(party.federation_size) else {}
+        return AppleState(party.task.init(key), torch.zeros(0), party.task.init(key), {}, first)
+
+    def view(self, s: AppleServer, i: int) -> Cores:
+        return self.letter(s, i, pull=0.0, base=LEAST)
+
+    def letter(self, s: AppleServer, i: int, pull: float, base: float) -> Cores:
+        n = len(s.cores)
+        asked = s.asked.get(i) or [(i + k) % n for k in range(1, 1 + self.downloads)]
+        return Cores({j: s.cores[j] for j in (asked if self.fewer(n) else range(n)) if j != i}, s.p0, pull, base)
+
+    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+        return {"Cores.p0": (parties,)}
+
+    def round(self, s: AppleServer, net: Net, t: int) -> AppleServer:
+        r = t - 1
+        pull = self.mu * self.weight(r, net.info.rounds) if self.mu else 0.0
+        base = max(LEAST, r * self.downloads / len(net.info.names))
+        sent = net.call(self.local, {i: self.letter(s, i, pull, base) for i in net.sample(t)})
+        cores = s.cores | {i: reply.theta for i, reply in sent.items()}
+        return AppleServer(cores, s.p0, s.asked | {i: reply.asks for i, reply in sent.items() if reply.asks})
+
+    @work
+    async def local(self, mine: AppleState, m: Cores, party: Party, key: Key) -> tuple[AppleState, Core]:
+        others = [j for j in range(len(m.p0)) if j != party.id]
+        p0 = m.p0[[party.id, *others]].to(next(iter(mine.core.values())))
+        had = mine.had | m.models if mine.first else {}
+        models = [m.models.get(j) or had.get(j) or mine.first for j in others]
+        names = trainable(drop(mine.core, party.task.private)) if models else {}
+        c = math.sqrt(self.mix_lr / party.training.lr) or 1.0  # p = c q: a step of η₁ for q is one of η₁ c² = η₂ for p
+        own = Mixing({k: torch.stack([w[k] for w in models]) for k in names}, p0, m.pull, c)
+        begin = mine.core | {P: (mine.p if len(mine.p) else p0) / c}
+        only = None if self.mix_lr else frozenset(mine.core)
+        # Not together: each party has all core models, and those of one stay in the cache.
+        theta = (await party.fit(self.objective, begin, key, own, only=only, together=False)).theta
+        core, p = drop(theta, frozenset({P})), c * theta[P]
+        asks = self.asks(dict(zip(others, p[1:].tolist(), strict=True)), had, m.base, key.fold("asks")) if mine.first else []
+        mixed = mixture(core, p, own.others)
+        return AppleState(core, p, mixed, had, mine.first), Core(drop(core, party.task.private), asks)
+
+    def objective(self, task: Task, theta: Params, batch: Batch, own: Mixing) -> Tensor:
+        p = own.scale * theta[P]
+        value = task.loss(mixture(drop(theta, frozenset({P})), p, own.others), batch)
+        return value + own.pull / 2 * (p - own.p0).square().sum() if own.pull else value
+
+    def asks(self, p: dict[int, float], had: Container[int], base: float, key: Key) -> list[int]:
+        """Whose core models to ask for: those first that were never had, then by chances in proportion to b^|p|."""
+        new = [j for j in p if j not in had]
+        asked = [new[k] for k in key.fold("new").permutation(len(new)).tolist()][: self.downloads]
+        left = [j for j in p if j not in asked]
+        if few := self.downloads - len(asked):
+            chances = torch.tensor([base ** abs(p[j]) for j in left])
+            asked += [left[k] for k in chances.multinomial(few, generator=key.generator()).tolist()]
+        return sorted(asked)
+
+    @work
+    async def welcome(self, mine: AppleState, m: Cores, party: Party, key: Key) -> tuple[AppleState, None]:
+        begin = mine.core | average(m.models, {j: m.p0[j].item() for j in m.models})
+        theta = (await party.fit(plain, begin, key)).theta
+        return replace(mine, core=theta, mixed=theta), None
+
+    def model(self, mine: AppleState, m: Cores, party: Party) -> Params:
+        return mine.mixed
+
+    def join_traffic(self, info: Info) -> Traffic:
+        n = len(info.names)
+        got = self.downloads if self.fewer(n) else n
+        return Traffic(down=len(info.late) * (got * info.task.bytes(without=info.task.private) + 4 * n + 8))
+
+    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
+        n, size = len(info.names), info.task.bytes(without=info.task.private)
+        fewer = self.fewer(n)
+        got = self.downloads if fewer else n - 1
+        each = Traffic(up=size + (4 * got if fewer else 0), down=got * size + 4 * n + 8)
+        return sum([each] * len(cohort), Traffic())

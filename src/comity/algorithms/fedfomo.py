@@ -1,0 +1,201 @@
+"""FedFomo: Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021.
+
+Idea: there is no global model. Each party gets a few of the others' models, looks how well each does on samples that it held
+out, and goes on from a combination of those that do better than it did.
+
+Weights: w_n = (L_i(θ_i) − L_i(θ_n)) / ‖θ_n − θ_i‖; those above 0 are kept and divided by their sum: w⁺_n.
+Update: θ_i ← θ_i + Σ_n w⁺_n (θ_n − θ_i), then E epochs on the party's samples.
+Whose models: P_ij ← P_ij + w_j, from P = I; the M − 1 with the highest P_ij, each with chance ε drawn evenly instead.
+
+Symbols: θ_i = what i's last training began from; θ_n = the models that n, and i itself, trained since; L_i = the mean loss of
+i's held-out samples; M counts the party's own model; ε falls by a fixed step a round.
+At a glance: personal = everything; exchanged = a model up and M − 1 of others' down; kept = the trained model and where the
+next training begins, at the server P and all parties' last models; steps = E epochs of the samples that are not held out, and M
++ 1 looks at those that are.
+Deviations: a round's parties exchange what they trained in it, and what was trained last is deployed; the authors' server has
+the models of one round for the next one's parties, which is the same if all take part in every round. The held-out samples are
+the experiment's validation samples, or every fifth training sample if there are none. Checked against the authors' code, not
+the printed text. That code takes the ℓ1 norm unless told (norm=l1), and divides what it adds to P by |Σ w|. If no model does
+better θ_i stays, as the update says and the code does; PFLlib goes on from what was trained. PFLlib has no ε. BatchNorm's
+statistics are combined with the weights, and are no part of the norm. A newcomer gets M − 1 models at random.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from comity.core import *
+from comity.core.diagnostics import PartyMatrix
+from comity.core.evaluation import validated
+from comity.parts.averaged import AveragesWeights
+
+HELD_OUT = 5  # every so many samples, one
+WEIGHT = "weight/"
+
+
+@record
+class Affinities:
+    """What the server keeps: P, how much each party (row) had of each other, and the last models that they sent."""
+
+    P: Tensor
+    last: dict[int, Params]
+
+
+@record
+class FomoState:
+    """What a party keeps: the model it trained last, and θ_i, with whether others' models are in it yet."""
+
+    trained: Params
+    begin: Params
+    weighed: bool
+
+
+@record
+class Offered:
+    """Others' models, by their parties."""
+
+    models: dict[int, Params]
+
+
+def apart(one: Params, other: Params, norm: int) -> float:
+    """‖one − other‖ over all that is trained."""
+    gap = torch.cat([(one[k] - v).flatten() for k, v in trainable(other).items()])
+    return float(torch.linalg.vector_norm(gap, norm))
+
+
+def chosen(affinity: Sequence[float], candidates: Sequence[int], count: int, epsilon: float, key: Key) -> list[int]:
+    """`count` candidates: the one with the highest affinity that is left (ties at random), or with chance ε any that is left."""
+    left = [candidates[k] for k in key.permutation(len(candidates)).tolist()]
+    explores = torch.rand(count, generator=key.fold("explore").generator()) < epsilon
+    found = []
+    for explore in explores.tolist():
+        found.append(left[0] if explore else max(left, key=lambda j: affinity[j]))
+        left.remove(found[-1])
+    return sorted(found)
+
+
+@algorithm
+class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
+    self_contained = True
+    hears_peers = True
+    start_weights = ""
+    not_private = "it weighs models by how well they do on a party's records"
+    bytes_formula = "Σ_t |S_t| · (S + m · (S + 4) + 4),  S = bytes of the shared weights, m = min(M, |S_t|) − 1"
+    diagnostics = (
+        PartyMatrix(
+            name="weights",
+            title="whose models parties go on from",
+            meaning="the weights of others' models, and of a party's own, in what it goes on from",
+            value="weight",
+            prefix=WEIGHT,
+        ),
+    )
+
+    models: int = option(5, "M, models that a party weighs in a round, its own among them", minimum=1)
+    epsilon: float = option(0.3, "ε, chance that a model is drawn evenly, in round 0", minimum=0, maximum=1)
+    epsilon_decay: float = option(0.05, "by how much ε falls each round", minimum=0)
+    norm: Literal["l2", "l1"] = option("l2", "‖·‖ in the weights; l1 as in the authors' code unless told")
+
+    @property
+    def one_model(self) -> bool:
+        return False
+
+    def server(self, key: Key, info: Info) -> Affinities:
+        return Affinities(torch.eye(len(info.names)), {})
+
+    def client(self, key: Key, party: Party) -> FomoState:
+        return FomoState(party.task.init(key), party.task.init(key), True)
+
+    def view(self, s: Affinities, i: int) -> Empty:
+        return Empty()
+
+    def sources(self, info: Info, i: int, others: Sequence[int]) -> list[int]:
+        return [j for j in others if info.listens(i, j)]
+
+    def downloads(self, candidates: int) -> int:
+        return min(self.models - 1, candidates)
+
+    def round(self, s: Affinities, net: Net, t: int) -> Affinities:
+        replies = net.call(self.local, dict.fromkeys(net.sample(t), Empty()))
+        sent = {i: reply.theta for i, reply in replies.items()}
+        epsilon = max(0.0, self.epsilon - t * self.epsilon_decay)
+        offered: dict[int, Offered] = {}
+        for i in sent:
+            near = self.sources(net.info, i, list(sent))
+            key = net.key("models", net.info.stream(i))
+            ids = chosen(s.P[i].tolist(), near, self.downloads(len(near)), epsilon, key)
+            if ids:
+                offered[i] = Offered({j: sent[j] for j in ids})
+        P = s.P.clone()
+        for i, w in (net.call(self.weigh, offered) if offered else {}).items():
+            total = sum(max(0.0, value) for value in w.values()) or 1.0
+            for j, value in w.items():
+                P[i, j] += value
+                net.note(f"{WEIGHT}{net.info.name(j)}", max(0.0, value) / total, party=i)
+        return Affinities(P, s.last | sent)
+
+    def samples(self, data: PartyData, held_out: bool) -> Samples:
+        """What models are weighed by, or what they learn from; who has too few samples to part does both with all of them."""
+        if len(data.validation) or len(data.train) < HELD_OUT:
+            return data.validation if held_out and len(data.validation) else data.train
+        places = torch.arange(len(data.train)) % HELD_OUT == HELD_OUT - 1
+        return data.train.take((places == held_out).nonzero()[:, 0])
+
+    @work
+    async def local(self, mine: FomoState, m: Empty, party: Party, key: Key) -> tuple[FomoState, Model]:
+        begin = mine.begin if mine.weighed else mine.trained  # who missed the exchange goes on from what it has
+        done = await party.fit(plain, begin, key, samples=self.samples(party.data, held_out=False))
+        return FomoState(done.theta, begin, False), Model(self.shared(done.theta, party.task))
+
+    @work
+    async def weigh(self, mine: FomoState, m: Offered, party: Party, key: Key) -> tuple[FomoState, dict[int, float]]:
+        private = self.private(mine.trained, party.task)
+        models = {j: theta | private for j, theta in m.models.items()} | {party.id: mine.trained}
+        w = self.weights(mine.begin, models, party)
+        better = {n: weight for n, weight in w.items() if weight > 0}
+        begin = average({n: models[n] for n in better}, better) if better else mine.begin
+        return replace(mine, begin=begin, weighed=True), w
+
+    def weights(self, theta: Params, models: Mapping[int, Params], party: Party) -> dict[int, float]:
+        """(L(θ) − L(θ_n)) / ‖θ_n − θ‖ of each model; 0 for θ itself, and where that is no number."""
+        held = replace(party.data, validation=self.samples(party.data, held_out=True))
+        loss = validated(party.task, theta, held).loss
+        found = {}
+        for n, theta_n in models.items():
+            distance = apart(theta_n, theta, int(self.norm[1]))
+            w = (loss - validated(party.task, theta_n, held).loss) / distance if distance else 0.0
+            found[n] = w if math.isfinite(w) else 0.0
+        return found
+
+    def join(self, s: Affinities, net: Net, ids: Sequence[int]) -> Affinities:
+        known = sorted(s.last)
+        few = net.key("newcomers").choose(self.downloads(len(known)), len(known))
+        if few:
+            net.call(self.weigh, dict.fromkeys(ids, Offered({known[k]: s.last[known[k]] for k in few})))
+        return super().join(s, net, ids)
+
+    def settled(self, mine: FomoState, theta: Params) -> FomoState:
+        return mine
+
+    def model(self, mine: FomoState, m: Empty, party: Party) -> Params:
+        return mine.trained
+
+    def join_traffic(self, info: Info) -> Traffic:
+        few = self.downloads(len(info.names))  # at most: parties that were never heard have sent nothing
+        each = Traffic(up=self.told(few), down=few * info.task.bytes(without=self.kept(info.task)))
+        return sum([each] * len(info.late), Traffic())
+
+    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
+        few = [self.downloads(len(self.sources(info, i, cohort))) for i in cohort]
+        size = info.task.bytes(without=self.kept(info.task))
+        return Traffic(up=len(cohort) * size + sum(map(self.told, few)), down=sum(few) * size)
+
+    def told(self, downloads: int) -> int:
+        """Bytes of the weights that a party tells the server."""
+        return 4 * (downloads + 1) if downloads else 0

@@ -1,0 +1,393 @@
+"""FedFomo, pFedMe, APPLE, Fed-MTL and FML: their steps by hand, their known answers, and what they are with their extras off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from toys import assert_near, federation, net_of, party_of, quadratic, rounds, rows, same, samples, task_of, worked
+
+import comity
+from comity.algorithms.apple import Apple, AppleState, Cores
+from comity.algorithms.fedavg import FedAvg
+from comity.algorithms.fedfomo import FedFomo, FomoState, Offered, chosen
+from comity.algorithms.pfedme import PFedMe
+from comity.core import Empty, Key, Model, Params, Party, Samples, Task, Training
+
+SIZES = (9, 14, 6)
+SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 3, "engine": "loop", "lr": 0.1, "batch": 4}
+
+
+def small() -> Task:
+    return task_of("mlp2(width=5)", (6,), 3)
+
+
+def deployed(method: str, fed: comity.Federation | None = None, **settings: Any) -> list[Params]:
+    result = comity.run(method, fed or federation(SIZES), **SETTINGS | settings)
+    return [result.model(name).theta for name in result.job.info.names]
+
+
+def all_same(ours: list[Params], theirs: list[Params]) -> bool:
+    return all(same(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def flat(theta: Params) -> torch.Tensor:
+    return torch.cat([v.flatten() for v in theta.values()])
+
+
+# --- FedFomo
+
+
+def fomo_party(count: int = 10) -> Party:
+    return party_of(small(), samples(count, (6,), 3), Training(lr=0.1, batch=4), parties=3)
+
+
+@pytest.mark.parametrize("norm", ["l2", "l1"])
+def test_fedfomo_weights_and_update_by_hand(norm: Literal["l2", "l1"]) -> None:
+    party, method = fomo_party(), FedFomo(norm=norm)
+    task, data = party.task, party.data.train
+    before, trained, *others = (task.init(Key(k)) for k in range(1, 6))
+    held = Samples(data.x[[4, 9]], data.y[[4, 9]])  # every fifth sample
+
+    def loss(theta: Params) -> float:
+        return F.cross_entropy(task.logits(theta, held.x), held.y).item()
+
+    models = dict(enumerate([trained, *others]))
+    by_hand = {
+        n: (loss(before) - loss(m)) / torch.linalg.vector_norm(flat(m) - flat(before), int(norm[1])).item()
+        for n, m in models.items()
+    }
+    state = FomoState(trained, before, False)
+    mine, w = worked(method.weigh(state, Offered({j: models[j] for j in (1, 2, 3)}), party, Key(0)))
+    assert w == pytest.approx(by_hand, rel=1e-4)
+    better = {n: value for n, value in by_hand.items() if value > 0}
+    assert 0 < len(better) < 4, "some do better, and some do not"
+    total = sum(better.values())
+    expected = {k: v + sum(x / total * (models[n][k] - v) for n, x in better.items()) for k, v in before.items()}
+    assert_near(mine.begin, expected)
+    assert mine.weighed
+    assert same(method.model(mine, Empty(), party), trained)
+
+
+def test_fedfomo_stays_where_it_was_if_no_model_does_better() -> None:
+    """θ + Σ w⁺ (θ_n − θ) with all w⁺ = 0, though the party has trained since."""
+    party = fomo_party()
+    models = sorted((party.task.init(Key(k)) for k in range(1, 6)), key=lambda m: fomo_loss(party, m))
+    best, *worse = models
+    mine, w = worked(FedFomo().weigh(FomoState(worse[0], best, False), Offered(dict(enumerate(worse[1:], 1))), party, Key(0)))
+    assert all(value < 0 for value in w.values())
+    assert same(mine.begin, best)
+
+
+def fomo_loss(party: Party, theta: Params) -> float:
+    data = party.data.train
+    return F.cross_entropy(party.task.logits(theta, data.x[4::5]), data.y[4::5]).item()
+
+
+def test_fedfomo_a_model_that_overflows_is_not_taken() -> None:
+    party = fomo_party()
+    theta, other = party.task.init(Key(1)), party.task.init(Key(2))
+    broken = {k: v * 1e30 for k, v in other.items()}
+    _, w = worked(FedFomo().weigh(FomoState(theta, theta, False), Offered({1: broken}), party, Key(0)))
+    assert w == {0: 0.0, 1: 0.0}
+
+
+def test_fedfomo_with_its_own_model_only_is_solo_on_what_is_not_held_out() -> None:
+    def less(part: Samples) -> Samples:
+        return part.take([k for k in range(len(part)) if k % 5 != 4])
+
+    fed = federation(SIZES)
+    without = comity.Federation.from_arrays(
+        {name: ((less(party.train).x, less(party.train).y), (party.test.x, party.test.y)) for name, party in fed.parties.items()},
+        validation=0.0,
+        classes=3,
+    )
+    assert all_same(deployed("fedfomo(models=1)", fed), deployed("solo", without))
+
+
+def test_fedfomo_weighs_by_validation_samples_if_there_are_any() -> None:
+    party = fomo_party()
+    validated = replace(party, data=replace(party.data, validation=samples(4, (6,), 3, seed=9)))
+    method = FedFomo()
+    assert len(method.samples(validated.data, held_out=False)) == 10
+    assert len(method.samples(validated.data, held_out=True)) == 4
+    assert (len(method.samples(party.data, False)), len(method.samples(party.data, True))) == (8, 2)
+    few = fomo_party(4).data
+    assert len(method.samples(few, held_out=False)) == len(method.samples(few, held_out=True)) == 4
+
+
+def test_fedfomo_takes_the_nearest_and_explores_with_chance_epsilon() -> None:
+    affinity = [0.0, 0.3, -0.2, 0.9, 0.1, 0.0]
+    others = [0, 1, 2, 4, 5]
+    assert chosen(affinity, others, 2, 0.0, Key(1)) == [1, 4]
+    drawn = [tuple(chosen(affinity, others, 2, 1.0, Key(k))) for k in range(60)]
+    assert len(set(drawn)) == 10, "each pair of five"
+    ties = {chosen([0.0] * 3, [0, 1, 2], 1, 0.0, Key(k))[0] for k in range(30)}
+    assert ties == {0, 1, 2}
+
+
+def test_fedfomo_affinities_add_up() -> None:
+    """After a round P_ij = δ_ij + w_ij for the models that i weighed; each weighs both others and its own."""
+    task, how = small(), Training(lr=0.1, batch=4)
+    method = FedFomo(models=3)
+    data = [samples(n, (6,), 3, seed=n) for n in (10, 15, 20)]
+    net, s = net_of(method, task, data, how)
+    assert torch.equal(s.P, torch.eye(3))
+    one = rounds(method, net, s, 1)
+    begin = task.init(Key.root(0).fold("init"))
+    trained = {i: net.state(i).trained for i in range(3)}
+    for i in range(3):
+        party = party_of(task, data[i], how, i, 3)
+        w = method.weights(begin, trained, party)
+        assert one.P[i].tolist() == pytest.approx([float(i == j) + w[j] for j in range(3)], abs=1e-6)
+    assert all(same(one.last[i], trained[i]) for i in range(3))
+
+
+def test_fedfomo_who_missed_the_exchange_goes_on_from_what_it_trained() -> None:
+    party, method = fomo_party(), FedFomo()
+    begin, trained = party.task.init(Key(1)), party.task.init(Key(2))
+    missed, _ = worked(method.local(FomoState(trained, begin, False), Empty(), party, Key(3)))
+    took, _ = worked(method.local(FomoState(begin, trained, True), Empty(), party, Key(3)))
+    assert same(missed.begin, trained)
+    assert same(missed.trained, took.trained)
+
+
+def test_fedfomo_no_option_is_without_effect() -> None:
+    usual = deployed("fedfomo(epsilon=0)")
+    for options in ("models=2", "norm=l1"):
+        assert not all_same(deployed(f"fedfomo(epsilon=0,{options})"), usual)
+    greedy, always, once = (
+        deployed(f"fedfomo(models=2,{options})", rounds=6)
+        for options in ("epsilon=0", "epsilon=1,epsilon_decay=0", "epsilon=1,epsilon_decay=1")
+    )
+    assert not all_same(greedy, always)
+    assert all_same(greedy, once), "ε is 0 from round 1 on"
+
+
+def test_fedfomo_takes_mr_and_no_offset() -> None:
+    assert not all_same(deployed("fedfomo+mr", kappa=50), deployed("fedfomo"))
+    assert all_same(deployed("fedfomo+mr", kappa=0), deployed("fedfomo"))
+    with pytest.raises(comity.Refusal, match=r"use fedfomo\+mr"):
+        comity.run("fedfomo+dbe", federation(SIZES), **SETTINGS)
+
+
+def test_mr_sends_no_model_to_parties_that_have_theirs() -> None:
+    """Before round 1: K floats up and K down (the consensus), and nothing else."""
+    charged = [row for row in comity.run("fedfomo+mr", federation(SIZES), **SETTINGS).ledger if row.round == 0]
+    of_start = {(row.work, row.kind): row.bytes for row in charged if row.work in ("mean", "agree")}
+    assert of_start == {("mean", "up"): 4 * 7, ("agree", "down"): 4 * 7}
+
+
+# --- pFedMe
+
+
+def step(theta: Params, data: Samples, task: Task) -> Params:
+    """The gradient of the whole batch's loss."""
+    free = {k: v.clone().requires_grad_() for k, v in theta.items()}
+    grads = torch.autograd.grad(F.cross_entropy(task.logits(free, data.x), data.y), list(free.values()))
+    return dict(zip(free, grads, strict=True))
+
+
+def test_pfedme_alg1_two_batches_by_hand() -> None:
+    task, data = small(), samples(8, (6,), 3)
+    w = theta = task.init(Key(1))
+    party = party_of(task, data, Training(lr=0.05, batch=8, epochs=2))
+    method = PFedMe(lam=3.0, inner_lr=0.1, inner_steps=2)
+    mine, reply = worked(method.local(task.init(Key(2)), Model(w), party, Key(3)))
+    for _ in range(2):
+        for _ in range(2):
+            g = step(theta, data, task)
+            theta = {k: v - 0.1 * (g[k] + 3.0 * (v - w[k])) for k, v in theta.items()}
+        w = {k: v - 0.05 * 3.0 * (v - theta[k]) for k, v in w.items()}
+    assert_near(mine, theta, atol=1e-6)
+    assert_near(reply.theta, w, atol=1e-6)
+    assert same(method.model(mine, Model(w), party), mine)
+
+
+def test_pfedme_finds_the_minimum_of_the_moreau_envelopes() -> None:
+    """f_i = a_i/2 (θ − b_i)², so F_i' = c_i (w − b_i) with c = aλ/(a + λ): w* = Σ c b / Σ c, θ_i = (a b + λ w*)/(a + λ).
+
+    All count alike, however many samples they have.
+    """
+    a, b, lam = (1.0, 3.0), (2.0, -1.0), 2.0
+    method = PFedMe(lam=lam, inner_lr=0.1, inner_steps=80)
+    net, w = net_of(method, quadratic(5.0), [rows(a[0], b[0]), rows(a[1], b[1], count=3)], Training(lr=0.2, batch=4))
+    w = rounds(method, net, w, 80)
+    c = [x * lam / (x + lam) for x in a]
+    best = sum(x * y for x, y in zip(c, b, strict=True)) / sum(c)
+    assert w["body.w"].item() == pytest.approx(best, abs=1e-5)
+    for i in range(2):
+        assert net.state(i)["body.w"].item() == pytest.approx((a[i] * b[i] + lam * best) / (a[i] + lam), abs=1e-5)
+
+
+def test_pfedme_whose_copy_is_the_personal_model_is_fedavg() -> None:
+    """η λ = 1 and K = 1: w_i = θ_i after every step, so nothing pulls, and the steps are SGD's with η_p."""
+    task, data = small(), [samples(8, (6,), 3, seed=n) for n in range(3)]
+    ours, parent = PFedMe(lam=8.0, inner_steps=1, inner_lr=0.1), FedAvg()
+    ends = []
+    for method, lr in ((ours, 0.125), (parent, 0.1)):
+        net, w = net_of(method, task, data, Training(lr=lr, batch=4))
+        ends.append(rounds(method, net, w, 3))
+    assert_near(ends[0], ends[1], atol=1e-6)
+
+
+def test_pfedme_beta_at_the_server_by_hand() -> None:
+    """w ← (1 − β) w + β · mean of the w_i; β = 0 never moves it, β = 1 is the mean."""
+    task, how = small(), Training(lr=0.05, batch=4)
+    data = [samples(n, (6,), 3, seed=n) for n in (4, 12)]
+
+    def once(beta: float) -> tuple[Params, Params]:
+        method = PFedMe(beta=beta)
+        net, w = net_of(method, task, data, how)
+        return w, rounds(method, net, w, 1)
+
+    w, mean = once(1.0)
+    assert same(once(0.0)[1], w)
+    assert_near(once(1.5)[1], {k: -0.5 * v + 1.5 * mean[k] for k, v in w.items()}, atol=1e-6)
+
+
+def test_pfedme_without_a_pull_never_moves_the_global_model() -> None:
+    task = small()
+    method = PFedMe(lam=0.0)
+    net, w = net_of(method, task, [samples(8, (6,), 3)], Training(lr=0.05, batch=4))
+    assert same(rounds(method, net, w, 2), w)
+    assert not same(net.state(0), w)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd(momentum=0.5)", "sgd(decay=0.1)"])
+def test_pfedme_refuses_other_optimizers(optimizer: str) -> None:
+    with pytest.raises(comity.Refusal, match="steps are its own"):
+        comity.run("pfedme", federation(SIZES), optimizer=optimizer, **SETTINGS)
+
+
+def test_pfedme_says_when_its_steps_are_too_long() -> None:
+    info = net_of(PFedMe(), small(), [samples(8, (6,), 3)], Training(lr=0.1))[0].info
+    (said,) = PFedMe().cautions(info)
+    assert "lr · lam = 1.5" in said
+    assert PFedMe(lam=5).cautions(info) == []
+    assert "run away" in PFedMe(lam=5, inner_lr=0.4).cautions(info)[0]
+
+
+# --- APPLE
+
+
+def apple_party(i: int = 1, how: Training | None = None) -> Party:
+    return party_of(small(), samples(8, (6,), 3), how or Training(lr=0.1, batch=8, epochs=2), i, 3)
+
+
+def test_apple_two_steps_by_hand() -> None:
+    """Both gradients come of the mixture as it was: p_ii ∇F for the core model, ⟨∇F, w_j⟩ + λμ (p_ij − p_0j) for p."""
+    party = apple_party()
+    task, data = party.task, party.data.train
+    cores = {j: task.init(Key(j + 1)) for j in range(3)}
+    p0, p = torch.tensor([0.5, 0.2, 0.3]), torch.tensor([0.1, 0.6, 0.2])
+    method = Apple(mix_lr=0.02)
+    state = AppleState(cores[1], p[[1, 0, 2]], cores[1], {}, {})  # a party's own share stands first
+    letter = Cores({0: cores[0], 2: cores[2]}, p0, pull=0.7, base=1.5)
+    mine, reply = worked(method.local(state, letter, party, Key(3)))
+
+    def mixed() -> Params:
+        return {k: sum(p[j] * cores[j][k] for j in range(3)) for k in cores[0]}
+
+    for _ in range(2):
+        g = step(mixed(), data, task)
+        slopes = torch.stack([sum((g[k] * cores[j][k]).sum() for k in g) for j in range(3)])
+        cores[1] = {k: v - 0.1 * p[1] * g[k] for k, v in cores[1].items()}
+        p = p - 0.02 * (slopes + 0.7 * (p - p0))
+    assert_near(reply.theta, cores[1], atol=1e-6)
+    assert_near({"p": mine.p}, {"p": p[[1, 0, 2]]}, atol=1e-6)
+    assert_near(method.model(mine, letter, party), mixed(), atol=1e-6)
+    assert reply.asks == []
+
+
+def test_apple_starts_from_the_shares_of_samples() -> None:
+    party = apple_party()
+    theta, p0 = party.task.init(Key(1)), torch.tensor([0.5, 0.2, 0.3])
+    state = Apple(mix_lr=0).client(Key(1), party)
+    mine, _ = worked(Apple(mix_lr=0).local(state, Cores({0: theta, 2: theta}, p0, 0.0, 1.5), party, Key(3)))
+    assert torch.equal(mine.p, p0[[1, 0, 2]])
+
+
+def test_apple_with_fixed_equal_shares_is_fedavg_n_times_slower() -> None:
+    """One step a round, p = 1/N: Σ_j p w_j moves by η Σ_j p² ∇F_j, which is FedAvg's step with η/N."""
+    task, data = small(), [samples(8, (6,), 3, seed=n) for n in range(4)]
+    method = Apple(mix_lr=0)
+    net, s = net_of(method, task, data, Training(lr=0.4, batch=8))
+    s = rounds(method, net, s, 4)
+    parent = FedAvg()
+    net, w = net_of(parent, task, data, Training(lr=0.1, batch=8))
+    w = rounds(parent, net, w, 4)
+    ours = {k: sum(core[k] for core in s.cores.values()) / 4 for k in w}
+    assert_near(ours, w, atol=1e-6)
+
+
+def test_apple_of_one_party_is_solo() -> None:
+    alone = federation((9,))
+    assert all_same(deployed("apple", alone), deployed("solo", alone))
+
+
+def test_apple_finds_a_party_of_its_kind() -> None:
+    """Quadratics with minima 1, 1 and −3: the first two go on sharing, the third's core model ends with the least weight there.
+
+    f is minimal wherever Σ_j p_ij w_j = b_i, and all get there.
+    """
+    method = Apple(mix_lr=0.02, mu=0.1)
+    data = [rows(1.0, 1.0), rows(1.0, 1.0), rows(1.0, -3.0)]
+    net, s = net_of(method, quadratic(0.5), data, Training(lr=0.3, batch=1))
+    s = rounds(method, net, s, 150)
+    for i, best in enumerate((1.0, 1.0, -3.0)):
+        assert net.state(i).mixed["body.w"].item() == pytest.approx(best, abs=0.02)
+    p = net.state(0).p
+    assert p[2] < p[1]
+
+
+def test_apple_schedule_of_the_pull() -> None:
+    cosine, fast = Apple(until=0.5), Apple(until=0.5, decay="exponential")
+    assert [cosine.weight(r, 8) for r in (0, 1, 2, 4, 7)] == pytest.approx([1, (2**-0.5 + 1) / 2, 0.5, 0, 0])
+    assert [fast.weight(r, 8) for r in (0, 2, 4)] == pytest.approx([1, 0.001**0.5, 0])
+    assert Apple(until=0).weight(0, 8) == 0
+
+
+def test_apple_asks_first_for_what_it_never_had_then_by_p() -> None:
+    method = Apple(downloads=2)
+    p = {0: 0.0, 1: 0.9, 2: -0.9, 3: 0.1, 4: 0.0}
+    firsts = {tuple(method.asks(p, {1, 2, 3}, 1.5, Key(k))) for k in range(20)}
+    assert firsts == {(0, 4)}
+    one = [method.asks(p, {0, 1, 2, 3}, 1e9, Key(k)) for k in range(50)]
+    assert all(4 in asked and len(set(asked)) == 2 for asked in one)
+    by_p = [j for k in range(200) for j in method.asks(p, set(p), 1e9, Key(k))]
+    assert by_p.count(1) + by_p.count(2) > 0.99 * len(by_p), "b^|p|, whatever the sign"
+    even = [j for k in range(200) for j in method.asks(p, set(p), 1.0, Key(k))]
+    assert all(50 < even.count(j) < 110 for j in p)
+
+
+def test_apple_with_limited_downloads_uses_what_it_had_last() -> None:
+    party = apple_party(0)
+    task = party.task
+    first, old, new = (task.init(Key(k)) for k in (1, 2, 3))
+    method = Apple(mix_lr=0, downloads=1)
+    p = torch.full((3,), 1 / 3)
+    state = AppleState(first, p, first, {1: old}, first)
+    mine, reply = worked(method.local(state, Cores({2: new}, p, 0.0, 1.5), party, Key(3)))
+    assert_near(mine.mixed, {k: (reply.theta[k] + old[k] + new[k]) / 3 for k in first}, atol=1e-6)
+    assert mine.had.keys() == {1, 2}
+    assert len(reply.asks) == 1
+    once, _ = worked(method.local(replace(state, had={}), Cores({2: new}, p, 0.0, 1.5), party, Key(3)))
+    assert_near(once.mixed, {k: (once.core[k] + first[k] + new[k]) / 3 for k in first}, atol=1e-6)
+
+
+def test_apple_no_option_is_without_effect() -> None:
+    usual = {"mix_lr": 0.05, "until": 1.0, "mu": 1.0}
+    base = deployed("apple", set=usual)
+    for name, value in {"mu": 2, "mix_lr": 0.02, "until": 0.5, "decay": "exponential", "downloads": 1}.items():
+        assert not all_same(deployed("apple", set=usual | {name: value}), base), name
+
+
+def test_apple_refuses_adam_and_mr() -> None:
+    with pytest.raises(comity.Refusal, match="two learning rates"):
+        comity.run("apple", federation(SIZES), optimizer="adam", **SETTINGS)
+    with pytest.raises(comity.Refusal, match="no averaged extractor"):
+        comity.run("apple+mr", federation(SIZES), **SETTINGS)
