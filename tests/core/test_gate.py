@@ -96,6 +96,7 @@ DECLARED: dict[str, dict[str, tuple[str, str]]] = {
     "moon": MODEL,
     "fedavg+mr": WRAPPER,
     "fedavg+prbm": WRAPPER,
+    "per-fedavg": MODEL,
     "relay": {"local": ("Teacher", "Upload"), "show": ("Empty", "Upload"), "welcome": ("Teacher", "None")},
     "relay-p2p": {"local": ("Empty", "None"), "tell": ("Group", "dict[int, Sealed[Told]]"), "welcome": ("Empty", "None")},
     "scaffold": {"local": ("Control", "Change"), "welcome": ("Control", "None")},
