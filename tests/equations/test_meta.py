@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import torch.nn.functional as F
 from toys import assert_near, batch_of, distance, federation, net_of, party_of, quadratic, rounds, rows, same, samples, task_of
 
 import comity
+from comity.algorithms.fedavg import FedAvg
+from comity.algorithms.fedreptile import FedReptile
 from comity.algorithms.per_fedavg import Inner, PerFedAvg
-from comity.core import Key, Model, Params, Samples, Training
+from comity.algorithms.q_ffl import QFfl
+from comity.core import Key, Model, Net, Params, Samples, Training, average
 from comity.experiments.folder import RunFolder
 from comity.studies.export import export, load
 
@@ -124,3 +128,83 @@ def test_per_fedavg_says_who_cannot_train():
 def test_per_fedavg_refuses(wrong):
     with pytest.raises(comity.Refusal):
         comity.algorithms.compose(f"per-fedavg({wrong})")
+
+
+# FedReptile
+
+
+@pytest.mark.parametrize(("decay", "steps"), [(False, (0.8, 0.8)), (True, (0.8, 0.4))])
+def test_fedreptile_moves_by_epsilon_to_the_plain_mean(decay, steps):
+    """Parties that reach their optima b in one step (η a = 1): w ← w + ε (mean b − w), however many samples they have."""
+    method = FedReptile(step=0.8, decay=decay)
+    net, w = net_of(method, quadratic(), [rows(2.0, 1.0, 1), rows(2.0, 5.0, 7)], Training(lr=0.5, batch=8))
+    net.info = replace(net.info, rounds=2)
+    expected = 0.0
+    for t, epsilon in enumerate(steps, 1):
+        w = rounds(method, net, w, 1, first=t)
+        expected += epsilon * (3.0 - expected)
+        assert w["body.w"].item() == pytest.approx(expected)
+
+
+def by_plain_means(task: Any, data: list[Samples], how: Training, count: int) -> Params:
+    """FedAvg in which all parties count alike."""
+
+    class Uniform(FedAvg):
+        def round(self, theta: Params, net: Net, t: int) -> Params:
+            replies = net.call(self.local, {i: self.view(theta, i) for i in net.sample(t)})
+            return average({i: reply.theta for i, reply in replies.items()}, dict.fromkeys(replies, 1.0))
+
+    net, s = net_of(Uniform(), task, data, how)
+    end: Params = rounds(net._owners[0], net, s, count)
+    return end
+
+
+@pytest.mark.parametrize("method", [FedReptile(step=1.0), QFfl(q=0.0)])
+def test_with_step_1_and_with_q_0_it_is_fedavg_with_equal_weights(method):
+    task, data, how = task_of("mlp2(width=5)", (6,), 3), [samples(n, (6,), 3, seed=n) for n in (9, 4)], Training(lr=0.1, batch=4)
+    net, s = net_of(method, task, data, how)
+    end = rounds(method, net, s, 3)
+    assert same(end, by_plain_means(task, data, how, 3))
+    others = [FedReptile(step=0.9), FedReptile(step=1.0, decay=True), QFfl(q=0.5)]
+    for other in others:
+        net, s = net_of(other, task, data, how)
+        net.info = replace(net.info, rounds=3)
+        assert distance(end, rounds(other, net, s, 3)) > 1e-5
+
+
+# q-FFL
+
+
+@pytest.mark.parametrize("q", [0.5, 1.0, 2.0, 5.0])
+def test_q_ffl_alg2_by_hand(q):
+    """One step of two parties: Δ_k is the gradient, and the server's line with F_k, Δ_k and h_k as printed."""
+    task, how = task_of("linear", (6,), 3), Training(lr=0.2, batch=64)
+    data = [samples(9, (6,), 3, seed=1), samples(5, (6,), 3, seed=2)]
+    method = QFfl(q=q)
+    net, w = net_of(method, task, data, how)
+    found = rounds(method, net, w, 1)
+    total, step = 0.0, {k: torch.zeros_like(v) for k, v in w.items()}
+    for party in data:
+        free = {k: v.clone().requires_grad_() for k, v in w.items()}
+        loss = F.cross_entropy(task.logits(free, party.x), party.y)
+        delta = dict(zip(free, torch.autograd.grad(loss, list(free.values())), strict=True))
+        f = loss.item()
+        total += q * f ** (q - 1) * sum(v.square().sum().item() for v in delta.values()) + f**q / 0.2
+        step = {k: v + f**q * delta[k] for k, v in step.items()}
+    assert_near(found, {k: v - step[k] / total for k, v in w.items()}, 1e-6)
+
+
+def test_q_ffl_survives_losses_that_vanish():
+    task, data = task_of("linear", (6,), 3), [samples(6, (6,), 3, seed=1), samples(6, (6,), 3, seed=2)]
+    told = iter((0.0, 1e-4))
+
+    class Faint(QFfl):
+        async def local(self, mine: Params, m: Model, party: Any, key: Key) -> tuple[Params, Any]:
+            mine, reply = await super().local(mine, m, party, key)
+            return mine, replace(reply, loss=next(told))
+
+    method = Faint(q=15.0)
+    net, w = net_of(method, task, data, Training(lr=0.1, batch=6))
+    after = rounds(method, net, w, 1)
+    assert all(v.isfinite().all() for v in after.values())
+    assert distance(after, w) < 1  # and not thrown to 0, as by weights that are all 0

@@ -14,9 +14,9 @@ Symbols: w = m.theta; f_i = the party's loss; β = the experiment's learning rat
 Deviations: α = β unless told, as in PFLlib. The paper's values (α = 0.01, β = 0.001; δ = 0.001 is that of public versions) could
 not be checked. D, D′ and D″ are parts of one batch of twice (HF: three times) the size, in as many times the epochs, so that
 there are as many steps as in FedAvg. The outer step is the experiment's optimizer's. The average is weighted by samples, as in
-PFLlib; the paper's is uniform. The batch that a party adapts by is drawn once; PFLlib draws another for each evaluation.
-BatchNorm's statistics see all parts of a batch. Algorithm 1 decides against two public versions: MTFL's, which makes two inner
-steps, and flgo's, whose next step goes on from w̃.
+PFLlib; the paper's is uniform. The batch that a party adapts by is drawn once; PFLlib draws another for each evaluation. Where α
+times the curvature is above 1, HF climbs (on digits α = 0.1 diverges, 0.05 does not). BatchNorm's statistics see all parts of a
+batch. Algorithm 1 decides against two public versions, MTFL's with two inner steps and flgo's, whose next step goes on from w̃.
 At a glance: personal = one gradient step from the common model; exchanged = the weights, both ways; kept = nothing; steps = E
 epochs of two gradients (HF: four).
 """
