@@ -83,6 +83,7 @@ DECLARED: dict[str, dict[str, tuple[str, str]]] = {
     "fedper": MODEL,
     "fedprox": MODEL,
     "fedrep": MODEL,
+    "fedreptile": MODEL,
     "fedrod": MODEL,
     "feduad": {"align": ("Both", "Both"), "prior": ("Both", "Sealed[Prior]"), "welcome": ("Both", "None")},
     "fedufo": {
@@ -96,6 +97,8 @@ DECLARED: dict[str, dict[str, tuple[str, str]]] = {
     "moon": MODEL,
     "fedavg+mr": WRAPPER,
     "fedavg+prbm": WRAPPER,
+    "per-fedavg": MODEL,
+    "q-ffl": {"local": ("Model", "Trained"), "welcome": ("Model", "None")},
     "relay": {"local": ("Teacher", "Upload"), "show": ("Empty", "Upload"), "welcome": ("Teacher", "None")},
     "relay-p2p": {"local": ("Empty", "None"), "tell": ("Group", "dict[int, Sealed[Told]]"), "welcome": ("Empty", "None")},
     "scaffold": {"local": ("Control", "Change"), "welcome": ("Control", "None")},

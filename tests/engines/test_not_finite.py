@@ -24,9 +24,10 @@ def test_only_the_one_that_diverges_is_named(text: str, tmp_path: Path) -> None:
     result = run(text, tmp_path, **WILD)
     assert result.summary["absent"].keys() == {"east"}
     assert result.summary["absent"]["east"].keys() == {"nonfinite"}
-    assert result.summary["diverged"] == []
+    own_step = ["east"] if text == "per-fedavg" else []  # it adapts by its own lr what it deploys, and that is told
+    assert result.summary["diverged"] == own_step
     assert result.summary["void"] == []
-    assert all(is_finite(theta) for theta in weights(result).values())
+    assert all(is_finite(theta) for name, theta in weights(result).items() if name not in own_step)
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked", "process"])

@@ -216,7 +216,11 @@ class Algorithm(ABC, Generic[S, C, M]):
 
     @abstractmethod
     def model(self, mine: C, m: M, party: Party) -> Params:
-        """What the party would deploy. It trains nothing: that is done in works."""
+        """What the party would deploy: the same each time that it is asked.
+
+        Training is done in works. What is fitted to the party's data each time before it is deployed (Per-FedAvg) is fitted
+        here, by `party.adapted`.
+        """
 
     def party_for(self, party: Party, mine: C) -> Party:
         """The party as this algorithm sees it; wrappers put their task here."""

@@ -32,6 +32,12 @@ def train(request: FitRequest[Any]) -> Fitted:
         return _train(request, thin=False)
 
 
+def train_outside(request: FitRequest[Any]) -> Fitted:
+    """Do one training that no work asked for, with the random stream for layers that a work would have lent it."""
+    with request.task.network.layer_stream(request.key.fold("layers")):
+        return train(request)
+
+
 def _train(request: FitRequest[Any], thin: bool) -> Fitted:
     own, given = _given(request)
     before = marks(given)

@@ -100,10 +100,14 @@ def evaluate(task: Task, theta: Params, data: PartyData, final: bool, metric: st
     return Evaluation(validation, _score(task, logits, data.test.y, every, data.unit), answers)
 
 
+def scored(task: Task, theta: Params, on: Samples, unit: float = 1.0) -> Score:
+    """How a model does on some samples, by accuracy and loss."""
+    return _score(task, in_chunks(lambda x: task.logits(theta, x), on.x), on.y, [], unit) if len(on) else NOTHING
+
+
 def validated(task: Task, theta: Params, data: PartyData) -> Score:
     """How a model does on a party's validation samples, by accuracy and loss."""
-    held = data.validation
-    return _score(task, in_chunks(lambda x: task.logits(theta, x), held.x), held.y, [], data.unit) if len(held) else NOTHING
+    return scored(task, theta, data.validation, data.unit)
 
 
 def _beside_accuracy(names: Iterable[str]) -> list[str]:

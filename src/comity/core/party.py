@@ -8,7 +8,8 @@ from typing import Any, TypeVar, overload
 
 from torch import Tensor
 
-from comity.core.fit import Draw, FitRequest, FoldRequest, Loss, Private, Pull
+from comity.core.descent import train_outside
+from comity.core.fit import Draw, FitRequest, FoldRequest, Loss, Private, Pull, plain
 from comity.core.key import Key
 from comity.core.record import Params
 from comity.core.samples import PartyData, Samples
@@ -40,6 +41,8 @@ class Party:
     """What its models are judged by while a run goes on, beside accuracy (see `core/metrics.py`)."""
     own_start: bool = False
     """Whether it starts from weights of its own, not from those that everybody else starts from."""
+    key: Key = field(default=Key(0))
+    """What it draws outside of works comes from this, so that it is the same each time."""
     private: Private | None = None
     """How it trains so that no record tells, if it does: then its `data` are out of reach, and it has no steps of its own."""
 
@@ -129,6 +132,10 @@ class Party:
             together=together,
             private=self.private,
         )
+
+    def adapted(self, theta: Params, how: Training) -> Params:
+        """What a training on its own data makes of a model, the same each time: for `Algorithm.model`, of what it deploys."""
+        return train_outside(self.fit(plain, theta, self.key.fold("adapt"), training=how)).theta
 
     def represent(self, task: Task, theta: Params, leaving: Callable[[Tensor], Tensor]) -> Tensor:
         """What a model makes of each training sample, row by row, as it may leave.

@@ -8,7 +8,7 @@ from typing import Any
 
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.call import Answer, Call, Letter
-from comity.core.descent import train
+from comity.core.descent import train_outside
 from comity.core.evaluation import Evaluation, evaluate
 from comity.core.finite import first_not_finite, is_finite
 from comity.core.fit import plain
@@ -102,8 +102,7 @@ class Site:
         task = self.party.task
         key = self.root.fold("party", self.party.stream, t, "welcome", 0)
         first = self._moved(task.init(self.party.first_key(self.root)))
-        with task.network.layer_stream(key.fold("layers")):
-            theta = train(self.party.fit(plain, first, key)).theta
+        theta = train_outside(self.party.fit(plain, first, key)).theta
         return evaluate(task, theta, self.party.data, False, self.party.metric)
 
     def save(self, folder: Path, t: int) -> Saved | None:

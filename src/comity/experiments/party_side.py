@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from comity.core.key import Key
 from comity.core.metrics import METRICS
 from comity.core.party import Party
 from comity.core.samples import PartyData
@@ -22,7 +23,8 @@ def make_party(common: CommonGround, number: int, data: PartyData) -> Party:
     training = training_of(common, number, len(data.train))
     place, metric = seats.places[number], METRICS[common.experiment.metric].name
     own_start = common.experiment.init == "own"
-    return Party(number, name, task, training, data, seats.from_start, place=place, metric=metric, own_start=own_start)
+    key = Key.root(common.experiment.seed).fold("party", place, "outside of works")
+    return Party(number, name, task, training, data, seats.from_start, {}, place, metric, own_start, key)
 
 
 def training_of(common: CommonGround, number: int, samples: int) -> Training:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from comity import models
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.descent import train
+from comity.core.descent import train_outside
 from comity.core.fit import plain
 from comity.core.key import Key
 from comity.core.party import Party
@@ -90,9 +90,8 @@ def own_model(algorithm: AnyAlgorithm) -> bool:
 def trained(model: Offered, key: Key) -> Offered:
     """The model after one local training, the same for every method (see above)."""
     party = model.party
-    with party.task.network.layer_stream(key.fold("layers")):
-        theta = train(party.fit(plain, model.theta, key, training=replace(party.training, keep=False))).theta
-    return Offered(party, theta)
+    how = replace(party.training, keep=False)
+    return Offered(party, train_outside(party.fit(plain, model.theta, key, training=how)).theta)
 
 
 class _Tap:

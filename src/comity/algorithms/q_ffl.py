@@ -1,0 +1,67 @@
+"""q-FFL: Li, Sanjabi, Beirami, Smith, Fair Resource Allocation in Federated Learning, ICLR 2020 (q-FedAvg).
+
+Idea: parties whose loss is high count for more, so that accuracies become alike.
+
+Eq. 1: min_w Σ_k p_k / (q + 1) · F_k(w)^{q+1}.
+Algorithm 2: Δ_k = L (w − w_k) and h_k = q F_k(w)^{q−1} ‖Δ_k‖² + L F_k(w)^q, with w_k from E epochs of SGD on F_k starting at w.
+Algorithm 2, server: w ← w − Σ_k F_k(w)^q Δ_k / Σ_k h_k.
+
+Symbols: F_k(w) = the received model's mean loss on party k's training samples; L = 1 / η, the experiment's learning rate.
+Deviations: all parties of a cohort count alike; p_k is a matter of how the paper draws them. The server's line is computed as a
+step of L Σ F^q / Σ h towards the mean of w_k by F_k^q, which is the same. 1e-10 is added to F_k, as in the authors' code. F_k is
+taken in evaluation mode. BatchNorm's statistics are averaged by F_k^q. The paper tunes q to the data; FedUFO shows q = 2.
+At a glance: personal = nothing; exchanged = the weights, both ways, and a loss up; kept = nothing; steps = E epochs.
+"""
+
+from __future__ import annotations
+
+from comity.algorithms.fedavg import FedAvg
+from comity.core import *
+from comity.core.evaluation import scored
+from comity.parts.server import momentum_step
+
+TINY = 1e-10
+
+
+@record
+class Trained(Model):
+    """What a party sends: w_k, and how high its loss was before."""
+
+    loss: float
+
+
+@algorithm
+class QFfl(FedAvg):
+    also_leaves = ("means",)
+    start_weights = None
+    common_start = "needs to know how far parties come from the model that they are sent"
+    bytes_formula = "Σ_t |S_t| · (2·S + 4)"
+
+    q: float = option(1.0, "q, how much more a high loss counts; 0: not at all", minimum=0)
+
+    def cautions(self, info: Info) -> list[str]:
+        plain = info.training.optimizer == "sgd" and not info.training.momentum
+        said = [] if plain else ["its step takes 1 / lr for a Lipschitz constant, which is meant for SGD without momentum."]
+        return said if self.q else [*said, "with q=0 this is fedavg in which all parties count alike."]
+
+    def round(self, w: Params, net: Net, t: int) -> Params:
+        replies = net.call(self.local, {k: self.view(w, k) for k in net.sample(t)})
+        most = TINY + max(reply.loss for reply in replies.values())
+        L = 1 / net.info.training.lr
+        mean, towards, h = net.averaging(), 0.0, 0.0
+        for reply in replies.values():
+            F_k = (TINY + reply.loss) / most  # numerator and denominator are divided by most^q, so that neither vanishes
+            square = sum(float((L * (w[name] - w_k)).square().sum()) for name, w_k in trainable(reply.theta).items())
+            mean.add(reply.theta, weight=F_k**self.q)
+            towards += L * F_k**self.q
+            h += self.q * F_k ** (self.q - 1) * square / most + L * F_k**self.q
+        return momentum_step(w, mean.value(), {}, towards / h, 0)[0]
+
+    @work
+    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Trained]:
+        loss = scored(party.task, m.theta | mine, party.data.train).loss
+        mine, reply = await self.averaged(mine, m, party, key)
+        return mine, Trained(reply.theta, loss)
+
+    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
+        return super().traffic(info, cohort) + Traffic(up=4 * len(cohort))

@@ -1,0 +1,210 @@
+"""Per-FedAvg, FedReptile, q-FFL and FedMeta: what their equations say of problems that can be worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from toys import assert_near, batch_of, distance, federation, net_of, party_of, quadratic, rounds, rows, same, samples, task_of
+
+import comity
+from comity.algorithms.fedavg import FedAvg
+from comity.algorithms.fedreptile import FedReptile
+from comity.algorithms.per_fedavg import Inner, PerFedAvg
+from comity.algorithms.q_ffl import QFfl
+from comity.core import Key, Model, Net, Params, Samples, Training, average
+from comity.experiments.folder import RunFolder
+from comity.studies.export import export, load
+
+SIZES = (9, 14, 6)
+SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 2, "engine": "loop", "lr": 0.1, "batch": 4}
+A, B = 2.0, 3.0
+"""The curvature and the optimum of the quadratic."""
+
+
+def ran(method: str, **settings: Any) -> comity.Result:
+    return comity.run(method, federation(SIZES), **SETTINGS | settings)
+
+
+def weights(method: str, **settings: Any) -> list[Params]:
+    result = ran(method, **settings)
+    return [result.model(name).theta for name in result.job.info.names]
+
+
+def alike(ours: list[Params], theirs: list[Params]) -> bool:
+    return all(same(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+# Per-FedAvg
+
+
+@pytest.mark.parametrize(("order", "power"), [("fo", 1), ("hf", 2)])
+def test_per_fedavg_alg1_on_a_quadratic(order, power):
+    """f = a/2 (w − b)²: w̃ − b = (1 − αa)(w − b); FO leaves out the Hessian a, HF's finite difference is exact."""
+    alpha, beta, steps = 0.1, 0.05, 3
+    method = PerFedAvg(alpha=alpha, order=order, delta=0.5)
+    k = method.parts
+    net, s = net_of(method, quadratic(), [rows(A, B, k * steps)], Training(lr=beta, batch=1))
+    w = rounds(method, net, s, 1)["body.w"].item()
+    shrink = 1 - beta * A * (1 - alpha * A) ** power
+    assert w == pytest.approx(B - shrink ** (k * steps) * B, rel=1e-12)
+    assert net.steps == k * steps  # as many as FedAvg makes
+
+
+def test_per_fedavg_is_deployed_after_one_step_of_the_party():
+    method, task = PerFedAvg(alpha=0.1), quadratic(5.0)
+    party = party_of(task, rows(A, B, 4), Training(lr=0.05, batch=2, optimizer="adam"))
+    deployed = method.model({}, Model(task.init(Key(0))), party)
+    assert deployed["body.w"].item() == pytest.approx(5 - 0.1 * A * (5 - B))
+
+
+def test_per_fedavg_hf_is_the_gradient_of_the_meta_objective():
+    """On one batch thrice over: ∇ f(w − α∇f(w)), which autograd knows, up to the finite difference."""
+    task, data = task_of("mlp2(width=5)", (6,), 3), samples(6, (6,), 3)
+    task64 = {k: v.double() for k, v in task.init(Key(1)).items()}
+    x, y = data.x.double(), data.y
+    w = {k: v.clone().requires_grad_() for k, v in task64.items()}
+    inner = torch.autograd.grad(F.cross_entropy(task.logits(w, x), y), list(w.values()), create_graph=True)
+    ahead = {k: v - 0.3 * g for (k, v), g in zip(w.items(), inner, strict=True)}
+    exact = torch.autograd.grad(F.cross_entropy(task.logits(ahead, x), y), list(w.values()))
+    for method, near in ((PerFedAvg(order="hf", delta=1e-4), True), (PerFedAvg(), False)):
+        times = Samples(x.repeat(method.parts, 1), y.repeat(method.parts))
+        value = method.meta(task, w, batch_of(times), Inner(0.3))
+        found = torch.autograd.grad(value, list(w.values()))
+        apart = max((a - b).abs().max().item() for a, b in zip(found, exact, strict=True))
+        assert (apart < 1e-6) == near
+
+
+def test_per_fedavg_without_a_step_is_fedavg():
+    """α = 0, and all samples of a party alike, so that it does not matter which half of a batch counts."""
+    data = [rows(1.0, 2.0, 8), rows(3.0, -1.0, 4)]
+    ends = []
+    for method in (comity.algorithms.compose("per-fedavg(alpha=0)"), comity.algorithms.compose("fedavg")):
+        net, s = net_of(method, quadratic(), data, Training(lr=0.1, batch=2))
+        ends.append(rounds(method, net, s, 3))
+    assert same(*ends)
+
+
+def test_per_fedavg_options_and_the_same_model_each_time():
+    usual = ran("per-fedavg")
+    theta = [usual.model("p0").theta for _ in range(2)]
+    assert same(*theta)
+    for option in ("alpha=0.5", "order=hf", "order=hf,delta=0.3"):
+        assert distance(theta[0], ran(f"per-fedavg({option})").model("p0").theta) > 1e-6
+    assert distance(theta[0], ran("per-fedavg", seed=1).model("p0").theta) > 1e-6
+
+
+def test_per_fedavg_is_judged_and_exported_as_adapted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    result = ran("per-fedavg", out=tmp_path / "run", batch=64)  # all of a party's samples adapt its model
+    checkpoints = RunFolder(result.folder).checkpoints()
+    assert checkpoints.load()
+    w = checkpoints.server_state()
+    for name, data in result.job.federation.parties.items():
+        free = {k: v.clone().requires_grad_() for k, v in w.items()}
+        loss = F.cross_entropy(result.model(name).task.logits(free, data.train.x), data.train.y)
+        grads = torch.autograd.grad(loss, list(free.values()))
+        by_hand = {k: (v - 0.1 * g).detach() for (k, v), g in zip(free.items(), grads, strict=True)}
+        assert_near(result.model(name).theta, by_hand, 1e-6)
+        right = (result.model(name).predict(data.test) == data.test.y).float().mean().item()
+        assert result.summary["accuracy"]["per_party"][name] == pytest.approx(right)
+    monkeypatch.setattr("comity.studies.export._write_networks", lambda *given: [])  # which takes ten seconds
+    export(result, "p1", tmp_path / "p1")
+    assert same(load(tmp_path / "p1").theta, result.model("p1").theta)
+
+
+def test_per_fedavg_says_who_cannot_train():
+    said = ran("per-fedavg", rounds=1)
+    assert not said.job.algorithm.cautions(said.job.info)
+    few = comity.run("per-fedavg", federation((1, 10)), **SETTINGS)
+    assert few.job.algorithm.cautions(few.job.info) == ["p0 cannot cut a batch into 2 and trains nothing."]
+    assert few.summary["steps"] == 2 * 2 * 2  # p1: two rounds of two epochs of a pair of 4 and a pair of 1
+
+
+@pytest.mark.parametrize("wrong", ["alpha=-1", "order=third", "delta=0"])
+def test_per_fedavg_refuses(wrong):
+    with pytest.raises(comity.Refusal):
+        comity.algorithms.compose(f"per-fedavg({wrong})")
+
+
+# FedReptile
+
+
+@pytest.mark.parametrize(("decay", "steps"), [(False, (0.8, 0.8)), (True, (0.8, 0.4))])
+def test_fedreptile_moves_by_epsilon_to_the_plain_mean(decay, steps):
+    """Parties that reach their optima b in one step (η a = 1): w ← w + ε (mean b − w), however many samples they have."""
+    method = FedReptile(step=0.8, decay=decay)
+    net, w = net_of(method, quadratic(), [rows(2.0, 1.0, 1), rows(2.0, 5.0, 7)], Training(lr=0.5, batch=8))
+    net.info = replace(net.info, rounds=2)
+    expected = 0.0
+    for t, epsilon in enumerate(steps, 1):
+        w = rounds(method, net, w, 1, first=t)
+        expected += epsilon * (3.0 - expected)
+        assert w["body.w"].item() == pytest.approx(expected)
+
+
+def by_plain_means(task: Any, data: list[Samples], how: Training, count: int) -> Params:
+    """FedAvg in which all parties count alike."""
+
+    class Uniform(FedAvg):
+        def round(self, theta: Params, net: Net, t: int) -> Params:
+            replies = net.call(self.local, {i: self.view(theta, i) for i in net.sample(t)})
+            return average({i: reply.theta for i, reply in replies.items()}, dict.fromkeys(replies, 1.0))
+
+    net, s = net_of(Uniform(), task, data, how)
+    end: Params = rounds(net._owners[0], net, s, count)
+    return end
+
+
+@pytest.mark.parametrize("method", [FedReptile(step=1.0), QFfl(q=0.0)])
+def test_with_step_1_and_with_q_0_it_is_fedavg_with_equal_weights(method):
+    task, data, how = task_of("mlp2(width=5)", (6,), 3), [samples(n, (6,), 3, seed=n) for n in (9, 4)], Training(lr=0.1, batch=4)
+    net, s = net_of(method, task, data, how)
+    end = rounds(method, net, s, 3)
+    assert same(end, by_plain_means(task, data, how, 3))
+    others = [FedReptile(step=0.9), FedReptile(step=1.0, decay=True), QFfl(q=0.5)]
+    for other in others:
+        net, s = net_of(other, task, data, how)
+        net.info = replace(net.info, rounds=3)
+        assert distance(end, rounds(other, net, s, 3)) > 1e-5
+
+
+# q-FFL
+
+
+@pytest.mark.parametrize("q", [0.5, 1.0, 2.0, 5.0])
+def test_q_ffl_alg2_by_hand(q):
+    """One step of two parties: Δ_k is the gradient, and the server's line with F_k, Δ_k and h_k as printed."""
+    task, how = task_of("linear", (6,), 3), Training(lr=0.2, batch=64)
+    data = [samples(9, (6,), 3, seed=1), samples(5, (6,), 3, seed=2)]
+    method = QFfl(q=q)
+    net, w = net_of(method, task, data, how)
+    found = rounds(method, net, w, 1)
+    total, step = 0.0, {k: torch.zeros_like(v) for k, v in w.items()}
+    for party in data:
+        free = {k: v.clone().requires_grad_() for k, v in w.items()}
+        loss = F.cross_entropy(task.logits(free, party.x), party.y)
+        delta = dict(zip(free, torch.autograd.grad(loss, list(free.values())), strict=True))
+        f = loss.item()
+        total += q * f ** (q - 1) * sum(v.square().sum().item() for v in delta.values()) + f**q / 0.2
+        step = {k: v + f**q * delta[k] for k, v in step.items()}
+    assert_near(found, {k: v - step[k] / total for k, v in w.items()}, 1e-6)
+
+
+def test_q_ffl_survives_losses_that_vanish():
+    task, data = task_of("linear", (6,), 3), [samples(6, (6,), 3, seed=1), samples(6, (6,), 3, seed=2)]
+    told = iter((0.0, 1e-4))
+
+    class Faint(QFfl):
+        async def local(self, mine: Params, m: Model, party: Any, key: Key) -> tuple[Params, Any]:
+            mine, reply = await super().local(mine, m, party, key)
+            return mine, replace(reply, loss=next(told))
+
+    method = Faint(q=15.0)
+    net, w = net_of(method, task, data, Training(lr=0.1, batch=6))
+    after = rounds(method, net, w, 1)
+    assert all(v.isfinite().all() for v in after.values())
+    assert distance(after, w) < 1  # and not thrown to 0, as by weights that are all 0
