@@ -22,6 +22,7 @@ from comity.core.wrapper import Wrapper
 from comity.engines.channel import Channel
 from comity.errors import ComityError
 from comity.experiments.config import Experiment, experiment
+from comity.models.stack import Stack
 from comity.models.zoo import ZOO
 
 # --- Signals ----------------------------------------------------------------------------------------------------------
@@ -141,9 +142,12 @@ def typed(value: Any) -> str:
     return "9" * 5000 if value == 10**5000 else str(value)
 
 
+SHAPES: dict[str, tuple[int, ...]] = {"fasttext": (20,), "transformer": (20,), "har-cnn": (9, 40), "bilstm": (8, 3)}
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_every_option_of_a_model(name: str) -> None:
-    shape = {"fasttext": (20,), "har-cnn": (9, 40), "bilstm": (8, 3)}.get(name, (1, 16, 16))
+    shape = SHAPES.get(name, (1, 16, 16))
     options = list(inspect.signature(ZOO[name]).parameters)[2:]
     for option in options:
         accepted = [v for v in VALUES if answered(lambda o=option, v=v: models.build(f"{name}({o}={typed(v)})", shape, 3))]  # type: ignore[misc]
@@ -152,8 +156,8 @@ def test_every_option_of_a_model(name: str) -> None:
 
 def test_what_a_model_takes_is_counted_before_torch_is_asked() -> None:
     for name in ZOO:
-        shape = {"fasttext": (20,), "har-cnn": (9, 40), "bilstm": (8, 3)}.get(name, (1, 16, 16))
-        network = ZOO[name](shape, 3)
+        network = ZOO[name](SHAPES.get(name, (1, 16, 16)), 3)
+        assert isinstance(network, Stack)
         counted = sum(layer.values for stage in network.all_stages for layer in stage.layers)
         assert counted == sum(value.numel() for value in network.init(Key(0)).values()), name
 

@@ -63,6 +63,9 @@ DECLARED: dict[str, dict[str, tuple[str, str]]] = {
     "fedavg+dbe": WRAPPER,
     "ditto": MODEL,
     "fedavg+dp": {"welcome": ("Model", "None")},
+    "fedavg+krum": {"welcome": ("Model", "None")},
+    "fedavg+median": {"welcome": ("Model", "None")},
+    "fedavg+trimmed": {"welcome": ("Model", "None")},
     "fd": {"local": ("Teacher", "Answers"), "welcome": ("Teacher", "None")},
     "fed-sps": {
         "assist": ("Empty", "dict[int, Sealed[Help]]"),

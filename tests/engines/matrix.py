@@ -9,10 +9,13 @@ from typing import Any
 import comity
 from comity import algorithms
 from comity.core import Params, Refusal, Wrapper
+from comity.core.wrapper import AsHost
+from comity.spec import parse
 
 GOSSIP = str(Path(__file__).with_name("gossip.py"))
 HOSTS = ("fedavg", "scaffold", "fedprox", "fedper", "fedgen(gen_steps=5)")
-BRIEF = {"fedgen": "fedgen(gen_steps=5)", "dp": "dp(noise=1)"}  # a generator's thousand steps show nothing that five do not
+# A generator's thousand steps show nothing that five do not; four parties are too few for a Krum that protects.
+BRIEF = {"fedgen": "fedgen(gen_steps=5)", "dp": "dp(noise=1)", "krum": "krum(f=0)"}
 STEEP = ("feduad", "fedufo", "fd")  # with steps of 0.1 on a dozen samples these run away
 BATCHNORM = "fedbn-cnn(scale=0.06)"
 TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv", "privacy.csv")
@@ -55,7 +58,8 @@ def compositions() -> list[str]:
     """Every method alone, every wrapper around the usual hosts or around whichever it accepts: new files come by themselves."""
     made = [*methods()]
     for wrapper in wrappers():
-        hosts = HOSTS[:2] if wrapper.startswith("dp") else HOSTS  # what it does it does to any host's training
+        alike = issubclass(algorithms.find(parse(wrapper).name), AsHost)  # what it does it does to any host
+        hosts = HOSTS[:2] if alike else HOSTS
         usual = [f"{host}+{wrapper}" for host in hosts if accepted(f"{host}+{wrapper}")]
         made += usual or [f"{host}+{wrapper}" for host in methods() if accepted(f"{host}+{wrapper}")]
     return made

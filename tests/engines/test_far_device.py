@@ -49,6 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "scaffold+dbe": {},
     "ditto": {"optimizer": "sgd(momentum=0.9,decay=0.01)"},
     "fedavg": {"model": BATCHNORM, "bn": "none", "init": "own"},
+    "fedavg+mr": {"model": "vit(patch=4,width=8,rank=2,adapt=all)"},
 }
 SMALL = {
     "adcol": "adcol(hidden=8)",

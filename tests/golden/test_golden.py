@@ -36,12 +36,14 @@ def digits() -> comity.Federation:
 # With their defaults, two rounds leave parties of these near chance: FD's first teachers and Ditto's first anchor are weak, and
 # q-FFL takes small steps.
 # After a thousand steps of Adam FedGen's generator depends on the last bit of a product, which differs between processors.
+# Of three parties Krum has nobody to spare.
 SHOWN_AS = {
     "fd": "fd(gamma=2)",
     "ditto": "ditto(lam=0.1)",
     "fedgen": "fedgen(gen_steps=5)",
     "dp": "dp(noise=0.2)",
     "q-ffl": "q-ffl(q=0.1)",
+    "krum": "krum(f=0,m=2)",
 }
 
 

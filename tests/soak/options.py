@@ -73,7 +73,7 @@ WORDS: list[Any] = [
     {},
 ]
 VALUES = NUMBERS + WORDS
-SHAPES = {"fasttext": (20,), "har-cnn": (9, 40), "bilstm": (8, 3)}
+SHAPES = {"fasttext": (20,), "transformer": (20,), "har-cnn": (9, 40), "bilstm": (8, 3)}
 SECONDS = 5  # of a run: what was asked for may be billions of epochs, and then it is enough that it has begun
 
 

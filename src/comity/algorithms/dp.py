@@ -31,6 +31,7 @@ from comity.core import *
 from comity.core.aggregate import NoisyAveraging
 from comity.core.fit import Private
 from comity.core.release import ALL, STAGES, Asked, Release, Releases
+from comity.core.wrapper import AsHost
 from comity.privacy.guard import guarded
 
 
@@ -41,7 +42,7 @@ def clipped(change: Params, most: float) -> Params:
 
 
 @algorithm
-class Dp(Wrapper[None]):
+class Dp(AsHost):
     host: AnyAlgorithm
     level: Literal["record", "party"] = option("record", "whom it protects: a record, or a party if the server is trusted")
     noise: float | Literal["auto"] = option("auto", "σ, in units of C; auto: as little as the run's budget allows", minimum=0)
@@ -84,16 +85,8 @@ class Dp(Wrapper[None]):
         return self.level == "record"
 
     @property
-    def one_model(self) -> bool:
-        return self.host.one_model
-
-    @property
-    def self_contained(self) -> bool:  # type: ignore[override]
-        return self.host.self_contained
-
-    @property
-    def leaves(self) -> frozenset[str]:
-        return self.host.leaves
+    def averages(self) -> bool:
+        return self.level == "party"
 
     # A record is protected.
 

@@ -253,6 +253,11 @@ class Algorithm(ABC, Generic[S, C, M]):
         """Whether all that leaves a party is bounded in what it tells of a record, whoever reads it."""
         return False
 
+    @property
+    def averages(self) -> bool:
+        """Whether a wrapper has a way of its own to average replies (`averaging`): no two of them go together."""
+        return False
+
     def averaging(self, net: Net) -> Averaging | None:
         """How replies are to be averaged, where a wrapper has a way of its own."""
         return None

@@ -110,6 +110,13 @@ def _rows(x: Tensor) -> Tensor:
     return inside if at == 0 else inside.movedim(at, 0)
 
 
+def unwrapped(x: Tensor) -> Tensor:
+    """The values of all parties, or of all samples, that a tensor within `vmap` stands for: to look at, not to compute with."""
+    while functorch.maybe_get_level(x) >= 1:
+        x = functorch.get_unwrapped(x)
+    return x
+
+
 def _first_order(dy: Tensor) -> None:
     if torch.is_grad_enabled():  # only while a graph of the gradient is made
         raise SecondOrder("it differentiates its own gradient")

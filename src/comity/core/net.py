@@ -237,8 +237,10 @@ class Net(Charging):
 
     def averaging(self) -> Averaging:
         """A mean of replies that come one by one: as a wrapper wants it taken, or plain."""
-        wanted = (owner.averaging(self) for owner in self._owners)
-        return next(filter(None, wanted), None) or Averaging()
+        wanted = [way for owner in self._owners if (way := owner.averaging(self))]
+        if len(wanted) > 1:
+            raise ComityError("Two wrappers would take the place of the mean, and one of them would be without effect.")
+        return wanted[0] if wanted else Averaging()
 
     def take_notes(self) -> list[Note]:
         """The notes since the last call, which are then forgotten."""

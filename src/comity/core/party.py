@@ -13,7 +13,7 @@ from comity.core.fit import Draw, FitRequest, FoldRequest, Loss, Private, Pull, 
 from comity.core.key import Key
 from comity.core.record import Params
 from comity.core.samples import PartyData, Samples
-from comity.core.task import Batch, Task, in_chunks
+from comity.core.task import Batch, Task, fixed_in, in_chunks
 from comity.core.training import Training
 from comity.errors import Refusal
 
@@ -217,11 +217,15 @@ class Info:
     def same_architecture(self, who: str) -> None:
         """Refuse if parties have different networks: `who` exchanges weights."""
         for name, task in zip(self.names, self.tasks, strict=True):
-            if task is not self.task and task.shapes != self.task.shapes:
+            if task is self.task:
+                continue
+            if task.shapes != self.task.shapes:
                 raise Refusal(
                     f"{who} exchanges weights, so all parties need one architecture, but {name} has "
                     f"{task.network.name} and {self.names[0]} has {self.task.network.name}."
                 )
+            if fixed_in(task.network) != fixed_in(self.task.network):
+                raise Refusal(f"{who} exchanges factors, which mean something else at {name}: it has another base.")
 
     def needs_classes(self, who: str, why: str) -> None:
         """Refuse data whose label is a number: `who` makes use of classes."""

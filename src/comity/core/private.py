@@ -66,9 +66,10 @@ class NoScratch(ReadOnlyDict):
 def check_separable(loss: Loss, theta: Params, like: Samples) -> None:
     """Refuse a loss that is no mean over records: what is clipped of it would not be a record's part in it.
 
-    It is tried on two inputs that nobody's records are: data-dependent refusals would tell something.
+    It is tried on two inputs that nobody's records are: data-dependent refusals would tell something. They are whole numbers,
+    as words are.
     """
-    x = torch.stack([torch.full(like.shape, value) for value in (0.1, 0.9)]).to(like.x)
+    x = torch.stack([torch.full(like.shape, value) for value in (0.0, 1.0)]).to(like.x)
     y = torch.zeros(2, dtype=like.y.dtype, device=like.y.device)
     rows = {name: torch.zeros_like(every[:1]).expand(2, *every.shape[1:]) for name, every in like.rows.items()}
 

@@ -39,6 +39,12 @@ class Network(Protocol):
     def layer_stream(self, key: Key) -> AbstractContextManager[object]: ...
 
 
+def fixed_in(network: Network) -> str:
+    """A digest of what a network holds beside its parameters (`models/low_rank.py`); empty if there is nothing."""
+    found: str = getattr(network, "fixed", "")
+    return found
+
+
 @dataclass(slots=True)
 class Batch:
     """A mini-batch, as a loss gets it."""

@@ -122,6 +122,25 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
         return self.host.traffic(info, cohort)
 
 
+class AsHost(Wrapper[None]):
+    """A wrapper that adds nothing to what parties keep, send and deploy: of that its host speaks."""
+
+    def wrap_party(self, party: Party, extra: None) -> Party:
+        return party
+
+    @property
+    def one_model(self) -> bool:
+        return self.host.one_model
+
+    @property
+    def self_contained(self) -> bool:  # type: ignore[override]
+        return self.host.self_contained
+
+    @property
+    def leaves(self) -> frozenset[str]:
+        return self.host.leaves
+
+
 def chain(outermost: AnyAlgorithm) -> list[AnyAlgorithm]:
     """An algorithm and its hosts, from the outside in."""
     found = [outermost]

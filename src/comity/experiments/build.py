@@ -34,6 +34,7 @@ from comity.experiments.outline import Outline, judged_by
 from comity.experiments.party_side import make_party
 from comity.experiments.server_side import agree
 from comity.experiments.trust import code_of
+from comity.models.low_rank import base_file
 from comity.models.modules import Modules
 from comity.plugins import digest
 from comity.spec import split
@@ -74,7 +75,9 @@ class Job(Outline):
 
     def recipe(self) -> Recipe:
         """What makes the same parties elsewhere, where the same data lie."""
-        code = {file: digest(file) or "" for file in code_of(self.experiment)}
+        named = [self.experiment.model, *(party.model for party in self.experiment.party.values() if party.model)]
+        bases = [str(file) for model in named if (file := base_file(model))]
+        code = {file: digest(file) or "" for file in (*code_of(self.experiment), *bases)}
         # To a worker its parties are in a loop; who is absent is the server's to know.
         settings = config.write(self.experiment.but(engine="loop", workers=None, gpus=None, absent=None))
         return Recipe(settings, self.federation.split.to_json(), code)

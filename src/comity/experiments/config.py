@@ -16,6 +16,7 @@ from comity.core.metrics import ACCURACY, ELIGIBLE
 from comity.core.own_metrics import is_own
 from comity.core.training import Training
 from comity.errors import Refusal, shown, unknown
+from comity.models.low_rank import located
 from comity.plugins import is_code
 from comity.privacy.budget import Budget
 from comity.spec import BEYOND, call, parse, split
@@ -30,6 +31,14 @@ def _found(names: Any) -> Any:
 
 
 Named = Annotated[str, BeforeValidator(_found)]
+
+
+def _based(model: Any) -> Any:
+    """A network, its own file and the folder of its base by their absolute paths."""
+    return located(_found(model)) if isinstance(model, str) and "base" in model else _found(model)
+
+
+Network = Annotated[str, BeforeValidator(_based)]
 
 
 def _placed(data: Any) -> Any:
@@ -79,7 +88,7 @@ class PartySettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: Named | None = None
+    model: Network | None = None
     lr: float | None = Field(None, gt=0, allow_inf_nan=False)
     batch: int | None = Field(None, ge=1)
     epochs: int | None = Field(None, ge=1)
@@ -100,7 +109,7 @@ class Experiment(BaseModel):
         "parties (persons, sites, sources), or dirichlet(alpha=0.5)",
     )
     parties: int | None = Field(None, ge=1, description="number of parties; 10, or as many as the data have of their own")
-    model: Named = Field("mlp2", description="network by name, or a user's file")
+    model: Network = Field("mlp2", description="network by name, or a user's file")
     rounds: int = Field(20, ge=1, description="communication rounds")
     epochs: int = Field(1, ge=1, description="local epochs a round")
     steps: int | None = Field(None, ge=1, description="local steps a round, instead of epochs")

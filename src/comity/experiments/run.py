@@ -13,6 +13,7 @@ import torch
 
 from comity import models
 from comity.core.own_metrics import describe
+from comity.core.task import fixed_in
 from comity.data import Dataset, Federation
 from comity.data import load as load_dataset
 from comity.engines.allocator import freed_memory_kept
@@ -168,6 +169,7 @@ def check_given(folder: Path, job: Job) -> None:
 
 
 def _given_network(job: Job) -> dict[str, str]:
-    """What env.json keeps of a network that is modules of the user's own."""
+    """What env.json keeps of a network that is modules of the user's own, or has a base that settings alone do not tell."""
     network = job.info.task.network
-    return {"network": network.digest} if isinstance(network, Modules) else {}
+    digest = network.digest if isinstance(network, Modules) else fixed_in(network)
+    return {"network": digest} if digest else {}

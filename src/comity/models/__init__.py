@@ -40,7 +40,7 @@ def build(model: str | OwnModel, shape: tuple[int, ...], classes: int) -> Networ
     spec = parse(model)
     if spec.name not in ZOO:
         raise unknown("model", spec.name, ZOO)
-    for given in (*spec.args, *spec.options.values()):
+    for given in (*spec.args, *(v for k, v in spec.options.items() if k != "base")):  # which is a seed, or a folder
         if isinstance(given, int | float) and not isinstance(given, bool) and not 0 < given < float("inf"):
             raise Refusal(f"{spec} is out of range: what {spec.name} takes is positive.")
     return call(spec, ZOO[spec.name], shape, classes)

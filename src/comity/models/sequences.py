@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from comity.core.kernels import unwrapped
 from comity.core.record import Params
 from comity.errors import Refusal
 from comity.models.stack import Builder, Layer, Make, Shape, Stack, conv, flat, linear, max_pool, relu, tanh, uniform
@@ -26,7 +27,7 @@ def mean_of_words(vocabulary: int, width: int, mean: str) -> Make:
             return {table: rows}
 
         def apply(p: Params, x: Tensor, train: bool) -> Tensor:
-            words = _tokens(x, vocabulary)
+            words = tokens_of("fasttext", x, vocabulary)
             real = (words > 0).unsqueeze(2)
             total = (F.embedding(words, p[table]) * real).sum(1)
             return total / (real.sum(1).clamp(min=1) if mean == "tokens" else length)
@@ -36,14 +37,17 @@ def mean_of_words(vocabulary: int, width: int, mean: str) -> Make:
     return make
 
 
-def _tokens(x: Tensor, vocabulary: int) -> Tensor:
+def tokens_of(model: str, x: Tensor, vocabulary: int) -> Tensor:
     """Token numbers from the floats that samples are made of, which hold them exactly."""
     if x.requires_grad:
-        raise Refusal("fasttext's tokens cannot be moved a little: choose a method that does not perturb its samples.")
+        raise Refusal(f"{model}'s tokens cannot be moved a little: choose a method that does not perturb its samples.")
     words = x.long()
-    if not torch.equal(words.to(x.dtype), x) or x.min() < 0 or x.max() >= vocabulary:
+    if torch.compiler.is_exporting():  # then there are no values to look at
+        return words
+    x = unwrapped(x)
+    if not torch.equal(x.long().to(x.dtype), x) or x.min() < 0 or x.max() >= vocabulary:
         raise Refusal(
-            f"fasttext needs token numbers from 0 (padding) to {vocabulary - 1}, but not all values of the samples, "
+            f"{model} needs token numbers from 0 (padding) to {vocabulary - 1}, but not all values of the samples, "
             f"{x.min():g} to {x.max():g}, are such. Give it another vocabulary, or try mlp2."
         )
     return words

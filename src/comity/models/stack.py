@@ -165,14 +165,19 @@ Make = Callable[[str, Shape], Layer]
 
 
 def linear(out: int) -> Make:
-    """A fully connected layer with bias."""
+    """A fully connected layer with bias, of the last values of a sample; with factors beside its weights, if it has them."""
 
     def make(name: str, shape: Shape) -> Layer:
-        (into,) = shape
-        weight, bias = f"{name}.weight", f"{name}.bias"
+        *others, into = shape
+        weight, bias, a, b = (f"{name}.{part}" for part in ("weight", "bias", "A", "B"))
+
+        def apply(p: Params, x: Tensor, train: bool) -> Tensor:
+            y = linear_layer(x, p[weight], p[bias])
+            return y + linear_layer(linear_layer(x, p[a], None), p[b], None) if a in p else y
+
         return Layer(
-            lambda p, x, train: linear_layer(x, p[weight], p[bias]),
-            (out,),
+            apply,
+            (*others, out),
             lambda g: {weight: uniform((out, into), into, g), bias: uniform((out,), into, g)},
             values=out * (into + 1),
         )
@@ -233,7 +238,7 @@ def chain(*layers: Make) -> Make:
                 x = layer.apply(p, x, train)
             return x
 
-        return _joined(apply, made[-1].shape if made else shape, *made)
+        return joined(apply, made[-1].shape if made else shape, *made)
 
     return make
 
@@ -249,12 +254,12 @@ def residual(*layers: Make, skip: tuple[Make, ...] = (), after: tuple[Make, ...]
         def apply(p: Params, x: Tensor, train: bool) -> Tensor:
             return end.apply(p, way.apply(p, x, train) + body.apply(p, x, train), train)
 
-        return _joined(apply, end.shape, body, way, end)
+        return joined(apply, end.shape, body, way, end)
 
     return make
 
 
-def _joined(apply: Apply, shape: Shape, *parts: Layer) -> Layer:
+def joined(apply: Apply, shape: Shape, *parts: Layer) -> Layer:
     """A layer that holds what its parts hold."""
     return Layer(
         apply,

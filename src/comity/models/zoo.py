@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from comity.models.attention import transformer, vit
 from comity.models.ends import headed, images
+from comity.models.low_rank import LowRank
 from comity.models.residual import resnet9, resnet18, resnet18_thesis, resnet50
 from comity.models.sequences import bilstm, fasttext, har_cnn
 from comity.models.stack import (
@@ -88,7 +90,7 @@ def tf_cifar10(shape: Shape, classes: int) -> Stack:
     return b.stage("fc3", linear(classes)).build()
 
 
-ZOO: dict[str, Callable[..., Stack]] = {
+ZOO: dict[str, Callable[..., Stack | LowRank]] = {
     "linear": linear_model,
     "mlp2": mlp2,
     "lenet5": lenet5,
@@ -105,4 +107,6 @@ ZOO: dict[str, Callable[..., Stack]] = {
     "fasttext": fasttext,
     "har-cnn": har_cnn,
     "bilstm": bilstm,
+    "transformer": transformer,
+    "vit": vit,
 }

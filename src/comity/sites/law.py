@@ -19,6 +19,7 @@ from comity.core.algorithm import LEAVES, AnyAlgorithm
 from comity.core.wrapper import chain
 from comity.errors import Refusal, shown, unknown
 from comity.experiments.config import Experiment
+from comity.models.low_rank import base_file
 from comity.names import called
 from comity.plugins import is_code
 from comity.spec import parse, show, split
@@ -103,6 +104,9 @@ class Law:
         for text in (experiment.algorithm, experiment.model, experiment.metric, *own):
             if any(is_code(parse(part).name) for part in split(text, "+") if part):
                 raise Refusal(f"{self.name} runs no files that a run names, as {shown(text, 100)}: install a package there.")
+        for text in (experiment.model, *own):
+            if base_file(text):
+                raise Refusal(f"{self.name} reads no files that a run names, as {shown(text, 100)}: a base can be a seed only.")
 
     def check(self, experiment: Experiment, algorithm: AnyAlgorithm, submitter: str) -> None:
         """Refuse a run that this site does not take part in."""

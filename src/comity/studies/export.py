@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from comity.experiments.checkpoint import write_atomically
 from comity.experiments.result import Deployed, Result
 from comity.experiments.trust import check, code_in, mark
 from comity.measure.summary import blocks
+from comity.models.low_rank import LowRank, without_factors
 from comity.names import called
 from comity.privacy.account import account_of
 from comity.studies import predict
@@ -93,6 +94,10 @@ def export(result: Result, party: str, out: Path) -> list[str]:
         "privacy": account_of(result.summary, party),
         "judged_after_round": result.summary["accuracy"].get("as_of", {}).get(party, result.summary["rounds"]),
     }  # fmt: skip
+    network = deployed.task.network
+    if isinstance(network, LowRank):  # taken along whole: nobody needs its base beside it
+        deployed = replace(deployed, theta=network.merged(deployed.theta))
+        told["model"] = without_factors(told["model"])
     weights = encode(State(deployed.theta, mine))
     told["weights"] = Checksum.of(weights)
     text = json.dumps(with_crc(told), indent=2) + "\n"
@@ -105,7 +110,8 @@ def export(result: Result, party: str, out: Path) -> list[str]:
     for script in WHAT_PREDICTS:
         text = script.read_text(encoding="utf-8").replace("from comity.data.preparation import", "from preparation import")
         write_atomically(out / script.name, text)
-    remarks = _write_networks(Alone(deployed), torch.zeros(2, *federation.shape), out)
+    alone = load(out) if isinstance(network, LowRank) else deployed
+    remarks = _write_networks(Alone(alone), torch.zeros(2, *federation.shape), out)
     write_atomically(out / "card.md", _card(told, federation.schema, {p.name for p in out.iterdir()}))
     return remarks
 

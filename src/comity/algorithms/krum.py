@@ -1,0 +1,64 @@
+"""Krum: Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017. A wrapper.
+
+Idea: the server takes the one reply that has most others near it; or the mean of the m best such (multi-Krum). It protects from
+f parties that send nonsense, also together.
+
+Section 4: s(i) = Σ_{i→j} ‖w_i − w_j‖² over the |S| − f − 2 replies j nearest to i; w ← w_{i*} with the smallest s(i*).
+Multi-Krum: w ← the mean of the m replies with the smallest s. It needs 2f + 2 < |S|.
+
+Symbols: S = the parties heard in a round.
+Deviations: distances of weights after E epochs in place of gradients' (the weights that all began with cancel out). Of equal
+scores the first party's is taken. All that parties send is in the distance, BatchNorm's statistics too: what is left out could
+be anything. m is at most |S| − f, as one more would be of a faulty party for certain. All replies are held at once. A round
+with fewer than 2f + 3 replies does not count; f = 0 protects from nobody, and is content with any. With m = 1 a model is that
+of a single party: where parties' data differ, that is a poor model for the others, faults or none. The paper sets no default
+for f; m of its experiments could not be checked.
+At a glance: personal = as the host; exchanged = as the host; kept = as the host; steps = as the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pdist
+
+from comity.core import *
+from comity.parts.robust import RobustMean
+
+
+def distances(models: Sequence[Params]) -> Tensor:
+    """‖w_i − w_j‖² of all pairs."""
+    n = len(models)
+    pairs = torch.zeros(n * (n - 1) // 2, dtype=torch.float64)
+    for name in models[0]:
+        rows = torch.stack([theta[name].flatten() for theta in models])
+        pairs += pdist(rows.double()).square().to(pairs)  # in double precision nonsense may be huge
+    i, j = torch.triu_indices(n, n, 1)
+    square = torch.zeros(n, n, dtype=torch.float64)
+    square[i, j] = square[j, i] = pairs
+    return square
+
+
+@algorithm
+class Krum(RobustMean):
+    host: AnyAlgorithm
+    f: int = option(1, "how many parties of a round may send nonsense", minimum=0)
+    m: int = option(1, "of how many replies the mean is taken: 1 is Krum, more is multi-Krum", minimum=1)
+
+    @property
+    def needs(self) -> int:
+        return max(2 * self.f + 3, self.m + self.f) if self.f else self.m
+
+    def cautions(self, info: Info) -> list[str]:
+        return super().cautions(info) + ([] if self.f else ["with f=0 it protects from nobody."])
+
+    def scores(self, models: Sequence[Params]) -> Tensor:
+        """s(i) of all."""
+        nearest = distances(models).sort(1).values[:, 1:]  # without each one's distance to itself
+        return nearest[:, : max(0, len(models) - self.f - 2)].sum(1)
+
+    def made_of(self, models: Sequence[Params]) -> Params:
+        best = self.scores(models).argsort(stable=True)[: self.m].tolist()
+        return average({i: models[i] for i in best}, dict.fromkeys(best, 1.0))

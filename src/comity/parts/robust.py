@@ -1,0 +1,103 @@
+"""What robust means have in common: all replies at once, all counting alike, and enough of them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from comity.algorithms.fedavg import AveragedModel
+from comity.core import SHARES, AnyAlgorithm, Averaging, Info, Net, Params, Refusal, check_like
+from comity.core.attendance import NoReplies
+from comity.core.wrapper import AsHost, chain
+from comity.parts.averaged import AveragesWeights
+
+FEW = 3
+TOO_FEW = "of fewer than three replies nobody can tell which is nonsense: such a round protects from nobody."
+
+
+class Gathering(Averaging):
+    """Replies that are all kept until there is no more to come, and what is made of them then."""
+
+    def __init__(self, made_of: Callable[[Sequence[Params]], Params]) -> None:
+        super().__init__()
+        self._made_of = made_of
+        self._all: list[Params] = []
+
+    def add(self, theta: Params, weight: float) -> None:
+        if self._all:
+            check_like(theta, self._all[0], "A model that is to be averaged")
+        self._all.append(theta)
+
+    def value(self) -> Params:
+        return self._made_of(self._all)
+
+
+class RobustMean(AsHost):
+    """A wrapper that takes something else than the mean, around methods that average by `net.averaging`."""
+
+    host: AnyAlgorithm
+    start_weights = ""
+    bytes_formula = "the host's"
+
+    @classmethod
+    def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
+        averages = chain(host)[-1]
+        if not isinstance(averages, AveragedModel):
+            own = isinstance(averages, AveragesWeights) or averages.shares == "model"
+            why = "has another way to average" if own else SHARES[averages.shares]
+            raise Refusal(f"{wrapper} goes around methods that average models as fedavg does, but {name} {why}.")
+        if type(averages).round is not AveragedModel.round:
+            raise Refusal(f"{wrapper} cannot tell how {name} averages, as it has a round of its own.")
+        if other := next((type(one).__name__.lower() for one in chain(host) if one.averages), ""):
+            raise Refusal(f"{wrapper} and {other} would both take the place of the mean: choose one of them.")
+
+    def check(self, info: Info) -> None:
+        if (drawn := info.cohort or len(info.names)) < self.needs:
+            raise Refusal(f"{self.name} with these options needs {self.needs} parties in a round, but {drawn} take part.")
+        super().check(info)
+
+    def cautions(self, info: Info) -> list[str]:
+        others = sorted({kind for one in chain(self.host) for kind in one.leaves} - {"weights"})
+        said = [f"it guards the weights; {kind} that parties send are averaged as ever." for kind in others]
+        return said + ([TOO_FEW] if (info.cohort or len(info.names)) < FEW else [])
+
+    @property
+    def averages(self) -> bool:
+        return True
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return type(self).__name__.lower()
+
+    @property
+    def needs(self) -> int:
+        """With fewer replies a round does not count."""
+        return 1
+
+    @abstractmethod
+    def made_of(self, models: Sequence[Params]) -> Params:
+        """What takes the place of the mean of these models, in party order."""
+
+    def averaging(self, net: Net) -> Averaging:
+        def made_of(models: Sequence[Params]) -> Params:
+            if len(models) < self.needs:
+                raise NoReplies(f"{self.name} with these options needs {self.needs} replies, but {len(models)} came.")
+            if len(models) < FEW:
+                net.remarks[f"{self.name}: {TOO_FEW}"] = None
+            return self.made_of(models)
+
+        return Gathering(made_of)
+
+
+def trimmed_mean(models: Sequence[Params], trims: int) -> Params:
+    """Of each value the mean without the `trims` largest and as many smallest; whole numbers are rounded down."""
+
+    def middle(values: list[Tensor]) -> Tensor:
+        ordered = torch.stack(values).sort(0).values[trims : len(models) - trims]
+        return (ordered if ordered.is_floating_point() else ordered.double()).mean(0).to(values[0].dtype)
+
+    return {name: middle([theta[name] for theta in models]) for name in models[0]}
