@@ -63,6 +63,7 @@ DECLARED: dict[str, dict[str, tuple[str, str]]] = {
     "fedavg+dbe": WRAPPER,
     "ditto": MODEL,
     "fedavg+dp": {"welcome": ("Model", "None")},
+    "relay+ldp": {"welcome": ("Teacher", "None")},
     "fd": {"local": ("Teacher", "Answers"), "welcome": ("Teacher", "None")},
     "fed-sps": {
         "assist": ("Empty", "dict[int, Sealed[Help]]"),

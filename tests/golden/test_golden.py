@@ -35,13 +35,20 @@ def digits() -> comity.Federation:
 
 # With their defaults, two rounds leave parties of these near chance: FD's first teachers and Ditto's first anchor are weak.
 # After a thousand steps of Adam FedGen's generator depends on the last bit of a product, which differs between processors.
-SHOWN_AS = {"fd": "fd(gamma=2)", "ditto": "ditto(lam=0.1)", "fedgen": "fedgen(gen_steps=5)", "dp": "dp(noise=0.2)"}
+SHOWN_AS = {
+    "fd": "fd(gamma=2)",
+    "ditto": "ditto(lam=0.1)",
+    "fedgen": "fedgen(gen_steps=5)",
+    "dp": "dp(noise=0.2)",
+    "ldp": "ldp(noise=0.5)",
+}
 
 
 def text(name: str) -> str:
-    """A wrapper is shown around FedAvg."""
+    """A wrapper is shown around FedAvg; what hides class means, around a method that sends them."""
     shown = SHOWN_AS.get(name, name)
-    return f"fedavg+{shown}" if issubclass(algorithms.find(name), Wrapper) else shown
+    host = "relay" if name == "ldp" else "fedavg"
+    return f"{host}+{shown}" if issubclass(algorithms.find(name), Wrapper) else shown
 
 
 @cache
