@@ -66,6 +66,7 @@ DECLARED: dict[str, dict[str, tuple[str, str]]] = {
     "fedavg+krum": {"welcome": ("Model", "None")},
     "fedavg+median": {"welcome": ("Model", "None")},
     "fedavg+trimmed": {"welcome": ("Model", "None")},
+    "relay+ldp": {"welcome": ("Teacher", "None")},
     "fd": {"local": ("Teacher", "Answers"), "welcome": ("Teacher", "None")},
     "fed-sps": {
         "assist": ("Empty", "dict[int, Sealed[Help]]"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from far_device import FAR, Apart, Far, far_device, few
-from matrix import BATCHNORM, STEEP, methods, tables, wrappers
+from matrix import BATCHNORM, STEEP, methods, tables, wrapped, wrappers
 
 import comity
 from comity.core.record import leaves
@@ -63,7 +63,7 @@ def go(text: str, folder: Path, **settings: Any) -> comity.Result:
     return comity.run(text, few(), out=folder, **usual | {"lr": 0.02 if text.startswith(STEEP) else 0.1} | settings)
 
 
-@pytest.mark.parametrize("text", [*(SMALL.get(text, text) for text in methods()), *(f"fedavg+{text}" for text in wrappers())])
+@pytest.mark.parametrize("text", [*(SMALL.get(text, text) for text in methods()), *(wrapped(text) for text in wrappers())])
 def test_methods_keep_to_one_device(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with far_device(monkeypatch):
         go(text, tmp_path)

@@ -44,13 +44,15 @@ SHOWN_AS = {
     "dp": "dp(noise=0.2)",
     "q-ffl": "q-ffl(q=0.1)",
     "krum": "krum(f=0,m=2)",
+    "ldp": "ldp(noise=0.5)",
 }
 
 
 def text(name: str) -> str:
-    """A wrapper is shown around FedAvg."""
+    """A wrapper is shown around FedAvg; what hides class means, around a method that sends them."""
     shown = SHOWN_AS.get(name, name)
-    return f"fedavg+{shown}" if issubclass(algorithms.find(name), Wrapper) else shown
+    host = "relay" if name == "ldp" else "fedavg"
+    return f"{host}+{shown}" if issubclass(algorithms.find(name), Wrapper) else shown
 
 
 @cache

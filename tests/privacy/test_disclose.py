@@ -200,7 +200,8 @@ def test_what_an_account_leaves_out_is_open_all_the_same(
 
 def test_every_field_of_every_method_has_words() -> None:
     for name in names():
-        text = f"fedavg+{name}" if issubclass(algorithms.find(name), Wrapper) else name
+        host = "relay" if name == "ldp" else "fedavg"
+        text = f"{host}+{name}" if issubclass(algorithms.find(name), Wrapper) else name
         one = algorithms.compose(text)
         for place in works(one):
             for field in reply_fields(one, *place):

@@ -98,7 +98,8 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
                 yield f"model {name} {option}", {"model": f"{name}({option}={typed(value)})"}
     for name in algorithms.names():
         cls = algorithms.find(name)
-        text = f"fedavg+{name}" if issubclass(cls, Wrapper) else name
+        host = "relay" if name == "ldp" else "fedavg"
+        text = f"{host}+{name}" if issubclass(cls, Wrapper) else name
         for option in algorithms.options(cls):
             for value in VALUES:
                 yield f"method {name} {option}", {"algorithm": text, "set": {option: value}}

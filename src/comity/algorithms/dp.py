@@ -32,6 +32,7 @@ from comity.core.aggregate import NoisyAveraging
 from comity.core.fit import Private
 from comity.core.release import ALL, STAGES, Asked, Release, Releases
 from comity.core.wrapper import AsHost
+from comity.parts.hidden_means import SendsMeans
 from comity.privacy.guard import guarded
 
 
@@ -54,9 +55,9 @@ class Dp(AsHost):
 
     @classmethod
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
-        for one in [host, *([host.host] if isinstance(host, Wrapper) else [])]:
-            if one.not_private:
-                raise Refusal(f"{name}+{wrapper} cannot be: {one.not_private}.")
+        if host.not_private:
+            first = f" ({name}+ldp+{wrapper} hides them)" if isinstance(host, SendsMeans) else ""
+            raise Refusal(f"{name}+{wrapper} cannot be: {host.not_private}{first}.")
 
     def check(self, info: Info) -> None:
         if self.level == "record" and any(task.network.norms for task in info.tasks):
@@ -120,7 +121,8 @@ class Dp(AsHost):
             return said
         trained = self._trained(work, asked.size, asked.training)
         # A row behind noise, of a model of which no record tells: then the noise protects the record that it is of.
-        rows = {name: [*(replace(row, unit="record") for row in found), *trained] for name, found in said.items()}
+        records = {id(row): replace(row, unit="record") for found in said.values() for row in found}  # one release stays one
+        rows = {name: [*(records[id(row)] for row in found), *trained] for name, found in said.items()}
         return {**rows, ALL: trained}
 
     def _trained(self, work: str, n: int, how: Training) -> list[Release]:

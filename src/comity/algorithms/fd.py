@@ -16,14 +16,14 @@ shown yet teach nothing.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from comity.core import *
-from comity.parts.classwise import class_means
+from comity.parts.hidden_means import Holding, SendsMeans
 
 
 @record
@@ -51,9 +51,10 @@ class Teacher:
 
 
 @algorithm
-class Fd(Algorithm[Bank, Params, Teacher]):
+class Fd(SendsMeans[Bank, Params, Teacher]):
     shares = "means"
     also_leaves = ("class counts",)
+    means_in: ClassVar = {"local": Holding(("Answers.logits",), ("Answers.counts",))}
     self_contained = True
     start_weights = ""
     bytes_formula = "Σ_t |S_t| · (8·C² + 5·C): logits both ways, counts up, a mask of known classes down"
@@ -89,10 +90,8 @@ class Fd(Algorithm[Bank, Params, Teacher]):
     @work
     async def local(self, F_i: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, Answers]:
         task = party.task
-        train = party.data.train
-        F_i = (await party.fit(self.eq1, F_i, key, on_device(m, train.x.device))).theta
-        logits = in_chunks(lambda x: task.logits(F_i, x), train.x)
-        return F_i, Answers(*class_means(logits, train.y, task.classes))
+        F_i = (await party.fit(self.eq1, F_i, key, on_device(m, party.device))).theta
+        return F_i, Answers(*self.told(party, lambda x: task.logits(F_i, x), key))
 
     def eq1(self, task: Task, F_i: Params, batch: Batch, m: Teacher) -> Tensor:
         logits = task.head(F_i, task.features(F_i, batch.x, train=True), train=True)

@@ -31,7 +31,7 @@ class Prbm(Dbe):
     noise_s: float = field(default=0.0, init=False)
     noise_q: float = field(default=0.0, init=False)
     pilot_rounds: int = field(default=5, init=False)
-    not_private = ""
+    not_private = Wrapper.not_private  # the offset itself couples nothing
     also_leaves = ()
     bytes_formula = "the host's"
 

@@ -19,8 +19,9 @@ is not sent. The external ĥ has a square V without bias (the code: d' to C with
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,9 +30,11 @@ from torch import Tensor
 from comity.core import *
 from comity.parts.bank import Bank, Teacher, Upload, noise
 from comity.parts.classwise import class_means, contrast, features_of, levels, observations, one_class, one_class_external
+from comity.parts.hidden_means import Holding, SendsMeans
 from comity.parts.server import shared_names
 
 V = "relay.V"
+UPLOADED = Holding(("Upload.means", "Upload.obs"), ("Upload.counts", "Upload.seen"))
 
 
 @record
@@ -43,7 +46,7 @@ class Drawn:
 
 
 @mixin
-class SharesRepresentations(Algorithm[S, C, M]):
+class SharesRepresentations(SendsMeans[S, C, M]):
     """The loss and what is shown to others: with a relay and without."""
 
     shares = "means"
@@ -82,7 +85,7 @@ class SharesRepresentations(Algorithm[S, C, M]):
         """E epochs under the method's loss."""
         if not (self.lambda_kd or self.lambda_disc):
             return (await party.fit(plain, theta, key)).theta
-        m = on_device(m, party.data.train.x.device)
+        m = on_device(m, party.device)
         known = m.known[:, None].to(m.means.dtype)
         own = replace(m, known=known, means=known * m.means, shared={})
         several = len(m.obs) > 1 or self.negatives == "marginal"
@@ -117,6 +120,9 @@ class SharesRepresentations(Algorithm[S, C, M]):
 
     def shown(self, theta: Params, party: Party, key: Key) -> Upload:
         """What others may see of a party's representations: class means, and M↑ sets of observations."""
+        if party.hidden_means:  # behind noise once: observations are the same means, which tells nothing more
+            means, counts = self.told(party, lambda x: party.task.features(theta, x).flatten(1), key)
+            return Upload(means, counts, means.repeat(self.m_up, 1, 1), counts > 0, {})
         data = party.data.train
         classes = party.task.classes
         z = features_of(party.task, theta, data)
@@ -132,6 +138,7 @@ class SharesRepresentations(Algorithm[S, C, M]):
 @algorithm
 class Relay(SharesRepresentations[Bank, Params, Teacher]):
     start_weights = "shared"
+    means_in: ClassVar = {"show": UPLOADED, "local": UPLOADED}
     bytes_formula = "Σ_t |S_t| · C · (4·(M↑ + 1)·d' + 5 up, 4·(M↓ + 1)·d' + M↓ + 1 down), the former once before"
 
     m_down: int = option(1, "M↓, sets of observations it receives", minimum=1)
@@ -150,6 +157,13 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
     @property
     def leaves(self) -> frozenset[str]:
         return super().leaves | ({"weights"} if self.aggregate != "none" else set())
+
+    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
+        shown: dict[str, Sequence[Training]] = {"show": []} if stage == "start" and self.begin == "features" else {}
+        return {**super().declared_trainings(stage, how), **shown}
+
+    def releases(self, work: str, asked: Asked) -> Releases:
+        return {"Upload.shared": NOTHING} if self.aggregate == "none" else {}
 
     def server(self, key: Key, info: Info) -> Bank:
         shared = keep(info.task.init(key), shared_names(info.task, self.aggregate))

@@ -13,12 +13,16 @@ Deviations: relay's. Who asks whom is drawn by whoever coordinates the round, wh
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
 from comity.algorithms.relay import SharesRepresentations
 from comity.core import *
 from comity.parts.bank import Teacher
+from comity.parts.hidden_means import Holding
 from comity.parts.peer import Group, PeerToPeer
 
 
@@ -41,10 +45,15 @@ class Told:
 
 @algorithm
 class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPeerState, Empty]):
+    means_in: ClassVar = {"tell": Holding(("Told.obs",), ("Told.seen",))}
     bytes_formula = "Σ_t Σ_{v asks u} (C · (4·M↑·d' + 1) between peers, 4 down)"
 
     neighbours: int = option(1, "parties that a party asks a round, drawn anew", minimum=1)
     running: float = option(0.0, "r, weight of the newest observations in the mean; 0: all alike", minimum=0, maximum=1)
+
+    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
+        told: dict[str, Sequence[Training]] = {"tell": []} if stage == "round" else {}
+        return {**told, **super().declared_trainings(stage, how)}
 
     def client(self, key: Key, party: Party) -> RelayPeerState:
         c, d = party.task.classes, party.task.width

@@ -396,8 +396,9 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
     )
     for text in guarantees(job.planned_privacy(), always=True):
         screen.out.print(text, soft_wrap=True)
-    if noise := job.experiment.set.get("dp.noise"):
-        screen.out.print(f"noise: {noise:g} times the clipping norm")
+    for name, unit in (("dp", "the clipping norm"), ("ldp", "what one row or party can change")):
+        if noise := job.experiment.set.get(f"{name}.noise"):
+            screen.out.print(f"noise of {name}: {noise:g} times {unit}")
     where = job.experiment.engine + (f" with {job.experiment.workers} workers" if job.experiment.workers else "")
     screen.out.print(
         f"time, scaled from one round tried with one party: training {screen.duration(made.train_seconds)}, evaluation "

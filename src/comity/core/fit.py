@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -55,6 +55,27 @@ class Private:
     """σ, the noise's standard deviation in units of C."""
     made: list[tuple[float, int]]
     """The trainings that were made: chance of a record to be in a step, and steps."""
+
+
+Level = Literal["row", "party"]
+"""Whom noise on class means protects: a row (what a given model makes of one sample), or all that a party has."""
+
+
+@dataclass(frozen=True, eq=False)
+class HiddenMeans:
+    """How class means leave a party behind noise (`parts/hidden_means.py`).
+
+    Nothing but trainings and these means see the records: what a work has in `party.data` refuses to be looked at.
+    """
+
+    samples: Samples
+    level: Level
+    clip: float
+    """The norm that each row, or each class mean, is clipped to."""
+    noise: float
+    """The noise's standard deviation, in units of what one row, or one party, can change."""
+    made: list[int]
+    """How often such means were made, and of how many classes."""
 
 
 @dataclass(frozen=True)

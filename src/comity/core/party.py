@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar, overload
 
+import torch
 from torch import Tensor
 
 from comity.core.descent import train_outside
-from comity.core.fit import Draw, FitRequest, FoldRequest, Loss, Private, Pull, plain
+from comity.core.fit import Draw, FitRequest, FoldRequest, HiddenMeans, Loss, Private, Pull, plain
 from comity.core.key import Key
 from comity.core.record import Params
 from comity.core.samples import PartyData, Samples
@@ -45,11 +46,24 @@ class Party:
     """What it draws outside of works comes from this, so that it is the same each time."""
     private: Private | None = None
     """How it trains so that no record tells, if it does: then its `data` are out of reach, and it has no steps of its own."""
+    hidden_means: HiddenMeans | None = None
+    """Behind which noise its class means leave, if they do: then its `data` are out of reach."""
 
     @property
     def stream(self) -> int:
         """The number that its random streams are made of: leaving out others does not change it."""
         return self.id if self.place is None else self.place
+
+    @property
+    def _records(self) -> Samples:
+        """Its training samples, for what may look at them."""
+        behind = self.private or self.hidden_means
+        return behind.samples if behind else self.data.train
+
+    @property
+    def device(self) -> torch.device:
+        """Where its samples are, and what it trains."""
+        return self._records.x.device
 
     def first_key(self, root: Key) -> Key:
         """The key of the weights that it starts from, in a run whose key is `root`."""
@@ -116,11 +130,11 @@ class Party:
         if self.private and (samples is not None or draw is not None):
             raise Refusal(f"{NOT_PRIVATE}: it makes {'samples' if samples is not None else 'draws'} of its own for a training.")
         if self.private:
-            samples, together = self.private.samples, False
+            together = False
         return FitRequest(
             objective=loss,
             begin=theta,
-            samples=samples or self.data.train,
+            samples=samples or self._records,
             key=key,
             training=training or self.training,
             task=task or self.task,
@@ -142,8 +156,7 @@ class Party:
 
         Where no record may tell, `leaving` must bound each row by itself and add noise to it, as the method's `releases` say.
         """
-        samples = self.private.samples if self.private else self.data.train
-        return leaving(in_chunks(lambda x: task.features(theta, x), samples.x).flatten(1))
+        return leaving(in_chunks(lambda x: task.features(theta, x), self._records.x).flatten(1))
 
     def fold(
         self, step: Callable[[S, Batch], S], state: S, key: Key, training: Training | None = None, samples: Samples | None = None

@@ -65,6 +65,10 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
         return wrapped
 
     @property
+    def not_private(self) -> str:
+        return self.host.not_private
+
+    @property
     def tried_rounds(self) -> tuple[int, ...]:
         return self.host.tried_rounds
 

@@ -29,6 +29,7 @@ from comity.names import called
 from comity.privacy.account import Account, block, planned
 from comity.privacy.budget import Budget
 from comity.privacy.composition import weakest_unit
+from comity.privacy.options import TRAINED_OPENLY
 from comity.privacy.solving import check_budget, noise_for, server_release, undecided, unprotected, with_noise
 
 COUNTED_ROUNDS, COUNTED_DRAWS = 1_000, 100_000  # rounds, and parties in them, that are counted one by one
@@ -266,8 +267,9 @@ class Outline:
         """The settings and the method with as much noise as the budget asks for, to be written down with the run."""
         if (noise := self.noise()) is None:
             return self.experiment, self.algorithm
-        others = {name: value for name, value in self.experiment.set.items() if name not in ("noise", "dp.noise")}
-        return self.experiment.but(set=others | {"dp.noise": noise}), with_noise(self.algorithm, noise)
+        found = {f"{name}.noise": noise for name in undecided(self.algorithm)}
+        others = {name: value for name, value in self.experiment.set.items() if name not in ("noise", *found)}
+        return self.experiment.but(set=others | found), with_noise(self.algorithm, noise)
 
     def privacy_assumptions(self) -> list[str]:
         """What must hold so that a guarantee holds, a sentence each."""
@@ -280,6 +282,7 @@ class Outline:
             "It is for training records. Of validation and test records figures leave as they are.",
             "How many records each party has, and everything in the settings, is no secret.",
             f"Noise is drawn {secret}.",
+            *([] if any(one.protects_records for one in chain(self.algorithm)) else [f"It {TRAINED_OPENLY}"]),
         ]
 
 

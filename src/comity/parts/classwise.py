@@ -81,7 +81,7 @@ def contrast(h: Tensor, seen: Tensor, y: Tensor, negatives: Tensor | None) -> Te
     With `negatives` the sum runs over those classes, as many drawn at random, one's own possibly among them.
     """
     h = h.nan_to_num(0.5).clamp(1e-7, 1 - 1e-7)  # torch refuses NaN below; whoever has diverged sees it in its cross entropy
-    own = F.one_hot(y, h.shape[1])
+    own = y[:, None] == torch.arange(h.shape[1], device=y.device)  # `one_hot` looks at y, which `vmap` forbids
     if negatives is None:
         return (F.binary_cross_entropy(h, own.to(h.dtype), reduction="none") * seen).sum(1)
     wrong = (-(1 - h).log() * seen).gather(1, negatives).sum(1)

@@ -29,6 +29,17 @@ def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> fl
     return high
 
 
+def gaussian_epsilon(sigma: float, delta: float) -> float:
+    """The smallest ε for which that noise, on what changes by 1, is (ε, δ)-private: `gaussian_sigma` of it is sigma."""
+    low, high = 0.0, 1.0
+    while gaussian_delta(sigma, high) > delta:
+        high *= 2
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if gaussian_delta(sigma, middle) > delta else (low, middle)
+    return high
+
+
 def _log_add(a: float, b: float) -> float:
     high, low = max(a, b), min(a, b)
     return high + math.log1p(math.exp(low - high)) if low > -math.inf else high

@@ -5,19 +5,26 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Self
 
 from torch import Tensor
 
 from comity.core import Info, Key, Net, Params, Release, Releases, Samples, Task, Training, mixin, option, plain
 from comity.core.fit import Private
 from comity.core.noise import gaussian
-from comity.privacy.accounting import gaussian_sigma
+from comity.privacy.accounting import gaussian_epsilon, gaussian_sigma
 from comity.privacy.mechanisms import noised
 
+SMALL = 1e-9
+"""A δ at which any noise that anybody would want is some ε above 0."""
 ROW = (
     "what it protects is a row, that is what a given model makes of a sample. The sample has trained that model, so that all of "
     "a party's rows tell of it: of the record nothing is guaranteed"
+)
+
+
+TRAINED_OPENLY = (
+    "is for what the method sends. Models are trained without noise, and figures by which they are judged leave as they are."
 )
 
 
@@ -35,6 +42,10 @@ class PrivateRows:
     @abstractmethod
     def rows(self, n: int) -> int:
         """How many rows a party of n samples sends."""
+
+    def behind(self, sigma: float) -> Self:
+        """The same method with Gaussian noise of that standard deviation on its rows (`+ldp`)."""
+        return replace(self, noise="gauss_l2", epsilon=gaussian_epsilon(sigma, SMALL), delta=SMALL)
 
     def released(self, z: Tensor, key: Key) -> Tensor:
         """Rows as they leave the party."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from comity.algorithms.dp import Dp
+from comity.algorithms.ldp import Ldp
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.party import Info
 from comity.core.release import Asked, Release, planned_works, releases_of
@@ -20,24 +21,27 @@ Planned = Callable[[AnyAlgorithm], Iterable[Counter[Release]]]
 """What each party, or a trusted server, will release in a whole run of a method."""
 
 
-def undecided(algorithm: AnyAlgorithm) -> bool:
-    """Whether somebody is to find its noise."""
-    return any(isinstance(one, Dp) and one.noise == "auto" for one in chain(algorithm))
+def undecided(algorithm: AnyAlgorithm) -> list[str]:
+    """Which wrappers of a method leave their noise open, by name."""
+    return [type(one).__name__.lower() for one in chain(algorithm) if isinstance(one, Dp | Ldp) and one.noise == "auto"]
 
 
 def with_noise(algorithm: AnyAlgorithm, noise: float) -> AnyAlgorithm:
-    """The same method with so much noise where it was left open."""
-    if isinstance(algorithm, Dp) and algorithm.noise == "auto":
-        return replace(algorithm, noise=noise)
-    if isinstance(algorithm, Wrapper):
-        return replace(algorithm, host=with_noise(algorithm.host, noise))  # type: ignore[type-var]
-    return algorithm
+    """The same method with so much noise wherever it was left open."""
+    if not isinstance(algorithm, Wrapper):
+        return algorithm
+    host = with_noise(algorithm.host, noise)
+    if isinstance(algorithm, Dp | Ldp) and algorithm.noise == "auto":
+        return replace(algorithm, host=host, noise=noise)
+    return replace(algorithm, host=host)  # type: ignore[type-var]
 
 
 def noise_for(algorithm: AnyAlgorithm, budget: Budget, planned: Planned) -> float:
     """The least noise with which nobody gives away more than the budget, to a thousandth of it."""
     if not math.isfinite(budget.epsilon):
-        raise Refusal("dp needs to know how much noise: give a budget (--budget epsilon=8,delta=1e-5), or noise=1.")
+        raise Refusal(
+            f"{undecided(algorithm)[0]} needs to know how much noise: give a budget (--budget epsilon=8,delta=1e-5), or noise=1."
+        )
 
     def fits(epsilon_of: Callable[[History, float], float]) -> Callable[[float], bool]:
         def within(noise: float) -> bool:

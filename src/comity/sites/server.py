@@ -158,8 +158,11 @@ def outline_of(experiment: Experiment, everybody: Mapping[str, Introduced], plan
     )
     common = CommonGround(experiment, told)
     algorithm, info = agree(common)
-    if undecided(algorithm):
-        raise Refusal("Between sites dp's noise is given as a number, as in dp(noise=1.1): comity plan finds it for a budget.")
+    if open_ := undecided(algorithm):
+        who = open_[0]
+        raise Refusal(
+            f"Between sites {who}'s noise is given as a number, as in {who}(noise=1.1): comity plan finds it for a budget."
+        )
     if experiment.participation < 1 and any(
         isinstance(one, Dp) and one.level == "party" and one.amplify for one in chain(algorithm)
     ):

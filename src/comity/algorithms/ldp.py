@@ -1,0 +1,127 @@
+"""LDP: Duchi, Jordan, Wainwright, Local Privacy and Statistical Minimax Rates, FOCS 2013; Dwork and Roth, The Algorithmic
+Foundations of Differential Privacy, 2014 (Gaussian noise). A wrapper.
+
+Idea: what parties send of their representations is bounded, and gets noise before it leaves: nobody needs to be trusted.
+
+Class means, level=row: (Σ_{y=c} clip_C(z), C·n_c) + N(0, (σ·√2·C)²) for each class c, and their quotient.
+Class means, level=party: clip_C(z̄_c) + N(0, (σ·2·C·√K)²) for each class, absent ones as 0; counts do not leave.
+Rows: clip_½(z) + N(0, σ²), ADCOL's own noise=gauss_l2.
+
+Symbols: C = clip; σ = noise; z = a row, that is what the party's model makes of a sample; n_c = samples of class c; K = classes.
+Deviations: a row is protected given the model. The sample has trained that model, so its record is protected only if the model
+tells of no record: relay+ldp+dp. With means, relay's observations are the class means again, which costs nothing more: n_avg
+and min_count have no effect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import wraps
+from typing import Any, Literal
+
+from comity.core import *
+from comity.core.algorithm import LEAVES
+from comity.core.fit import HiddenMeans, Level
+from comity.core.release import NOTHING, Asked, Releases
+from comity.parts.hidden_means import SendsMeans, release
+from comity.privacy.guard import guarded
+from comity.privacy.options import ROW, TRAINED_OPENLY, PrivateRows
+
+HIDES = frozenset({"representations", "means", "class counts"})
+UNBOUNDED = "how far a record moves that nobody bounds"
+
+
+@algorithm
+class Ldp(Wrapper[None]):
+    host: AnyAlgorithm
+    level: Level = option("row", "whom it protects: a row (with +dp around it, the record), or all that a party has")
+    noise: float | Literal["auto"] = option(
+        "auto", "σ, in units of what one row or party can change; auto: as little as the run's budget allows", minimum=0
+    )
+    clip: float = option(1.0, "C, the norm of a row, or with level=party of a class mean, at most", above=0)
+
+    start_weights = ""
+    bytes_formula = "the host's"
+
+    @classmethod
+    def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
+        if others := sorted(host.leaves - HIDES, reverse=True):
+            raise Refusal(f"{name}+{wrapper} cannot be: its parties send {LEAVES[others[0]]}, which this noise does not hide.")
+        if isinstance(host, Wrapper):
+            raise Refusal(f"{wrapper} goes around a method itself, and others around it, as in relay+{wrapper}+dp.")
+        if not host.leaves:
+            raise Refusal(f"{name}+{wrapper} cannot be: its parties send nothing that could be hidden.")
+        if not isinstance(host, SendsMeans | PrivateRows):
+            raise Refusal(f"{name}+{wrapper} cannot be: its parties send {LEAVES[min(host.leaves)]}, and {UNBOUNDED}.")
+        if isinstance(host, PrivateRows) and host.noise != "none":
+            raise Refusal(f"{name} has noise={host.noise} already: leave that out, or {wrapper}.")
+        if getattr(host, "guarded", 0) or getattr(host, "secret", 0):
+            raise Refusal(f"{name}+{wrapper} cannot be with guarded or secret samples: the noise is for all of them.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.host, PrivateRows):
+            return
+        if self.level == "party" or self.clip != 1.0:
+            raise Refusal("ldp's level=party and clip are for class means: rows are hidden one by one, and bounded by ½.")
+        if self.noise and self.noise != "auto" and self.host.noise == "none":
+            object.__setattr__(self, "host", self.host.behind(self.noise))  # the method's own noise, which its loss knows of
+
+    def cautions(self, info: Info) -> list[str]:
+        return [] if self.noise else ["with noise=0 nothing is hidden: what leaves is clipped, and that is all."]
+
+    def privacy_cautions(self, info: Info) -> list[str]:
+        if isinstance(self.host, PrivateRows):
+            return []  # it says so itself
+        if self.level == "row":
+            return [f"level=row: {ROW}."]
+        return [f"level=party: it {TRAINED_OPENLY}"]
+
+    @property
+    def sigma(self) -> float:
+        if self.noise == "auto":
+            raise Refusal("ldp needs to know how much noise: give a budget (--budget epsilon=8,delta=1e-5), or noise=1.")
+        return self.noise
+
+    @property
+    def not_private(self) -> str:
+        return ""
+
+    @property
+    def one_model(self) -> bool:
+        return self.host.one_model
+
+    @property
+    def self_contained(self) -> bool:  # type: ignore[override]
+        return self.host.self_contained
+
+    @property
+    def leaves(self) -> frozenset[str]:
+        return self.host.leaves
+
+    def wrap_party(self, party: Party, extra: None, made: list[int] | None = None) -> Party:
+        if not isinstance(self.host, SendsMeans):
+            return party
+        samples = party.private.samples if party.private else party.data.train
+        how = HiddenMeans(samples, self.level, self.clip, self.sigma, [] if made is None else made)
+        return replace(party, data=guarded(party.data), hidden_means=how)
+
+    def wrap_work(self, work: Work) -> Work:
+        @wraps(work)
+        async def wrapped(mine: Wrapped[None], letter: Any, party: Party, key: Key) -> tuple[Wrapped[None], Any]:
+            made: list[int] = []
+            state, reply = await work(mine.host, letter, self.wrap_party(party, None, made), key)
+            declared = [party.task.classes] if isinstance(self.host, SendsMeans) and work.__name__ in self.host.means_in else []
+            if reply is not None and made != declared:
+                raise Refusal(f"{work.__name__} sends other means than its method declares (means_in): {made}, not {declared}.")
+            return Wrapped(state, None), reply
+
+        return wrapped
+
+    def covers(self, work: str, said: Releases, asked: Asked) -> Releases:
+        if not isinstance(self.host, SendsMeans) or work not in self.host.means_in:
+            return said
+        noise = [release(self.level, self.clip, self.sigma, asked.info.task.classes)]
+        held = self.host.means_in[work]
+        counts = NOTHING if self.level == "party" else noise  # which classes there are is then not told at all
+        return {**said, **dict.fromkeys(held.means, noise), **dict.fromkeys(held.classes, counts)}

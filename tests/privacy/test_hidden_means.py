@@ -1,0 +1,325 @@
+"""Noise on what parties send of their representations (`+ldp`): what it is added to, how much there is, what it is called."""
+
+from __future__ import annotations
+
+import math
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import comity
+from comity import algorithms
+from comity.cli import main
+from comity.core import Key, Refusal, Samples, Wrapper
+from comity.core.call import Call, Letter
+from comity.core.fit import HiddenMeans, Level
+from comity.core.noise import gaussian
+from comity.core.wrapper import chain
+from comity.engines.site import Site
+from comity.parts import hidden_means as module
+from comity.parts.bank import Teacher
+from comity.privacy.accounting import gaussian_epsilon, gaussian_sigma
+from comity.privacy.composition import epsilon
+from comity.privacy.options import PrivateRows
+
+HOSTS = ("adcol(disc=linear)", "fd", "relay", "relay-p2p")
+METHODS = [name for name in algorithms.names() if not issubclass(algorithms.find(name), Wrapper)]
+MEANS = HOSTS[1:]
+
+
+@pytest.fixture(scope="module")
+def federation() -> comity.Federation:
+    digits = comity.load("digits")
+    cuts = {"north": (0, 200), "east": (200, 290), "south": (290, 440)}
+    return comity.Federation.from_arrays({name: (digits.x[a:b], digits.y[a:b]) for name, (a, b) in cuts.items()}, classes=10)
+
+
+def run(text: str, federation: comity.Federation, **more: Any) -> comity.Result:
+    usual: dict[str, Any] = {"rounds": 2, "model": "mlp2(width=8)", "engine": "loop"}
+    return comity.run(text, federation, **usual | more)
+
+
+def way(level: Level, z: torch.Tensor, y: torch.Tensor, clip: float, noise: float = 1.0) -> HiddenMeans:
+    return HiddenMeans(Samples(z, y), level, clip, noise, [])
+
+
+# --- Sensitivity, by brute force
+
+
+def rows(seed: int, n: int, scale: float, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = Key(seed).generator()
+    return scale * torch.randn(n, 3, generator=draw), torch.randint(classes, (n,), generator=draw)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 12), st.sampled_from([0.01, 1.0, 100.0]), st.sampled_from([0.3, 2.0]))
+def test_a_row_moves_sums_and_counts_by_no_more_than_is_declared(seed: int, n: int, scale: float, clip: float) -> None:
+    z, y = rows(seed, n, scale, 4)
+    most = module.release("row", clip, 1.0, 4).sensitivity
+    whole = module.bare(way("row", z, y, clip), z, 4)
+    for gone in range(n):  # blank: it adds nothing
+        rest = torch.arange(n) != gone
+        without = module.bare(way("row", z[rest], y[rest], clip), z[rest], 4)
+        assert (whole - without).norm().item() <= most * (1 + 1e-5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 12), st.sampled_from([0.01, 1.0, 100.0]), st.sampled_from([0.3, 2.0]))
+def test_a_party_moves_its_means_by_no_more_than_is_declared(seed: int, n: int, scale: float, clip: float) -> None:
+    most = module.release("party", clip, 1.0, 4).sensitivity
+    one, other = (module.bare(way("party", *rows(s, n, scale, 4), clip), rows(s, n, scale, 4)[0], 4) for s in (seed, seed + 1))
+    assert (one - other).norm().item() <= most * (1 + 1e-5)
+
+
+def test_what_is_declared_is_reached_and_no_number_goes_beyond_it() -> None:
+    z, y = 50 * torch.ones(4, 3), torch.arange(4)
+    assert module.bare(way("row", z[:1], y[:1], 2.0), z[:1], 4).norm().item() == pytest.approx(2 * math.sqrt(2))
+    opposite = [module.bare(way("party", sign * z, y, 2.0), sign * z, 4) for sign in (1, -1)]
+    assert (opposite[0] - opposite[1]).norm().item() == pytest.approx(module.release("party", 2.0, 1.0, 4).sensitivity)
+    broken = torch.tensor([[math.inf, 1.0, -math.inf], [math.nan, 0.0, 1.0]])
+    for level in ("row", "party"):
+        found = module.bare(way(level, broken, y[:2], 2.0), broken, 4)
+        assert found.isfinite().all()
+        assert found.norm(dim=1).max().item() <= 2 * math.sqrt(2) * (1 + 1e-5)
+
+
+# --- Noise
+
+
+def check_noise_is_what_is_declared() -> None:
+    z, y = rows(1, 40, 1.0, 50)
+    for level in ("row", "party"):
+        how = way(level, z, y, 0.7, noise=1.5)
+        exact = module.bare(how, z, 50)
+        made = torch.stack([module.noisy(how, z, 50, Key(n)) - exact for n in range(40)])
+        declared = module.release(level, 0.7, 1.5, 50)
+        assert declared.multiplier == pytest.approx(1.5)
+        assert made.std().item() == pytest.approx(declared.noise, rel=0.03)
+        assert abs(made.mean().item()) < 0.05 * declared.noise
+        flat = made.flatten(1)
+        assert abs((flat[0] * flat[1]).mean().item()) < 0.3 * declared.noise**2  # another key, other noise
+
+
+def test_noise_is_what_is_declared() -> None:
+    check_noise_is_what_is_declared()
+
+
+def test_a_tenth_of_the_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "gaussian", lambda key, shape, spread: gaussian(key, shape, spread / 10))
+    with pytest.raises(AssertionError):
+        check_noise_is_what_is_declared()
+
+
+def test_adcols_rows_have_the_noise_that_was_asked_for() -> None:
+    for sigma in (0.05, 1.0, 37.0, 1e4):
+        assert gaussian_sigma(gaussian_epsilon(sigma, 1e-9), 1e-9) == pytest.approx(sigma, rel=1e-6)
+    made = chain(algorithms.compose("adcol+ldp(noise=2.5)"))[-1]
+    assert isinstance(made, PrivateRows)
+    z = made.released(torch.zeros(400, 50), Key(3))
+    assert z.std().item() == pytest.approx(2.5, rel=0.03)
+
+
+# --- What it is called
+
+
+def check_plan(result: comity.Result) -> None:
+    """A plan says what it comes to; without a server, where not everybody is asked every time, that is the most."""
+    found, planned = result.summary["privacy"]["parties"], result.job.planned_privacy()["parties"]
+    if result.job.experiment.algorithm.startswith("relay-p2p"):
+        assert all(found[party] <= planned[party] for party in planned)
+        assert any(found[party] == planned[party] for party in planned)
+    else:
+        assert found == planned
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_row_a_record_behind_private_training_or_a_party(host: str, federation: comity.Federation) -> None:
+    with pytest.warns(UserWarning, match="of the record nothing is guaranteed"):
+        alone = run(f"{host}+ldp(noise=4)", federation)
+    told = alone.summary["privacy"]
+    assert (told["unit"], told["unprotected"]) == ("row", [])
+    assert "Models are trained without noise" in " ".join(told["assumptions"])
+    check_plan(alone)
+    # A call is one release, whatever fields it has: what is made of noisy numbers costs nothing more.
+    calls = {(row.round, row.work, row.party) for row in alone.privacy}
+    assert len(calls) == len(alone.privacy)
+    release = alone.privacy[0].made()
+    assert release
+    assert release.multiplier == pytest.approx(4)
+    most = max(sum(party == each for _, _, party in calls) for each in ("north", "east", "south"))
+    assert told["epsilon"] == pytest.approx(epsilon({release: most}, 1e-5), abs=1e-5)
+
+    both = run(f"{host}+ldp(noise=4)+dp(noise=2)", federation)
+    told = both.summary["privacy"]
+    assert (told["unit"], told["unprotected"]) == ("record", [])
+    check_plan(both)
+    assert "Models are trained without noise" not in " ".join(told["assumptions"])
+    hidden = [row for row in both.privacy if row.rate == 1]
+    assert {(row.round, row.work, row.party) for row in hidden} == calls
+    assert len(hidden) == len(calls)
+    assert sum(row.steps for row in both.privacy if row.rate < 1) == both.summary["steps"]
+
+    if host not in MEANS:
+        return
+    with pytest.warns(UserWarning, match="Models are trained without noise"):
+        told = run(f"{host}+ldp(noise=4,level=party)", federation).summary["privacy"]
+    assert (told["unit"], told["neighbours"], told["unprotected"]) == ("party", "replaced", [])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_which_classes_there_are_is_not_told() -> None:
+    """Of a party that lacks classes: with level=party all are said to be there, with level=row those that noise lets see."""
+    digits = comity.load("digits")
+    few = digits.y < 3
+    lacking = comity.Federation.from_arrays({"a": (digits.x[few], digits.y[few]), "b": (digits.x, digits.y)}, classes=10)
+    for level, there in (("party", list(range(10))), ("row", [0, 1, 2])):
+        job = run(f"relay+ldp(noise=1,level={level})", lacking, rounds=1).job
+        party = job.parties[0]
+        site = Site(job.algorithm, party, job.root)
+        nothing = Teacher(torch.zeros(10, 8), torch.zeros(10).bool(), torch.zeros(1, 10, 8), torch.zeros(1, 10).bool(), {})
+        reply = site.work(Call("local", 1, 1, 0), Letter(nothing, None, True), {}).reply
+        assert reply.counts.nonzero().flatten().tolist() == there
+        assert reply.seen.nonzero().flatten().tolist() == there
+        truth = torch.bincount(party.data.train.y, minlength=10)
+        assert not torch.equal(reply.counts.long(), truth)
+        if level == "row":
+            assert (reply.counts[:3] - truth[:3]).abs().max() < 8  # 1.4 times five
+        assert reply.means.norm(dim=1).max().item() <= 1 + 1e-5
+        assert torch.equal(reply.obs[0], reply.means)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_field_that_nobody_declares_is_caught(federation: comity.Federation, tmp_path: Path) -> None:
+    method = tmp_path / "chatty.py"
+    method.write_text(
+        '''"""FD, and one figure more."""
+from comity.algorithms.fd import Answers, Fd
+from comity.core import *
+
+
+@record
+class More(Answers):
+    first: float
+
+
+@algorithm
+class Chatty(Fd):
+    @work
+    async def local(self, F_i: Params, m, party: Party, key: Key) -> tuple[Params, More]:
+        F_i, made = await super().local(F_i, m, party, key)
+        return F_i, More(made.logits, made.counts, float(F_i["fc1.weight"][0, 0]))
+'''
+    )
+    told = run(f"{method}+ldp(noise=1)", federation).summary["privacy"]
+    assert told["epsilon"] == "infinite"
+    assert "More.first (local)" in told["unprotected"]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("Answers(*class_means(party.data.train.x.flatten(1)[:, :10], party.data.train.y, 10))", "looks at a party's samples"),
+        ("Answers(*[self.told(party, lambda x: task.logits(F_i, x), key) for _ in range(2)][1])", r"means_in\): \[10, 10\]"),
+        ("Answers(F_i['fc1.weight'][:, :10] @ torch.ones(10, 10), torch.ones(10).int())", r"means_in\): \[\]"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_goes_around_the_noise_is_refused(line: str, why: str, federation: comity.Federation, tmp_path: Path) -> None:
+    method = tmp_path / "around.py"
+    method.write_text(
+        f'''"""FD that sends something else under the same name."""
+import torch
+from comity.algorithms.fd import Answers, Fd
+from comity.core import *
+from comity.parts.classwise import class_means
+
+
+@algorithm
+class Around(Fd):
+    @work
+    async def local(self, F_i: Params, m, party: Party, key: Key) -> tuple[Params, Answers]:
+        task = party.task
+        return F_i, {line}
+'''
+    )
+    with pytest.raises(comity.ComityError, match=why):
+        run(f"{method}+ldp(noise=1)", federation)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_hidden_or_refused(name: str, federation: comity.Federation) -> None:
+    if name in ("adcol", *MEANS):
+        algorithms.compose(f"{name}+ldp(noise=1)")
+        return
+    with pytest.raises(Refusal, match=rf"{name}\+ldp cannot be: its parties send "):
+        algorithms.compose(f"{name}+ldp(noise=1)")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("fedavg+dbe+ldp(noise=1)", "send weights of a model, which this noise does not hide"),
+        ("relay(aggregate=model)+ldp(noise=1)", "send weights of a model"),
+        ("relay(secret=0.1)+ldp(noise=1)", "guarded or secret samples"),
+        ("adcol(noise=lap_l1)+ldp(noise=1)", "has noise=lap_l1 already"),
+        ("adcol+ldp(noise=1,level=party)", "hidden one by one"),
+        ("adcol(noise=gauss_l2)+dp(noise=1)+ldp(noise=1)", "goes around a method itself"),
+        ("relay+dp(noise=1)", r"relay\+ldp\+dp hides them"),
+        ("relay(m_down=2)+ldp(noise=1)+dp(noise=1)", "makes draws of its own"),
+        ("relay+ldp", "ldp needs to know how much noise"),
+        ("relay+ldp+dp(noise=1)", "ldp needs to know how much noise"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_cannot_be_says_why(text: str, why: str, federation: comity.Federation) -> None:
+    with pytest.raises(Refusal, match=why):
+        run(text, federation)
+
+
+def test_without_noise_nothing_is_claimed(federation: comity.Federation) -> None:
+    for host in HOSTS:
+        with pytest.warns(UserWarning, match="nothing is hidden"):
+            assert run(f"{host}+ldp(noise=0)", federation, rounds=1).summary["privacy"]["epsilon"] == "infinite"
+
+
+# --- Budgets
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("relay+ldp", {"ldp.noise"}),
+        ("adcol(disc=linear)+ldp", {"ldp.noise"}),
+        ("fd+ldp+dp", {"ldp.noise", "dp.noise"}),
+        ("relay-p2p+ldp(noise=6)+dp", {"dp.noise"}),
+    ],
+)
+def test_a_budget_finds_the_noise(text: str, found: set[str], federation: comity.Federation) -> None:
+    result = run(text, federation, budget="epsilon=6,delta=1e-5")
+    assert 5.9 < result.summary["privacy"]["epsilon"] <= 6
+    assert {name for name in result.job.experiment.set if name.endswith(".noise")} == found
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_call_beyond_the_budget_is_not_made(federation: comity.Federation) -> None:
+    result = run("fd+ldp(noise=2)", federation, rounds=9, budget="epsilon=4")
+    assert 1 < result.summary["rounds"] < 9
+    assert result.summary["privacy"]["epsilon"] <= 4
+    assert "privacy budget" in result.summary["void"][0]["why"]
+
+
+def test_a_plan_says_what_noise_there_will_be(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    small = ["--parties", "3", "--rounds", "3", "--model", "linear", "--budget", "epsilon=5"]
+    monkeypatch.setattr(sys, "argv", ["comity", "plan", "fd+ldp(level=party)", *small])
+    with suppress(SystemExit):
+        main()
+    said = capsys.readouterr().out
+    assert "epsilon 5 at delta 1e-05, for all that a party has: one is replaced by any other" in said
+    assert "noise of ldp: 1.5" in said
