@@ -14,7 +14,7 @@ from comity.spec import parse
 
 GOSSIP = str(Path(__file__).with_name("gossip.py"))
 HOSTS = ("fedavg", "scaffold", "fedprox", "fedper", "fedgen(gen_steps=5)")
-# A generator's thousand steps show nothing that five do not; noise is to be given; four parties are too few for a Krum that protects.
+# A generator's thousand steps show nothing that five do not; noise is to be given; four parties are too few to spare one by Krum.
 BRIEF = {"fedgen": "fedgen(gen_steps=5)", "dp": "dp(noise=1)", "ldp": "ldp(noise=1)", "krum": "krum(f=0)"}
 STEEP = ("feduad", "fedufo", "fd")  # with steps of 0.1 on a dozen samples these run away
 BATCHNORM = "fedbn-cnn(scale=0.06)"
