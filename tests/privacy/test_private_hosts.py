@@ -16,7 +16,21 @@ from comity.core.wrapper import chain
 from comity.experiments.longer import ask_for
 
 METHODS = [name for name in algorithms.names() if not issubclass(algorithms.find(name), Wrapper)]
-RUN = {"fedavg", "fedprox", "scaffold", "moon", "ditto", "fedbabu", "fedbn", "fedper", "fedrep", "lg-fedavg", "solo"}
+RUN = {
+    "fedavg",
+    "fedprox",
+    "scaffold",
+    "moon",
+    "ditto",
+    "fedbabu",
+    "fedbn",
+    "fedper",
+    "fedrep",
+    "lg-fedavg",
+    "solo",
+    "apple",
+    "fed-mtl",
+}
 REFUSED = {
     "fedavg+dbe": "couples the records of a batch",
     "fedper+mr": "couples the records of a batch",
