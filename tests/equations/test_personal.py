@@ -15,6 +15,7 @@ from comity.algorithms.apple import Apple, AppleState, Cores
 from comity.algorithms.fed_mtl import FedMtl, Held, Relations, precision
 from comity.algorithms.fedavg import FedAvg
 from comity.algorithms.fedfomo import FedFomo, FomoState, Offered, chosen
+from comity.algorithms.fml import Fml, FmlState
 from comity.algorithms.pfedme import PFedMe
 from comity.core import Empty, Key, Model, Params, Party, Samples, Task, Training
 
@@ -440,7 +441,7 @@ def test_fed_mtl_both_steps_in_turn_end_where_they_should() -> None:
     method = FedMtl(lam1=1.0)
     b = (2.0, 3.0, -2.0)
     net, s = net_of(method, quadratic(0.0), [rows(1.0, each) for each in b], Training(lr=0.05, batch=1, steps=20))
-    s = rounds(method, net, s, 100)
+    s = rounds(method, net, s, 150)
     assert s.W["body.w"][:, 0].tolist() == pytest.approx([each / (1 + 1 / 2.8) for each in b], abs=1e-6)
     assert s.omega[0, 1] < 0 < s.omega[0, 2], "−Ω_st says how much s and t are alike"
 
@@ -482,3 +483,74 @@ def test_fed_mtl_no_option_is_without_effect() -> None:
     base = deployed("fed-mtl")
     for option in ("relation=surrogate", "lam1=0.1", "lam2=0.1", "epsilon=0.5"):
         assert not all_same(deployed(f"fed-mtl({option})"), base), option
+
+
+# --- FML
+
+
+def test_fml_two_steps_by_hand() -> None:
+    """Each model descends its own loss, in which the other's answers are constants; both gradients before any step."""
+    task, data = small(), samples(8, (6,), 3)
+    p, m = task.init(Key(1)), task.init(Key(2))
+    party = party_of(task, data, Training(lr=0.1, batch=8, epochs=2))
+    mine, reply = worked(Fml(alpha=0.3, beta=0.8).local(FmlState({}, p), Model(m), party, Key(3)))
+
+    def slope(student: Params, teacher: Params, share: float) -> Params:
+        free = {k: v.clone().requires_grad_() for k, v in student.items()}
+        ours, theirs = task.logits(free, data.x), task.logits(teacher, data.x).softmax(1)
+        apart = (theirs * (theirs.log() - ours.log_softmax(1))).sum(1).mean()  # KL(teacher ‖ student)
+        value = share * F.cross_entropy(ours, data.y) + (1 - share) * apart
+        return dict(zip(free, torch.autograd.grad(value, list(free.values())), strict=True))
+
+    for _ in range(2):
+        of_p, of_m = slope(p, m, 0.3), slope(m, p, 0.8)
+        p = {k: v - 0.1 * of_p[k] for k, v in p.items()}
+        m = {k: v - 0.1 * of_m[k] for k, v in m.items()}
+    assert_near(mine.personal, p, atol=1e-6)
+    assert_near(reply.theta, m, atol=1e-6)
+
+
+@pytest.mark.parametrize("other", [0.5, 1.0])
+def test_fml_models_that_learn_from_labels_alone_are_solo_and_fedavg(other: float) -> None:
+    """Bit for bit, whatever the other one learns from."""
+    assert all_same(deployed(f"fml(alpha=1,beta={other})"), deployed("solo"))
+    assert all_same(deployed(f"fml(alpha={other},beta=1,deploy=global)"), deployed("fedavg"))
+
+
+def test_fml_models_are_one_until_the_copies_are_averaged() -> None:
+    """Both start alike, so in round 1 there is nothing to learn from each other."""
+    party = party_of(small(), samples(8, (6,), 3), Training(lr=0.1, batch=4))
+    theta = party.task.init(Key(1))
+    mine, reply = worked(Fml().local(FmlState({}, theta), Model(theta), party, Key(3)))
+    assert same(mine.personal, reply.theta)
+    ours = deployed("fml")
+    assert not same(ours[0], ours[1])
+
+
+def test_fml_deploys_one_model_or_each_its_own() -> None:
+    shared, own = (comity.run(f"fml(deploy={which})", federation(SIZES), **SETTINGS) for which in ("global", "personal"))
+    assert shared.job.algorithm.one_model
+    assert not own.job.algorithm.one_model
+    assert [r for r in shared.ledger if r.kind != "eval"] == [r for r in own.ledger if r.kind != "eval"]
+    a, b = (shared.model(name).theta for name in ("p0", "p1"))
+    assert same(a, b)
+
+
+def test_fml_mr_is_asked_of_the_copy_alone() -> None:
+    assert all_same(deployed("fml(alpha=1)+mr", kappa=50), deployed("solo"))
+    assert not all_same(deployed("fml+mr", kappa=50), deployed("fml"))
+
+
+def test_fml_a_newcomer_begins_with_what_it_receives() -> None:
+    party = party_of(small(), samples(8, (6,), 3), Training(lr=0.1, batch=4))
+    first, w = party.task.init(Key(1)), party.task.init(Key(2))
+    mine, _ = worked(Fml().welcome(FmlState({}, first), Model(w), party, Key(3)))
+    alike, reply = worked(Fml().local(FmlState({}, w), Model(w), party, Key(3)))
+    assert same(mine.personal, alike.personal)
+    assert same(mine.private, reply.theta), "and keeps its copy, which is its model with deploy=global"
+
+
+def test_fml_no_option_is_without_effect() -> None:
+    base = deployed("fml")
+    for option in ("alpha=0.2", "beta=0.2", "deploy=global"):
+        assert not all_same(deployed(f"fml({option})"), base), option

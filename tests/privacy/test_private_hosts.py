@@ -16,21 +16,8 @@ from comity.core.wrapper import chain
 from comity.experiments.longer import ask_for
 
 METHODS = [name for name in algorithms.names() if not issubclass(algorithms.find(name), Wrapper)]
-RUN = {
-    "fedavg",
-    "fedprox",
-    "scaffold",
-    "moon",
-    "ditto",
-    "fedbabu",
-    "fedbn",
-    "fedper",
-    "fedrep",
-    "lg-fedavg",
-    "solo",
-    "apple",
-    "fed-mtl",
-}
+OWN_MODELS = {"apple", "ditto", "fed-mtl", "fml"}
+RUN = {"fedavg", "fedprox", "scaffold", "moon", "fedbabu", "fedbn", "fedper", "fedrep", "lg-fedavg", "solo"} | OWN_MODELS
 REFUSED = {
     "fedavg+dbe": "couples the records of a batch",
     "fedper+mr": "couples the records of a batch",
