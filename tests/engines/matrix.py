@@ -26,6 +26,8 @@ VARIANTS: dict[str, dict[str, Any]] = {  # settings under which a method has oth
     "adcol(objective=simsiam,hidden=8)": {},
     "apple(downloads=1)": {"participation": 0.5},
     "fedavg+dbe(kappa=auto,pilot_rounds=1)": {"participation": 0.5},
+    "fed-mtl(relation=surrogate)": {"participation": 0.5},
+    "fml(deploy=global)": {"participation": 0.5},
     "fedbn+dp(noise=1,level=party)": {"participation": 0.5, "model": BATCHNORM},
     "fedrep(head_epochs=2)+dp(noise=1)": {},
     "fedprox+prbm+dp(noise=1)": {},

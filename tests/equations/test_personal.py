@@ -8,12 +8,14 @@ from typing import Any, Literal
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import assert_near, federation, net_of, party_of, quadratic, rounds, rows, same, samples, task_of, worked
+from toys import assert_near, federation, net_of, noise, party_of, quadratic, rounds, rows, same, samples, task_of, worked
 
 import comity
 from comity.algorithms.apple import Apple, AppleState, Cores
+from comity.algorithms.fed_mtl import FedMtl, Held, Relations, precision
 from comity.algorithms.fedavg import FedAvg
 from comity.algorithms.fedfomo import FedFomo, FomoState, Offered, chosen
+from comity.algorithms.fml import Fml, FmlState
 from comity.algorithms.pfedme import PFedMe
 from comity.core import Empty, Key, Model, Params, Party, Samples, Task, Training
 
@@ -290,11 +292,11 @@ def test_apple_two_steps_by_hand() -> None:
     mine, reply = worked(method.local(state, letter, party, Key(3)))
 
     def mixed() -> Params:
-        return {k: sum(p[j] * cores[j][k] for j in range(3)) for k in cores[0]}
+        return {k: p[0] * cores[0][k] + p[1] * cores[1][k] + p[2] * cores[2][k] for k in cores[0]}
 
     for _ in range(2):
         g = step(mixed(), data, task)
-        slopes = torch.stack([sum((g[k] * cores[j][k]).sum() for k in g) for j in range(3)])
+        slopes = torch.stack([flat(g) @ flat(cores[j]) for j in range(3)])
         cores[1] = {k: v - 0.1 * p[1] * g[k] for k, v in cores[1].items()}
         p = p - 0.02 * (slopes + 0.7 * (p - p0))
     assert_near(reply.theta, cores[1], atol=1e-6)
@@ -391,3 +393,164 @@ def test_apple_refuses_adam_and_mr() -> None:
         comity.run("apple", federation(SIZES), optimizer="adam", **SETTINGS)
     with pytest.raises(comity.Refusal, match="no averaged extractor"):
         comity.run("apple+mr", federation(SIZES), **SETTINGS)
+
+
+# --- Fed-MTL
+
+
+def test_fed_mtl_relations_by_hand() -> None:
+    """Two equal models: (WᵀW)^½ ∝ 11ᵀ, so Σ has 2 along (1, 1) and 0 across; two orthogonal ones of one length know nothing."""
+    alike = precision({"a": torch.tensor([[3.0], [3.0]]), "b": torch.tensor([[[4.0]], [[4.0]]])}, epsilon=0.1)
+    along, across = 1 / (0.9 * 2 + 0.1), 1 / 0.1
+    near, far = (along + across) / 2, (along - across) / 2
+    torch.testing.assert_close(alike, torch.tensor([[near, far], [far, near]]))
+    torch.testing.assert_close(precision({"a": 7 * torch.eye(3)}, epsilon=0.1), torch.eye(3))
+    torch.testing.assert_close(precision({"a": torch.zeros(3, 2)}, epsilon=0.1), torch.eye(3))
+    W = noise(3, 5).double()
+    root = precision({"a": W}, epsilon=1e-12).inverse()
+    torch.testing.assert_close(root @ root / (root @ root).trace(), W @ W.T / (W @ W.T).trace(), rtol=0, atol=1e-6)
+
+
+def test_fed_mtl_w_step_finds_the_minimum_for_a_given_relation() -> None:
+    """f_t = a_t/2 (w − b_t)²: (diag(a) + λ₁ Ω + λ₂ I) w = a b, though all parties move at once."""
+    a, b = torch.tensor([1.0, 2.0, 4.0]).double(), torch.tensor([3.0, -1.0, 0.5]).double()
+    omega = torch.tensor([[2.0, -1.5, 0.3], [-1.5, 2.0, 0.0], [0.3, 0.0, 1.0]]).double()
+    method = FedMtl(lam1=0.7, lam2=0.2)
+    how = Training(lr=0.1, batch=1, steps=60)
+    parties = [party_of(quadratic(), rows(a[t].item(), b[t].item()), how, t, 3) for t in range(3)]
+    w = torch.zeros(3, 1).double()
+    for _ in range(100):
+        letters = method.held(Relations({"body.w": w}, omega), range(3))
+        done = [worked(method.local({"body.w": w[t]}, letters[t], parties[t], Key(0)))[1].theta["body.w"] for t in range(3)]
+        w = torch.stack(done)
+    best = torch.linalg.solve(a.diag() + 0.7 * omega + 0.2 * torch.eye(3).double(), a * b)
+    torch.testing.assert_close(w[:, 0], best, rtol=0, atol=1e-6)
+
+
+def test_fed_mtl_one_party_has_a_decay_of_lambda_1() -> None:
+    """m = 1: Σ = Ω = 1, so w = a b / (a + λ₁)."""
+    method = FedMtl(lam1=0.5)
+    net, s = net_of(method, quadratic(1.0), [rows(2.0, 3.0)], Training(lr=0.1, batch=1, steps=30))
+    s = rounds(method, net, s, 40)
+    assert s.W["body.w"].item() == pytest.approx(2 * 3 / 2.5, abs=1e-6)
+    assert s.omega.item() == pytest.approx(1)
+
+
+def test_fed_mtl_both_steps_in_turn_end_where_they_should() -> None:
+    """With one weight each W has rank one: Σ is 3 along W, so Ω there is 1/(0.9 · 3 + 0.1), and w = b / (1 + λ₁/2.8)."""
+    method = FedMtl(lam1=1.0)
+    b = (2.0, 3.0, -2.0)
+    net, s = net_of(method, quadratic(0.0), [rows(1.0, each) for each in b], Training(lr=0.05, batch=1, steps=20))
+    s = rounds(method, net, s, 150)
+    assert s.W["body.w"][:, 0].tolist() == pytest.approx([each / (1 + 1 / 2.8) for each in b], abs=1e-6)
+    assert s.omega[0, 1] < 0 < s.omega[0, 2], "−Ω_st says how much s and t are alike"
+
+
+def test_fed_mtl_bound_by_hand() -> None:
+    """a = w − (λ₁ Ω w + λ₂ w)/c with c = λ₁ · 3 + λ₂; a newcomer is held to the mean."""
+    omega = torch.tensor([[2.0, 1.0], [1.0, 2.0]])  # eigenvalues 1 and 3
+    w = torch.tensor([[1.0, 0.0], [4.0, 2.0]])
+    held = FedMtl(lam1=0.5, lam2=0.1).held(Relations({"a": w}, omega), [1, 2])
+    assert held[1].weight == pytest.approx(1.6)
+    torch.testing.assert_close(held[1].to["a"], w[1] - (0.5 * (w[0] + 2 * w[1]) + 0.1 * w[1]) / 1.6)
+    torch.testing.assert_close(held[2].to["a"], torch.tensor([2.5, 1.0]))
+
+
+def test_fed_mtl_surrogate_by_hand() -> None:
+    """60 weights: λ = 2 · 10⁻³, so the gradient is 2 · 10⁻³ ((w − w̄) + w), which is 4 · 10⁻³ (w − w̄/2)."""
+    method = FedMtl(relation="surrogate", lam1=9.0)
+    w = noise(4, 12, 5)
+    held = method.view(Relations({"a": w}, torch.eye(4) - 1 / 4), 2)
+    assert held.weight == pytest.approx(4e-3)
+    torch.testing.assert_close(held.to["a"], w.mean(0) / 2)
+    net, s = net_of(method, small(), [samples(4, (6,), 3)] * 3, Training(batch=4))
+    torch.testing.assert_close(rounds(method, net, s, 1).omega, torch.eye(3) - 1 / 3)
+
+
+def test_fed_mtl_without_weights_is_solo() -> None:
+    assert all_same(deployed("fed-mtl(lam1=0)"), deployed("solo"))
+
+
+def test_fed_mtl_a_newcomer_starts_at_the_mean() -> None:
+    party = party_of(small(), samples(8, (6,), 3), Training(lr=0.1, batch=8))
+    mean = party.task.init(Key(2))
+    mine, _ = worked(FedMtl().welcome(party.task.init(Key(1)), Held(mean, 0.0), party, Key(3)))
+    g = step(mean, party.data.train, party.task)
+    assert_near(mine, {k: v - 0.1 * g[k] for k, v in mean.items()}, atol=1e-6)
+
+
+def test_fed_mtl_no_option_is_without_effect() -> None:
+    base = deployed("fed-mtl")
+    for option in ("relation=surrogate", "lam1=0.1", "lam2=0.1", "epsilon=0.5"):
+        assert not all_same(deployed(f"fed-mtl({option})"), base), option
+
+
+# --- FML
+
+
+def test_fml_two_steps_by_hand() -> None:
+    """Each model descends its own loss, in which the other's answers are constants; both gradients before any step."""
+    task, data = small(), samples(8, (6,), 3)
+    p, m = task.init(Key(1)), task.init(Key(2))
+    party = party_of(task, data, Training(lr=0.1, batch=8, epochs=2))
+    mine, reply = worked(Fml(alpha=0.3, beta=0.8).local(FmlState({}, p), Model(m), party, Key(3)))
+
+    def slope(student: Params, teacher: Params, share: float) -> Params:
+        free = {k: v.clone().requires_grad_() for k, v in student.items()}
+        ours, theirs = task.logits(free, data.x), task.logits(teacher, data.x).softmax(1)
+        apart = (theirs * (theirs.log() - ours.log_softmax(1))).sum(1).mean()  # KL(teacher ‖ student)
+        value = share * F.cross_entropy(ours, data.y) + (1 - share) * apart
+        return dict(zip(free, torch.autograd.grad(value, list(free.values())), strict=True))
+
+    for _ in range(2):
+        of_p, of_m = slope(p, m, 0.3), slope(m, p, 0.8)
+        p = {k: v - 0.1 * of_p[k] for k, v in p.items()}
+        m = {k: v - 0.1 * of_m[k] for k, v in m.items()}
+    assert_near(mine.personal, p, atol=1e-6)
+    assert_near(reply.theta, m, atol=1e-6)
+
+
+@pytest.mark.parametrize("other", [0.5, 1.0])
+def test_fml_models_that_learn_from_labels_alone_are_solo_and_fedavg(other: float) -> None:
+    """Bit for bit, whatever the other one learns from."""
+    assert all_same(deployed(f"fml(alpha=1,beta={other})"), deployed("solo"))
+    assert all_same(deployed(f"fml(alpha={other},beta=1,deploy=global)"), deployed("fedavg"))
+
+
+def test_fml_models_are_one_until_the_copies_are_averaged() -> None:
+    """Both start alike, so in round 1 there is nothing to learn from each other."""
+    party = party_of(small(), samples(8, (6,), 3), Training(lr=0.1, batch=4))
+    theta = party.task.init(Key(1))
+    mine, reply = worked(Fml().local(FmlState({}, theta), Model(theta), party, Key(3)))
+    assert same(mine.personal, reply.theta)
+    ours = deployed("fml")
+    assert not same(ours[0], ours[1])
+
+
+def test_fml_deploys_one_model_or_each_its_own() -> None:
+    shared, own = (comity.run(f"fml(deploy={which})", federation(SIZES), **SETTINGS) for which in ("global", "personal"))
+    assert shared.job.algorithm.one_model
+    assert not own.job.algorithm.one_model
+    assert [r for r in shared.ledger if r.kind != "eval"] == [r for r in own.ledger if r.kind != "eval"]
+    a, b = (shared.model(name).theta for name in ("p0", "p1"))
+    assert same(a, b)
+
+
+def test_fml_mr_is_asked_of_the_copy_alone() -> None:
+    assert all_same(deployed("fml(alpha=1)+mr", kappa=50), deployed("solo"))
+    assert not all_same(deployed("fml+mr", kappa=50), deployed("fml"))
+
+
+def test_fml_a_newcomer_begins_with_what_it_receives() -> None:
+    party = party_of(small(), samples(8, (6,), 3), Training(lr=0.1, batch=4))
+    first, w = party.task.init(Key(1)), party.task.init(Key(2))
+    mine, _ = worked(Fml().welcome(FmlState({}, first), Model(w), party, Key(3)))
+    alike, reply = worked(Fml().local(FmlState({}, w), Model(w), party, Key(3)))
+    assert same(mine.personal, alike.personal)
+    assert same(mine.private, reply.theta), "and keeps its copy, which is its model with deploy=global"
+
+
+def test_fml_no_option_is_without_effect() -> None:
+    base = deployed("fml")
+    for option in ("alpha=0.2", "beta=0.2", "deploy=global"):
+        assert not all_same(deployed(f"fml({option})"), base), option

@@ -16,9 +16,9 @@ from comity.core.wrapper import chain
 from comity.experiments.longer import ask_for
 
 METHODS = [name for name in algorithms.names() if not issubclass(algorithms.find(name), Wrapper)]
-RUN = {
-    "fedavg", "fedprox", "scaffold", "moon", "ditto", "fedbabu", "fedbn", "fedper", "fedrep", "fedreptile", "lg-fedavg", "solo",
-}  # fmt: skip
+OWN_MODELS = {"apple", "ditto", "fed-mtl", "fml"}
+AVERAGED = {"fedavg", "fedprox", "scaffold", "moon", "fedbabu", "fedbn", "fedper", "fedrep", "fedreptile", "lg-fedavg"}
+RUN = {*OWN_MODELS, *AVERAGED, "solo"}
 REFUSED = {
     "fedavg+dbe": "couples the records of a batch",
     "fedper+mr": "couples the records of a batch",

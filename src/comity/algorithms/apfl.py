@@ -26,6 +26,7 @@ from torch import Tensor
 
 from comity.algorithms.fedavg import AveragedModel
 from comity.core import *
+from comity.parts.pair import named, part
 
 W, V, ALPHA = "w.", "v.", "alpha"
 
@@ -37,16 +38,6 @@ class ApflState:
     w: Params
     v: Params
     alpha: Tensor
-
-
-def named(which: str, theta: Params) -> Params:
-    """w or v, under names of its own among what is trained together."""
-    return {which + k: x for k, x in theta.items()}
-
-
-def part(theta: Params, which: str) -> Params:
-    """w or v, of what is trained together."""
-    return {k.removeprefix(which): x for k, x in theta.items() if k.startswith(which)}
 
 
 def mixture(alpha: Tensor, v: Params, w: Params) -> Params:
