@@ -34,6 +34,7 @@ from comity.algorithms.fedavg import FedAvg
 from comity.core import *
 from comity.core.kernels import linear
 from comity.models.stack import uniform
+from comity.parts.around import Around
 
 OWN, POLICY, CONTEXT = "fedcp.own.", "fedcp.policy.", "fedcp.context"
 WIDTHS = (10, 15, 20, 50)  # a, of MMD's kernels
@@ -55,14 +56,8 @@ def mmd(a: Tensor, b: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Separated(Task):
+class Separated(Around):
     """A task whose answer is the sum of two heads', among which a policy shares out the representation."""
-
-    inner: Task
-
-    @property
-    def head_names(self) -> frozenset[str]:
-        return self.inner.head_names
 
     def init(self, key: Key) -> Params:
         theta = self.inner.init(key)
@@ -70,9 +65,6 @@ class Separated(Task):
         own = {OWN + k: theta[k].clone() for k in theta if k in self.head_names}
         layer = {POLICY + "weight": uniform((2 * d, d), d, drawn), POLICY + "bias": uniform((2 * d,), d, drawn)}
         return theta | own | layer | {POLICY + "norm.weight": torch.ones(2 * d), POLICY + "norm.bias": torch.zeros(2 * d)}
-
-    def features(self, theta: Params, x: Tensor, train: bool = False) -> Tensor:
-        return self.inner.features(theta, x, train)
 
     def head(self, theta: Params, z: Tensor, train: bool = False) -> Tensor:
         return self.separated(theta, z, train)
@@ -113,8 +105,7 @@ class FedCp(FedAvg):
         return names[::-1] if all(shape[1:] == (before,) for shape, before in zip(shapes, wide, strict=False)) else []
 
     def extended(self, task: Task) -> Task:
-        private = task.private | {OWN + k for k in task.head_names}
-        return Separated(task.network, task.classes, task.cut, private, inner=task)
+        return Separated.of(task, frozenset(OWN + k for k in task.head_names))
 
     def in_context(self, theta: Params, task: Task) -> Params:
         """With v_i/‖v_i‖ among the parameters."""

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from comity.core import *
+from comity.parts.around import Around
 from comity.parts.classwise import class_means, features_of, pooled
 
 PROTOTYPES, KNOWN = "fedproto.prototypes", "fedproto.known"
@@ -61,10 +62,8 @@ class Bank:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nearest(Task):
+class Nearest(Around):
     """A task that answers by the nearest prototype, if there are any among its parameters."""
-
-    inner: Task
 
     def logits(self, theta: Params, x: Tensor) -> Tensor:
         if PROTOTYPES not in theta:
@@ -125,8 +124,7 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
         return theta, None
 
     def party_for(self, party: Party, mine: Params) -> Party:
-        task = party.task
-        return with_task(party, Nearest(task.network, task.classes, task.cut, task.private, inner=task))
+        return with_task(party, Nearest.of(party.task))
 
     def model(self, theta: Params, m: Guide, party: Party) -> Params:
         known = m.known

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from comity.algorithms.fedavg import FedAvg
 from comity.core import *
+from comity.parts.around import Around
 
 OWN = "fedrod."
 
@@ -35,22 +36,14 @@ def personal_head(theta: Params) -> Params:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TwoHeads(Task):
+class TwoHeads(Around):
     """A task whose answer is the sum of a shared head's and a private one's."""
 
-    inner: Task
     log_n: Tensor
-
-    @property
-    def head_names(self) -> frozenset[str]:
-        return self.inner.head_names
 
     def init(self, key: Key) -> Params:
         theta = self.inner.init(key)
         return theta | {OWN + k: theta[k].clone() for k in theta if k in self.head_names}
-
-    def features(self, theta: Params, x: Tensor, train: bool = False) -> Tensor:
-        return self.inner.features(theta, x, train)
 
     def head(self, theta: Params, z: Tensor, train: bool = False) -> Tensor:
         return self.inner.head(theta, z, train) + self.inner.head(theta | personal_head(theta), z, train)
@@ -78,6 +71,6 @@ class FedRod(FedAvg):
 
     def party_for(self, party: Party, mine: Params) -> Party:
         task = party.task
-        private = task.private | {OWN + k for k in task.head_names}
         log_n = torch.bincount(party.data.train.y, minlength=task.classes).log()
-        return with_task(party, TwoHeads(task.network, task.classes, task.cut, private, inner=task, log_n=log_n))
+        own = frozenset(OWN + k for k in task.head_names)
+        return with_task(party, TwoHeads.of(task, own, log_n=log_n))

@@ -33,6 +33,7 @@ from comity.algorithms.fedper import FedPer
 from comity.core import *
 from comity.core.kernels import linear
 from comity.models.stack import uniform
+from comity.parts.around import Around
 
 EMBEDDING, VALVE = "gpfl.embedding", "gpfl.valve."
 GAMMA, BETA = VALVE + "gamma.", VALVE + "beta."
@@ -45,14 +46,8 @@ def guided(names: frozenset[str]) -> frozenset[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Valved(Task):
+class Valved(Around):
     """A task with a conditional valve before its head, and embeddings of its classes."""
-
-    inner: Task
-
-    @property
-    def head_names(self) -> frozenset[str]:
-        return self.inner.head_names
 
     def init(self, key: Key) -> Params:
         d, drawn = self.width, key.fold("gpfl").generator()
@@ -61,9 +56,6 @@ class Valved(Task):
             added |= {which + "weight": uniform((d, d), d, drawn), which + "bias": uniform((d,), d, drawn)}
             added |= {which + "norm.weight": torch.ones(d), which + "norm.bias": torch.zeros(d)}
         return self.inner.init(key) | added
-
-    def features(self, theta: Params, x: Tensor, train: bool = False) -> Tensor:
-        return self.inner.features(theta, x, train)
 
     def valve(self, theta: Params, f: Tensor, *given: str) -> list[Tensor]:
         """Eqs. 1 and 2, under one condition or several."""
@@ -101,7 +93,7 @@ class Gpfl(FedPer):
         info.needs_classes("gpfl", "has an embedding of each class")
 
     def extended(self, task: Task) -> Task:
-        return Valved(task.network, task.classes, task.cut, task.private, inner=task)
+        return Valved.of(task)
 
     def conditioned(self, theta: Params, party: Party) -> Params:
         """With g and p_i among the parameters."""
