@@ -58,15 +58,23 @@ WRAPPER = {
 }
 DECLARED: dict[str, dict[str, tuple[str, str]]] = {
     "adcol": {"align": ("Game", "None"), "local": ("Game", "Reps"), "welcome": ("Game", "None")},
+    "affine-robust": MODEL,
+    "afl": {"local": ("Model", "Judged"), "welcome": ("Model", "None")},
     "apfl": MODEL,
     "centralized": {"hand_over": ("Empty", "Data"), "welcome": ("Model", "None")},
     "fedavg+dbe": WRAPPER,
     "ditto": MODEL,
+    "drfa": {"judge": ("Model", "float"), "local": ("Until", "Snapped"), "welcome": ("Until", "None")},
     "fedavg+dp": {"welcome": ("Model", "None")},
     "fedavg+krum": {"welcome": ("Model", "None")},
     "fedavg+median": {"welcome": ("Model", "None")},
     "fedavg+trimmed": {"welcome": ("Model", "None")},
     "relay+ldp": {"welcome": ("Teacher", "None")},
+    "fada": {
+        "adapt": ("dict[int, Lesson]", "Adapted"),
+        "local": ("dict[int, Lesson]", "dict[int, Shown]"),
+        "welcome": ("Model", "None"),
+    },
     "fd": {"local": ("Teacher", "Answers"), "welcome": ("Teacher", "None")},
     "fed-sps": {
         "assist": ("Empty", "dict[int, Sealed[Help]]"),
@@ -99,6 +107,7 @@ DECLARED: dict[str, dict[str, tuple[str, str]]] = {
     },
     "lg-fedavg": MODEL,
     "moon": MODEL,
+    "partialfed": MODEL,
     "fedavg+mr": WRAPPER,
     "fedavg+prbm": WRAPPER,
     "per-fedavg": MODEL,
@@ -108,7 +117,7 @@ DECLARED: dict[str, dict[str, tuple[str, str]]] = {
     "scaffold": {"local": ("Control", "Change"), "welcome": ("Control", "None")},
     "solo": {"local": ("Empty", "Empty"), "welcome": ("Empty", "None")},
 }
-NAMED_VIEWS = {"feduad": "Both", "fedufo": "Both", "fedgen": "Taught", "scaffold": "Control"}
+NAMED_VIEWS = {"drfa": "Until", "feduad": "Both", "fedufo": "Both", "fedgen": "Taught", "scaffold": "Control"}
 """What parties are sent to evaluate their models, where it is neither a Model nor nothing."""
 
 

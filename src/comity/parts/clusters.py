@@ -1,0 +1,36 @@
+"""How well points fall into clusters."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from comity.core import Key
+
+LLOYDS_STEPS = 10
+LEAST = 1e-6
+
+
+def left_in_clusters(z: Tensor, k: int, key: Key) -> float:
+    """W_k / W_1: what k clusters (k-means) leave of the points' scatter around their mean; the less, the better they fit."""
+    whole = (z - z.mean(0)).square().sum()
+    if len(z) <= k or whole == 0:
+        return 1.0  # says nothing
+    centres = z[_far_apart(z, k, key)]
+    for _ in range(LLOYDS_STEPS):
+        nearest = torch.cdist(z, centres).argmin(1)
+        counts = torch.bincount(nearest, minlength=k)
+        sums = torch.zeros_like(centres).index_add_(0, nearest, z)
+        centres = torch.where(counts[:, None] > 0, sums / counts.clamp(min=1)[:, None], centres)
+    within = torch.cdist(z, centres).min(1).values.square().sum()
+    return max(LEAST, (within / whole).item())
+
+
+def _far_apart(z: Tensor, k: int, key: Key) -> list[int]:
+    """Where k-means begins: any point, then again and again the one that is farthest from those chosen."""
+    chosen = key.choose(1, len(z))
+    apart = (z - z[chosen[0]]).square().sum(1)
+    while len(chosen) < k:
+        chosen.append(int(apart.argmax()))
+        apart = apart.minimum((z - z[chosen[-1]]).square().sum(1))
+    return chosen

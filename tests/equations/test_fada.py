@@ -1,0 +1,147 @@
+"""FADA: a target whose labels nobody looks at, what sources and target minimise, and how much each source counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from toys import assert_near, batch_of, distance, federation, net_of, noise, party_of, rounds, same, samples, task_of, worked
+
+import comity
+from comity.algorithms.fada import NOBODY, SOURCE, TARGET, Fada, Judges, Lesson
+from comity.core import Key, Params, Refusal, Samples, Training
+from comity.parts.clusters import left_in_clusters
+from comity.parts.discriminator import labelled
+
+SIZES = (12, 12, 14)
+SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 3, "lr": 0.1, "batch": 4, "engine": "loop"}
+
+
+def thetas(text: str, fed: comity.Federation | None = None, **settings: Any) -> dict[str, Params]:
+    result = comity.run(text, fed or federation(SIZES), **SETTINGS | settings)
+    return {name: result.model(name).theta for name in result.job.info.names}
+
+
+def relabelled(whose: int) -> comity.Federation:
+    """The same parties, one of which has other labels to train with."""
+    parties = {}
+    for i, size in enumerate(SIZES):
+        made = samples(size + 6, (6,), 3, seed=i + 1)
+        y = made.y.clone()
+        if i == whose:
+            y[:size] = (y[:size] + 1) % 3
+        x = made.x + 0.3 * i
+        parties[f"p{i}"] = ((x[:size], y[:size]), (x[size:], y[size:]))
+    return comity.Federation.from_arrays(parties, validation=0.0, classes=3)
+
+
+@pytest.mark.parametrize("options", ["", "(target=p0)", "(mu=1)"])
+def test_the_targets_training_labels_change_nothing(options: str) -> None:
+    target = 0 if "p0" in options else 2
+    usual, other = thetas(f"fada{options}"), thetas(f"fada{options}", relabelled(target))
+    assert all(same(usual[name], other[name]) for name in usual)
+    changed = thetas(f"fada{options}", relabelled(1))  # a source's labels do
+    assert all(not same(usual[name], changed[name]) for name in usual)
+
+
+def test_each_in_turn_is_as_many_runs() -> None:
+    """By the bit, whichever party is the target; and it never saw that party's labels."""
+    every = thetas("fada(target=each)", bn="none", model="fedbn-cnn(scale=0.03)", fed=federation(SIZES, shape=(1, 8, 8)))
+    for name, theta in every.items():
+        fed = federation(SIZES, shape=(1, 8, 8))
+        one = thetas(f"fada(target={name})", bn="none", model="fedbn-cnn(scale=0.03)", fed=fed)
+        assert same(theta, one[name])
+    assert same(thetas("fada(target=each)")["p1"], thetas("fada(target=each)", relabelled(1))["p1"])
+
+
+def test_without_its_extras_it_is_fedavg_of_the_sources() -> None:
+    """μ = 0 and equal weights; the sources have equally many samples. Up to rounding, as FedAvg divides by 24, and this by 2."""
+    ours = thetas("fada(mu=0,attention=uniform)")
+    theirs = thetas("fedavg", federation(SIZES[:2]))
+    assert_near(ours["p2"], theirs["p0"], atol=1e-6)
+
+
+def test_the_losses_of_source_and_target() -> None:
+    task, data, fada = task_of("mlp2(width=7)", (6,), 3), samples(5, (6,), 3), Fada(mu=0.3, hidden=4)
+    theta, batch = task.init(Key(1)), batch_of(data)
+    disc = fada.identifier(task.width)
+    first, second = disc.init(Key(2)), disc.init(Key(3))
+    z = task.features(theta, data.x)
+    ce = F.cross_entropy(task.head(theta, z), data.y)
+
+    def taken(D: Params, who: int) -> torch.Tensor:
+        return F.cross_entropy(disc.logits(D, z), torch.full((5,), who))
+
+    source = fada.taught(task, theta, batch, Judges([first], torch.tensor(TARGET)))
+    target = fada.confused(task, theta, batch, Judges([first, second], torch.tensor(SOURCE)))
+    assert source.item() == pytest.approx((ce + 0.3 * taken(first, TARGET)).item(), abs=1e-6)
+    assert target.item() == pytest.approx((0.3 * (taken(first, SOURCE) + taken(second, SOURCE)) / 2).item(), abs=1e-6)
+
+
+def test_clusters_by_hand() -> None:
+    """0, 1, 10, 11 in two clusters: 4 · 0.25 within them, 101 in all. Size does not matter; too few points say nothing."""
+    z = torch.tensor([[0.0], [1.0], [10.0], [11.0]])
+    assert left_in_clusters(z, 2, Key(0)) == pytest.approx(1 / 101)
+    assert left_in_clusters(100 * z, 2, Key(0)) == pytest.approx(1 / 101)
+    assert left_in_clusters(z, 4, Key(0)) == left_in_clusters(torch.ones(9, 2), 2, Key(0)) == 1.0
+
+
+def test_sources_count_by_the_targets_clusters() -> None:
+    """Nobody trains (μ = 0): α_i ∝ W_1/W_k of the target's features by each source's model, and the model is their mean by α."""
+    task, fada = task_of("mlp2(width=7)", (6,), 3), Fada(mu=0)
+    data = samples(20, (6,), 3)
+    models = {4: task.init(Key(1)), 7: task.init(Key(2))}
+    lessons = {i: Lesson(theta, {}) for i, theta in models.items()}
+    key = Key(5)
+    _, reply = worked(fada.adapt({NOBODY: {}}, lessons, party_of(task, data, Training(), i=9), key))
+    fit = {i: 1 / left_in_clusters(task.features(theta, data.x), 3, key.fold("clusters")) for i, theta in models.items()}
+    share = fit[4] / (fit[4] + fit[7])
+    assert reply.attention == pytest.approx({4: share, 7: 1 - share})
+    assert share != pytest.approx(0.5, abs=1e-3)
+    assert_near(reply.theta, {k: share * models[4][k] + (1 - share) * models[7][k] for k in models[4]})
+
+
+def test_the_target_moves_its_extractor_only() -> None:
+    task, fada = task_of("mlp2(width=7)", (6,), 3), Fada(mu=1.0, attention="uniform", hidden=4)
+    theta = task.init(Key(1))
+    lessons = {0: Lesson(theta, fada.identifier(task.width).init(Key(2)))}
+    party = party_of(task, samples(20, (6,), 3), Training(lr=0.1, batch=5), i=1)
+    _, reply = worked(fada.adapt({NOBODY: {}}, lessons, party, Key(0)))
+    assert all(torch.equal(reply.theta[k], v) == (k in task.head_names) for k, v in theta.items())
+
+
+def test_identifiers_learn_to_tell_source_from_target() -> None:
+    fada, task = Fada(hidden=16, disc_epochs=20), task_of("mlp2(width=7)", (6,), 3)
+    net, s = net_of(fada, task, [samples(9, (6,), 3)] * 2, Training(lr=0.1, batch=4))
+    z_i, z_t = noise(30, 7), noise(30, 7, seed=1) + 2
+    D = fada.told_apart(s.DI[1][0], z_i, z_t, net, (1, 0))
+    data = labelled({SOURCE: z_i, TARGET: z_t})
+    assert (fada.identifier(7).logits(D, data.x).argmax(1) == data.y).float().mean() > 0.95
+
+
+def test_confusing_brings_features_nearer() -> None:
+    """Two parties, the target's inputs moved: with a strong adversary its features end nearer to the source's."""
+    source = samples(60, (6,), 3)
+    target = Samples(samples(60, (6,), 3, seed=4).x + 2.0, source.y)
+    task, apart = task_of("mlp2(width=7)", (6,), 3), {}
+    for mu in (0.0, 1.0):
+        fada = Fada(mu=mu, hidden=16, disc_epochs=5)
+        net, s = net_of(fada, task, [source, target], Training(lr=0.05, batch=10))
+        s = rounds(fada, net, s, 8)
+        means = [task.features(s.models[1], data.x).mean(0) for data in (source, target)]
+        apart[mu] = (means[0] - means[1]).norm().item()
+    assert apart[1.0] < 0.8 * apart[0.0]
+
+
+@pytest.mark.parametrize("option", ["mu=1", "attention=uniform", "disc=linear", "hidden=9", "disc_epochs=3", "target=p0"])
+def test_no_option_is_without_effect(option: str) -> None:
+    assert distance(thetas("fada")["p2"], thetas(f"fada({option})")["p2"]) > 0
+
+
+def test_what_it_cannot_do_is_refused() -> None:
+    with pytest.raises(Refusal, match="no party 'p9'"):
+        thetas("fada(target=p9)")
+    with pytest.raises(Refusal, match="at least two parties"):
+        thetas("fada", federation((9,)))
