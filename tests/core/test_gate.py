@@ -48,6 +48,7 @@ def words(hint: Any) -> str:
     return f"{kind.__name__}[{', '.join(map(words, inner))}]"
 
 
+MODELS = (Params, dict[int, Params])
 MODEL = {"local": ("Model", "Model"), "welcome": ("Model", "None")}
 WRAPPER = {
     "agree": ("Mean", "None"),
@@ -116,8 +117,19 @@ DECLARED: dict[str, dict[str, tuple[str, str]]] = {
     "relay-p2p": {"local": ("Empty", "None"), "tell": ("Group", "dict[int, Sealed[Told]]"), "welcome": ("Empty", "None")},
     "scaffold": {"local": ("Control", "Change"), "welcome": ("Control", "None")},
     "solo": {"local": ("Empty", "Empty"), "welcome": ("Empty", "None")},
+    "apple": {"local": ("Cores", "Core"), "welcome": ("Cores", "None")},
+    "fed-mtl": {"local": ("Held", "Model"), "welcome": ("Held", "None")},
+    "fedala": MODEL,
+    "fedcp": MODEL,
+    "fml": MODEL,
+    "gpfl": MODEL,
+    "pfedme": MODEL,
+    "fedfomo": {"local": ("Empty", "Model"), "weigh": ("Offered", "dict[int, float]"), "welcome": ("Empty", "None")},
+    "fedproto": {"local": ("Guide", "Prototypes"), "welcome": ("Guide", "None")},
+    "fedtgp": {"local": ("Guide", "Prototypes"), "welcome": ("Guide", "None")},
 }
 NAMED_VIEWS = {"drfa": "Until", "feduad": "Both", "fedufo": "Both", "fedgen": "Taught", "scaffold": "Control"}
+NAMED_VIEWS |= {"fedproto": "Guide", "fedtgp": "Guide"}
 """What parties are sent to evaluate their models, where it is neither a Model nor nothing."""
 
 
@@ -147,7 +159,7 @@ def test_the_shape_of_every_tensor_on_the_wire_is_told(text: str) -> None:
     made = comity.algorithms.compose(text)
     kinds = [kind for kind in _parts([*wire_types(made), *parcel_types(made)]) if is_record_type(kind)]
     tensors = {f"{kind.__name__}.{f.name}" for kind in kinds for f in fields(kind) if Tensor in _parts([declared(kind, f)])}
-    weights = {f"{kind.__name__}.{f.name}" for kind in kinds for f in fields(kind) if declared(kind, f) == Params}
+    weights = {f"{kind.__name__}.{f.name}" for kind in kinds for f in fields(kind) if declared(kind, f) in MODELS}
     told: dict[str, Any] = {}
     for owner in chain(made):
         told |= owner.wire_shapes(TASK, 4)

@@ -33,7 +33,8 @@ class AveragesWeights(Algorithm[S, C, M]):
         return party if task is party.task else with_task(party, task)
 
     def wire_shapes(self, task: Task, parties: int) -> WireShapes:
-        return {"Model.theta": self.extended(task)}
+        extended = self.extended(task)
+        return {} if extended is task else {"Model.theta": extended}
 
     def kept(self, task: Task) -> frozenset[str]:
         """The names that stay at the party; FedBN and FedPer differ here and nowhere else."""
