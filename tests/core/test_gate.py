@@ -65,7 +65,7 @@ DECLARED: dict[str, dict[str, tuple[str, str]]] = {
     "centralized": {"hand_over": ("Empty", "Data"), "welcome": ("Model", "None")},
     "fedavg+dbe": WRAPPER,
     "ditto": MODEL,
-    "drfa": {"judge": ("Model", "float"), "local": ("Until", "Snapped"), "welcome": ("Until", "None")},
+    "drfa": {"judge": ("Snapshot", "float"), "local": ("Until", "Snapped"), "welcome": ("Until", "None")},
     "fedavg+dp": {"welcome": ("Model", "None")},
     "fedavg+krum": {"welcome": ("Model", "None")},
     "fedavg+median": {"welcome": ("Model", "None")},

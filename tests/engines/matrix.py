@@ -25,6 +25,7 @@ VARIANTS: dict[str, dict[str, Any]] = {  # settings under which a method has oth
     "adcol(aggregate=predictor,hidden=8)": {},
     "adcol(objective=simsiam,hidden=8)": {},
     "apple(downloads=1)": {"participation": 0.5},
+    "fada(target=each,hidden=8)": {"participation": 0.5},
     "fedavg+dbe(kappa=auto,pilot_rounds=1)": {"participation": 0.5},
     "fed-mtl(relation=surrogate)": {"participation": 0.5},
     "fml(deploy=global)": {"participation": 0.5},

@@ -21,7 +21,7 @@ from comity.experiments import checkpoint, config
 from comity.experiments.build import prepare
 from comity.experiments.outline import Quiet
 
-ALIKE = ("fedbabu", "centralized", "q-ffl")  # what cannot start from different weights
+ALIKE = ("fedbabu", "centralized", "q-ffl", "fada")  # what cannot start from different weights
 EVERY = [*compositions(), *VARIANTS]
 TEXTS = [text for text in EVERY if not text.startswith(ALIKE) and "kappa=auto" not in text]  # a pilot excludes it, too
 SGD = partial(torch.optim.SGD, lr=0.1)

@@ -163,6 +163,16 @@ def test_drfa_a_round_by_hand(replies: list[dict[int, Any]]) -> None:
     assert s.lam == pytest.approx(onto_simplex(numbers(1, 0) + 4 * 0.01 * v).tolist())
 
 
+def test_drfa_judges_the_snapshot_also_where_parties_start_from_weights_of_their_own(replies: list[dict[int, Any]]) -> None:
+    settings: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 1, "batch": 4, "engine": "loop", "init": "own"}
+    job = comity.run("drfa", federation((9, 14)), **settings).job
+    *trained, judged = replies
+    sent = [reply.snapshot for each in trained for reply in each.values()]
+    w = {k: torch.stack([theta[k] for theta in sent]).mean(0) for k in sent[0]}
+    expected = {i: mean_loss(party.task, w, party.data.train) for i, party in enumerate(job.parties)}
+    assert judged == pytest.approx(expected, abs=1e-6)
+
+
 def test_drfa_draws_parties_by_lambda_and_snapshots_evenly(replies: list[dict[int, Any]]) -> None:
     algorithm = Drfa(lam_lr=0.0)
     net, s = net_of(algorithm, bowl(), [rows(1, 1, 4)] * 2, STEP, participation=0.5)

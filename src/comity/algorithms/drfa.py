@@ -47,6 +47,13 @@ class Snapped:
     snapshot: Params
 
 
+@record
+class Snapshot:
+    """w', to be judged; a field of its own name, as nobody trains from it."""
+
+    w: Params
+
+
 @algorithm
 class Drfa(Agnostic[Until]):
     lam_lr: float = option(0.008, "γ_λ, step size of λ for each local step", minimum=0)
@@ -71,7 +78,7 @@ class Drfa(Agnostic[Until]):
                 heard[i] = times[i]
             times = heard - Counter(heard.keys())
         asked = net.key("judges").choose(m, n)
-        losses = net.call(self.judge, dict.fromkeys(sorted(asked), Model(snapshot.value())))
+        losses = net.call(self.judge, dict.fromkeys(sorted(asked), Snapshot(snapshot.value())))
         v = {i: n / m * loss for i, loss in losses.items()}
         return Mixture(w.value(), self.raised(s.lam, v, tau * self.lam_lr, net))
 
@@ -89,8 +96,8 @@ class Drfa(Agnostic[Until]):
         return task.loss(w_i, batch)
 
     @work
-    async def judge(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, float]:
-        return mine, mean_loss(party.task, m.theta | mine, party.data.train)
+    async def judge(self, mine: Params, m: Snapshot, party: Party, key: Key) -> tuple[Params, float]:
+        return mine, mean_loss(party.task, m.w | mine, party.data.train)
 
     def model(self, mine: Params, m: Until, party: Party) -> Params:
         return m.theta | mine
