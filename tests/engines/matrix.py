@@ -15,7 +15,7 @@ from comity.spec import parse
 GOSSIP = str(Path(__file__).with_name("gossip.py"))
 HOSTS = ("fedavg", "scaffold", "fedprox", "fedper", "fedgen(gen_steps=5)")
 # A generator's thousand steps show nothing that five do not; noise is to be given; four parties are too few to spare one by Krum.
-BRIEF = {"fedgen": "fedgen(gen_steps=5)", "dp": "dp(noise=1)", "ldp": "ldp(noise=1)", "krum": "krum(f=0)"}
+BRIEF = {"fedgen": "fedgen(gen_steps=5)", "dp": "dp(noise=1)", "ldp": "ldp(noise=0.1)", "krum": "krum(f=0)"}
 STEEP = ("feduad", "fedufo", "fd")  # with steps of 0.1 on a dozen samples these run away
 BATCHNORM = "fedbn-cnn(scale=0.06)"
 TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv", "privacy.csv")
@@ -32,7 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {  # settings under which a method has oth
     "fedbn+dp(noise=1,level=party)": {"participation": 0.5, "model": BATCHNORM},
     "fedrep(head_epochs=2)+dp(noise=1)": {},
     "fedprox+prbm+dp(noise=1)": {},
-    "relay+ldp(noise=1)+dp(noise=1)": {},
+    "relay+ldp(noise=0.1)+dp(noise=1)": {},
     "relay-p2p+ldp(noise=1,level=party)": {},
 }
 

@@ -289,7 +289,7 @@ def test_one_record_moves_a_step_by_no_more_than_declared(seed: int) -> None:
 
 def _tenth_of_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     right = gaussian
-    monkeypatch.setattr(private_module, "gaussian", lambda key, shape, spread=1.0: right(key, shape, spread / 10))
+    monkeypatch.setattr(private_module, "gaussian", lambda key, shape, spread, out: right(key, shape, spread / 10, out))
 
 
 def _twice_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +297,7 @@ def _twice_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         private_module,
         "add_clipped",
-        lambda into, loss, theta, batch, clip, scale: right(into, loss, theta, batch, 2 * clip, scale),
+        lambda into, loss, theta, batch, clip, scale, *tape: right(into, loss, theta, batch, 2 * clip, scale, *tape),
     )
 
 

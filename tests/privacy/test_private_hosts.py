@@ -48,6 +48,7 @@ def test_every_method_runs_with_a_bound_or_is_refused(name: str, federation: com
     result = run(f"{name}+dp(noise=1)", federation)
     told = result.summary["privacy"]
     assert told["unprotected"] == []
+    assert result.model("north").theta  # also where the server keeps nothing but its wrapping
     if name == "solo":
         assert told["epsilon"] == 0
         return

@@ -12,7 +12,7 @@ from torch import Tensor
 from comity.core.fit import FitRequest, Fitted, FoldRequest, Private
 from comity.core.kernels import TAPE, SecondOrder, Tape
 from comity.core.key import BatchKey
-from comity.core.private import check_separable, poisson_batches, private_gradient
+from comity.core.private import PrivateGradients, check_separable, poisson_batches
 from comity.core.record import Params, ReadOnlyDict, marks, read_only, tree_map
 from comity.core.task import Batch, Task
 from comity.core.training import Moments, Training, batches
@@ -85,8 +85,9 @@ def train_privately(request: FitRequest[Any], private: Private) -> Fitted:
     samples, how = private.samples, request.training
     rate = min(1.0, how.batch / len(samples))
     steps = how.steps_for(len(samples))
+    gradients = PrivateGradients(descent, private, rate * len(samples))
     for batch in poisson_batches(samples, rate, steps, request.key, how):
-        descent.apply(private_gradient(descent, batch, private, rate * len(samples), request.key.fold("noise", batch.number)))
+        descent.apply(gradients.of(batch, request.key.fold("noise", batch.number)))
     private.made.append((rate, steps))
     check_unwritten(given, before)
     return descent.done({})

@@ -46,8 +46,8 @@ def poisson_batches(samples: Samples, rate: float, steps: int, key: Key, how: Tr
     many = max(1, DRAWN_AT_ONCE // len(samples))
     for begin in range(0, steps, many):
         drawn = uniform(key.fold("sample", begin), [min(many, steps - begin), len(samples)]) < rate
-        for number, mask in enumerate(drawn, begin):
-            at = mask.nonzero()[:, 0].to(samples.x.device)
+        each = drawn.nonzero()[:, 1].to(samples.x.device).split(drawn.sum(1).tolist())
+        for number, at in enumerate(each, begin):
             x = samples.x.index_select(0, at)
             seen = how.augment(x, key.fold("augment", number)) if how.augment and len(at) else x
             rows = {name: every.index_select(0, at) for name, every in samples.rows.items()}
@@ -84,22 +84,42 @@ def check_separable(loss: Loss, theta: Params, like: Samples) -> None:
         raise Refusal("The method cannot be trained privately: its loss couples the samples of a batch.")
 
 
-def private_gradient(descent: Descent, batch: Batch, private: Private, expected: float, key: Key) -> list[Tensor]:
-    """Σ clipped gradients of the batch's records, and N(0, (σC)²) on each number, over the expected size of a batch."""
-    theta, names = descent.theta, descent.names
-    noise = gaussian(key, [sum(theta[name].numel() for name in names)], private.noise * private.clip / expected)
-    parts = noise.split([theta[name].numel() for name in names])
-    found = {name: part.view(theta[name].shape).to(theta[name]) for name, part in zip(names, parts, strict=True)}
-    add_clipped(found, descent.loss, theta, batch, private.clip, 1 / expected)
-    return list(found.values())
+class PrivateGradients:
+    """Makes the gradients of one training's steps, all in the same memory: fresh memory would take a third of a step."""
+
+    def __init__(self, descent: Descent, private: Private, expected: float) -> None:
+        self._descent, self._private, self._expected = descent, private, expected
+        sizes = [param.numel() for param in descent.params]
+        self._flat = torch.empty(sum(sizes))
+        parts = zip(self._flat.split(sizes), descent.params, strict=True)
+        self._parts = [part.view(param.shape) for part, param in parts]
+        self._tape = SampleTape(descent.params)
+
+    def of(self, batch: Batch, key: Key) -> list[Tensor]:
+        """Σ clipped gradients of the batch's records, and N(0, (σC)²) on each number, over the expected size of a batch.
+
+        They hold until the next are made.
+        """
+        descent, private = self._descent, self._private
+        spread = private.noise * private.clip / self._expected
+        gaussian(key, [len(self._flat)], spread, self._flat)
+        found = {n: part.to(param) for n, part, param in zip(descent.names, self._parts, descent.params, strict=True)}
+        add_clipped(found, descent.loss, descent.theta, batch, private.clip, 1 / self._expected, self._tape)
+        return list(found.values())
 
 
-def add_clipped(into: Params, loss: Loss, theta: Params, batch: Batch, clip: float, scale: float) -> None:
-    """Add `scale` times the records' gradients, each of the norm `clip` at most, to tensors of the parameters' names."""
+def add_clipped(
+    into: Params, loss: Loss, theta: Params, batch: Batch, clip: float, scale: float, tape: SampleTape | None = None
+) -> None:
+    """Add `scale` times the records' gradients, each of the norm `clip` at most, to tensors of the parameters' names.
+
+    A `tape` of these parameters may be given, to be used again.
+    """
     if not len(batch.y):
         return
     names = list(into)
-    tape = SampleTape([theta[name] for name in names])
+    tape = tape or SampleTape([theta[name] for name in names])
+    tape.clear()
     token = TAPE.set(tape)
     try:
         value = loss(theta, batch) * len(batch.y)
@@ -140,8 +160,8 @@ class _Linear:
     def __init__(self, weight: int, bias: int | None, x: Tensor, dy: Tensor) -> None:
         self.places = [weight] if bias is None else [weight, bias]
         self._x, self._dy = x, dy
-        inputs = torch.linalg.vecdot(x, x)
-        self.squares = torch.linalg.vecdot(dy, dy) * (inputs if bias is None else inputs + 1)
+        inputs, outputs = torch.linalg.vecdot(x, x), torch.linalg.vecdot(dy, dy)
+        self.squares = outputs * inputs if bias is None else torch.addcmul(outputs, outputs, inputs)
 
     def add(self, into: Sequence[Tensor], share: Tensor) -> None:
         """Add the records' parts, each as much of it as its share."""
@@ -178,6 +198,10 @@ class SampleTape(Tape):
         self._weights = weights
         self._uses: list[Callable[[Tensor], Layer]] = []
 
+    def clear(self) -> None:
+        super().clear()
+        self._uses.clear()
+
     def layers(self, value: Tensor) -> list[Layer]:
         """Each layer's part in the gradients of the records whose losses `value` is the sum of.
 
@@ -195,7 +219,7 @@ class SampleTape(Tape):
         if place is None or x.dim() != 2:
             return F.linear(x, weight, bias)
         inputs = x.detach()
-        y = F.linear(x, self._fixed[place], None if bias is None else bias.detach())
+        y = F.linear(x, self._fixed[place], bias if bias is None or with_bias is None else self._fixed[with_bias])
         return self._use(y, lambda dy: _Linear(place, with_bias, inputs, dy))
 
     def conv2d(

@@ -18,7 +18,6 @@ from typing import Any
 
 from comity.checksums import CRC, Checksum, with_crc, without_crc
 from comity.core.codec import encode
-from comity.core.record import Empty, leaves
 from comity.engines.engine import Engine
 from comity.engines.saved import OURS, Saved, read_state, write_state
 from comity.errors import Damaged, Refusal
@@ -119,7 +118,7 @@ class Checkpoints:
         begin = time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
         changed = {saved.party: saved for saved in engine.save(self.folder, t)}
-        blob = encode(server if leaves(server) else Empty())
+        blob = encode(server)
         saved = write_state(self.folder, f"server-{t}.safetensors", -1, blob)
         before = self.manifest.parties if self.manifest else {}
         made = Manifest(t, saved, before | changed, dict(files), counters)
