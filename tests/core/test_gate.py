@@ -80,6 +80,7 @@ DECLARED: dict[str, dict[str, tuple[str, str]]] = {
         "local": ("Taught", "Model"),
         "welcome": ("Taught", "None"),
     },
+    "fedmeta": MODEL | {"hand_over": ("Empty", "Data")},
     "fedper": MODEL,
     "fedprox": MODEL,
     "fedrep": MODEL,

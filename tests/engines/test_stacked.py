@@ -85,7 +85,7 @@ def same(text: str, **settings: Any) -> None:
 def test_stacked_agrees_with_loop_in_64_bits(text: str, double: None, count: dict[str, int]) -> None:
     """Every method after two rounds of ragged parties; all of them really stack, but for those that are slower so."""
     same(text)
-    apart = text in ("apfl", "fed-sps", "per-fedavg") or "+dp" in text
+    apart = text in ("apfl", "fed-sps", "fedmeta", "per-fedavg") or "+dp" in text
     assert bool(count["together"]) == (text != "centralized" and not apart)  # there the server trains by itself
     assert bool(count["alone"]) == apart
 
