@@ -93,6 +93,7 @@ DECLARED: dict[str, dict[str, tuple[str, str]]] = {
         "local": ("Taught", "Model"),
         "welcome": ("Taught", "None"),
     },
+    "fedmeta": MODEL | {"hand_over": ("Empty", "Data")},
     "fedper": MODEL,
     "fedprox": MODEL,
     "fedrep": MODEL,

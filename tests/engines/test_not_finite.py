@@ -15,7 +15,7 @@ from comity.core.record import Model, record
 from comity.errors import ComityError
 from comity.experiments.folder import RunFolder
 
-WILD: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "party": {"east": {"lr": 1e20}}}
+WILD: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "epochs": 2, "party": {"east": {"lr": 1e20}}}
 
 
 @pytest.mark.parametrize("text", [c for c in compositions() if c != "centralized"], ids=short)

@@ -9,14 +9,29 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import assert_near, batch_of, distance, federation, net_of, party_of, quadratic, rounds, rows, same, samples, task_of
+from toys import (
+    assert_near,
+    batch_of,
+    distance,
+    federation,
+    net_of,
+    party_of,
+    quadratic,
+    rounds,
+    rows,
+    same,
+    samples,
+    task_of,
+    worked,
+)
 
 import comity
 from comity.algorithms.fedavg import FedAvg
+from comity.algorithms.fedmeta import FedMeta
 from comity.algorithms.fedreptile import FedReptile
 from comity.algorithms.per_fedavg import Inner, PerFedAvg
 from comity.algorithms.q_ffl import QFfl
-from comity.core import Key, Model, Net, Params, Samples, Training, average
+from comity.core import Key, Model, Net, Params, Samples, Training, average, batches
 from comity.experiments.folder import RunFolder
 from comity.studies.export import export, load
 
@@ -208,3 +223,107 @@ def test_q_ffl_survives_losses_that_vanish():
     after = rounds(method, net, w, 1)
     assert all(v.isfinite().all() for v in after.values())
     assert distance(after, w) < 1  # and not thrown to 0, as by weights that are all 0
+
+
+# FedMeta
+
+
+def traced_by_autograd(task: Any, w: Params, data: Samples, key: Key, how: Training) -> Params:
+    """∇_w F(w_k) with w_k after all but the last epoch, by one graph that is kept from end to end."""
+    first = {k: v.clone().requires_grad_() for k, v in w.items()}
+    now: Params = dict(first)
+    v = {k: torch.zeros_like(x) for k, x in first.items()}
+    for batch in batches(data, key, replace(how, epochs=how.epochs - 1)):
+        grads = torch.autograd.grad(task.loss(now, batch), list(now.values()), create_graph=True)
+        v = {k: how.momentum * v[k] + g + how.decay * now[k] for k, g in zip(v, grads, strict=True)}
+        now = {k: x - how.lr * v[k] for k, x in now.items()}
+    loss = F.cross_entropy(task.logits(now, data.x), data.y)
+    return dict(zip(first, torch.autograd.grad(loss, list(first.values())), strict=True))
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.01)])
+def test_uga_is_the_gradient_with_respect_to_the_received_model(momentum, decay):
+    task, data = task_of("mlp2(width=5)", (6,), 3), samples(10, (6,), 3)
+    data = Samples(data.x.double(), data.y)
+    w = {k: v.double() for k, v in task.init(Key(1)).items()}
+    how = Training(lr=0.3, batch=4, epochs=3, momentum=momentum, decay=decay)
+    party = party_of(task, data, how)
+    exact = traced_by_autograd(task, w, data, Key(5), how)
+    _, reply = worked(FedMeta(server_lr=0.7).local({}, Model(w), party, Key(5)))
+    assert_near(reply.theta, {k: v - 0.7 * exact[k] for k, v in w.items()}, 1e-10)
+    _, cut = worked(FedMeta(server_lr=0.7, first_order=True).local({}, Model(w), party, Key(5)))
+    assert distance(cut.theta, reply.theta) > 1e-3
+
+
+def test_uga_on_a_quadratic():
+    """f = a/2 (w − b)², J traced steps: w_k − b = (1 − ηa)^J (w − b), and ∇_w f(w_k) = a (1 − ηa)^{2J} (w − b)."""
+    eta, J = 0.1, 3
+    for cut, power in ((False, 2 * J), (True, J)):
+        method = FedMeta(server_lr=0.5, meta_lr=0.0, first_order=cut)
+        net, s = net_of(method, quadratic(), [rows(A, B, 2)], Training(lr=eta, batch=2, epochs=J + 1))
+        w = rounds(method, net, s, 1).theta["body.w"].item()
+        assert w == pytest.approx(0.5 * A * (1 - eta * A) ** power * B)
+        assert net.steps == J + 1
+
+
+def test_fedmeta_steps_on_what_the_server_holds():
+    """Two parties whose gradients cancel; of D_meta all is theirs, and the far party's half of it weighs as much."""
+    data = [rows(1.0, 4.0, 10), rows(3.0, -1.0, 10)]
+    method = FedMeta(server_lr=0.25, meta_lr=0.1, share=0.5)
+    net, s = net_of(method, quadratic(), data, Training(lr=0.1, batch=20))
+    assert s.data.x.shape == (10, 2)
+    uga = 0.25 * (4.0 - 3.0) / 2
+    meta = uga - 0.1 * ((uga - 4.0) + 3.0 * (uga + 1.0)) / 2
+    assert rounds(method, net, s, 1).theta["body.w"].item() == pytest.approx(meta)
+
+
+def test_fedmeta_with_one_epoch_and_no_samples_is_one_gradient_step_of_fedavg():
+    """E = 1: η_g times the whole gradient, hence FedAvg with one batch of everything and a learning rate of η_g."""
+    task, data = task_of("mlp2(width=5)", (6,), 3), [samples(n, (6,), 3, seed=n) for n in (9, 4)]
+    method, parent = FedMeta(server_lr=0.2, meta_lr=0.0), comity.algorithms.compose("fedavg")
+    net, s = net_of(method, task, data, Training(lr=0.05, batch=3))
+    other, theta = net_of(parent, task, data, Training(lr=0.2, batch=64))
+    assert_near(rounds(method, net, s, 3).theta, rounds(parent, other, theta, 3), 1e-6)
+
+
+def test_fedmeta_sends_its_samples_once_and_says_so():
+    result = ran("fedmeta", epochs=2)
+    sent = [row for row in result.ledger if row.work == "hand_over" and row.kind == "up"]
+    assert [row.bytes for row in sent] == [n * (4 * 6 + 4) for n in (1, 2, 1)]  # a tenth of 9, 14 and 6, rounded up
+    assert {row.round for row in sent} == {0}
+    assert result.job.algorithm.leaves == {"weights", "samples"}
+    assert result.job.algorithm.cautions(result.job.info) == ["each party sends the server 10% of its training samples."]
+    without = ran("fedmeta(meta_lr=0)", epochs=2)
+    assert not [row for row in without.ledger if row.work == "hand_over"]
+    assert without.job.algorithm.leaves == {"weights"}
+
+
+def test_fedmeta_options_are_not_without_effect():
+    usual = weights("fedmeta", epochs=2)
+    for option in ("server_lr=0.3", "meta_lr=0.5", "meta_lr=0", "share=0.9", "first_order=true"):
+        assert distance(usual[0], weights(f"fedmeta({option})", epochs=2)[0]) > 1e-6, option
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "why"),
+    [
+        ("fedmeta", {"optimizer": "adam"}, "steps of SGD"),
+        ("fedmeta(share=0)", {}, "share must be greater than 0"),
+        ("fedmeta+dbe(mu=0.5)", {"epochs": 3}, "remembers its last batches"),
+    ],
+)
+def test_fedmeta_refuses(text, settings, why):
+    with pytest.raises(comity.Refusal, match=why):
+        ran(text, **settings)
+
+
+@pytest.mark.parametrize("bn", ["all", "params_only", "none"])
+def test_fedmeta_with_batchnorm(bn):
+    """Whatever of it stays at the party, both steps are made, and the statistics that are shared move."""
+    pictures = federation((12, 9), shape=(1, 8, 8))
+    settings = SETTINGS | {"model": "fedbn-cnn(scale=0.06)", "rounds": 1, "bn": bn}
+    ends = [comity.run(text, pictures, **settings).model("p0").theta for text in ("fedmeta", "fedmeta(meta_lr=0)")]
+    assert distance(*({k: v for k, v in end.items() if "~" not in k} for end in ends)) > 1e-4
+    statistics = [{k: v for k, v in end.items() if "~" in k} for end in ends]
+    assert same(*statistics)
+    assert any((v != 0).any() for k, v in statistics[0].items() if k.endswith("mean"))

@@ -11,7 +11,7 @@ Deviations: none. Rounds are matched in epochs (T·E), not in gradient steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -22,6 +22,12 @@ from comity.core import *
 class Data:
     x: torch.Tensor
     y: torch.Tensor
+
+
+def together(parts: Iterable[Data]) -> Data:
+    """Several parties' samples, one after the other."""
+    parts = list(parts)
+    return Data(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
 
 
 @record
@@ -50,12 +56,10 @@ class Centralized(Algorithm[Pool, Empty, Model]):
         return Empty()
 
     def start(self, s: Pool, net: Net) -> Pool:
-        replies = net.call(self.hand_over, {i: Empty() for i in net.info.parties})
-        return Pool(s.theta, Data(torch.cat([r.x for r in replies.values()]), torch.cat([r.y for r in replies.values()])))
+        return Pool(s.theta, together(net.call(self.hand_over, {i: Empty() for i in net.info.parties}).values()))
 
     def onboard(self, s: Pool, net: Net, ids: Sequence[int]) -> Pool:
-        late = net.call(self.hand_over, {i: Empty() for i in ids}).values()
-        return Pool(s.theta, Data(torch.cat([s.data.x, *(r.x for r in late)]), torch.cat([s.data.y, *(r.y for r in late)])))
+        return Pool(s.theta, together([s.data, *net.call(self.hand_over, {i: Empty() for i in ids}).values()]))
 
     @work
     async def hand_over(self, mine: Empty, m: Empty, party: Party, key: Key) -> tuple[Empty, Data]:

@@ -3,7 +3,7 @@
 from comity.core.aggregate import Averaging, average, check_like
 from comity.core.algorithm import SHARES, Algorithm, AnyAlgorithm, C, M, S, WireShapes, Work, algorithm, mixin, option, work
 from comity.core.call import Edge
-from comity.core.fit import Draw, FitRequest, Fitted, FoldRequest, Loss, Pull, Working, gradient, plain
+from comity.core.fit import Draw, FitRequest, Fitted, FoldRequest, Loss, Pull, Working, curvature, gradient, plain
 from comity.core.kernels import cross_entropy, input_gradient
 from comity.core.key import Key
 from comity.core.net import Net
@@ -75,6 +75,7 @@ __all__ = [
     "batches",
     "check_like",
     "cross_entropy",
+    "curvature",
     "drop",
     "gradient",
     "in_chunks",

@@ -167,3 +167,12 @@ def gradient(value: Callable[[Params], Tensor], theta: Params) -> tuple[Tensor, 
     result = value(free)
     grads = torch.autograd.grad(result, [free[k] for k in names], materialize_grads=True)
     return result.detach(), dict(zip(names, grads, strict=True))
+
+
+def curvature(value: Callable[[Params], Tensor], theta: Params, along: Params) -> Params:
+    """A function's second derivative at `theta`, times `along`: how its gradient changes in that direction."""
+    free = {k: v.clone() if is_buffer(k) else v.detach().requires_grad_() for k, v in theta.items()}
+    params = [free[k] for k in along]
+    grads = torch.autograd.grad(value(free), params, create_graph=True, materialize_grads=True)
+    slope = torch.stack([(g * along[k]).sum() for k, g in zip(along, grads, strict=True)]).sum()
+    return dict(zip(along, torch.autograd.grad(slope, params, materialize_grads=True), strict=True))
