@@ -117,6 +117,7 @@ DECLARED: dict[str, dict[str, tuple[str, str]]] = {
     "relay": {"local": ("Teacher", "Upload"), "show": ("Empty", "Upload"), "welcome": ("Teacher", "None")},
     "relay-p2p": {"local": ("Empty", "None"), "tell": ("Group", "dict[int, Sealed[Told]]"), "welcome": ("Empty", "None")},
     "scaffold": {"local": ("Control", "Change"), "welcome": ("Control", "None")},
+    "fedavg+serveropt": {"welcome": ("Model", "None")},
     "solo": {"local": ("Empty", "Empty"), "welcome": ("Empty", "None")},
     "apple": {"local": ("Cores", "Core"), "welcome": ("Cores", "None")},
     "fed-mtl": {"local": ("Held", "Model"), "welcome": ("Held", "None")},

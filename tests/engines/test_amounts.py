@@ -69,8 +69,8 @@ def test_engines_agree(tmp_path: Path) -> None:
 def test_every_method_runs_or_says_why_not(tmp_path: Path) -> None:
     fed = table().partition("auto")
     refused = set()
-    wrapped = {"dbe": "fedavg+dbe", "prbm": "fedavg+prbm", "mr": "fedper+mr", "dp": "fedavg+dp(noise=1)"}
-    wrapped |= {"median": "fedavg+median", "trimmed": "fedavg+trimmed", "krum": "fedavg+krum(f=0)", "ldp": "adcol+ldp(noise=1)"}
+    wrapped = {name: f"fedavg+{name}" for name in ("dbe", "prbm", "median", "trimmed", "serveropt")}
+    wrapped |= {"mr": "fedper+mr", "dp": "fedavg+dp(noise=1)", "krum": "fedavg+krum(f=0)", "ldp": "adcol+ldp(noise=1)"}
     for name in (wrapped.get(name, name) for name in algorithms.names()):
         try:
             found = comity.run(name, fed, out=tmp_path / name, **(RUN | {"rounds": 1}))

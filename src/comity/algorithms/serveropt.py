@@ -1,0 +1,117 @@
+"""FedOpt: Reddi et al., Adaptive Federated Optimization, ICLR 2021; Hsu et al., Measuring the Effects of Non-Identical Data
+Distribution for Federated Visual Classification, 2019 (FedAvgM). A wrapper.
+
+Idea: what the parties' average moves a model by is a gradient, of which the server makes a step by an optimizer of its own.
+
+Change: Δ = Σ_{i∈S} (n_i / n_S) w_i − w, or whatever else the host's average is.
+FedAvgM: m ← β₁ m + Δ; w ← w + η m.
+Algorithm 2: m ← β₁ m + (1 − β₁) Δ; w ← w + η m / (√v + τ), with v = τ² before round 1 and
+FedAdagrad: v ← v + Δ².
+FedYogi: v ← v − (1 − β₂) Δ² sign(v − Δ²).
+FedAdam: v ← β₂ v + (1 − β₂) Δ².
+
+Symbols: w = the server's theta; η = server_lr; β₁, β₂ = beta1, beta2; τ = tau.
+Deviations: none in the lines above (no bias correction, as printed). The paper tunes η; unless told it is that of flwr (0.1, and 0.01
+for yogi), and 1 for momentum as in Hsu et al. β₁ = 0 for adagrad, as in flwr. BatchNorm's statistics are averaged.
+At a glance: personal = the host's; exchanged = the host's; kept = the host's (the server: m and v); steps = the host's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+
+from comity.algorithms.fedavg import AveragedModel
+from comity.core import *
+from comity.core.wrapper import chain
+from comity.parts.server import momentum_step
+
+STEPS = {"momentum": 1.0, "adam": 0.1, "yogi": 0.01, "adagrad": 0.1}
+
+
+@record
+class Remembered:
+    """What the server's optimizer remembers: m and, unless it is momentum, v."""
+
+    m: Params
+    v: Params
+
+
+@algorithm
+class ServerOpt(Wrapper[Remembered]):
+    host: AnyAlgorithm
+    optimizer: Literal["momentum", "adam", "yogi", "adagrad"] = option("momentum", "FedAvgM, FedAdam, FedYogi or FedAdagrad")
+    server_lr: float | Literal["auto"] = option("auto", "η; auto: 1 for momentum, 0.01 for yogi, 0.1 for the others", above=0)
+    beta1: float | Literal["auto"] = option("auto", "β₁; auto: 0 for adagrad, 0.9 for the others", minimum=0, maximum=0.9999)
+    beta2: float = option(0.99, "β₂ of adam and yogi", minimum=0, maximum=0.9999)
+    tau: float = option(0.001, "τ, how adaptive it is: the smaller the more", above=0)
+
+    start_weights = ""
+    bytes_formula = "the host's"
+
+    @classmethod
+    def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
+        inmost = chain(host)[-1]
+        if not isinstance(inmost, AveragedModel) or type(inmost).round is not AveragedModel.round:
+            raise Refusal(f"{name}+{wrapper} makes no sense: the server of {name} does not just average weights.")
+        if any(isinstance(one, ServerOpt) for one in chain(host)):
+            raise Refusal(f"{name} has a {wrapper} already.")
+
+    @property
+    def one_model(self) -> bool:
+        return self.host.one_model
+
+    @property
+    def self_contained(self) -> bool:  # type: ignore[override]
+        return self.host.self_contained
+
+    @property
+    def eta(self) -> float:
+        return STEPS[self.optimizer] if self.server_lr == "auto" else self.server_lr
+
+    @property
+    def decay(self) -> float:
+        """β₁."""
+        return (0.0 if self.optimizer == "adagrad" else 0.9) if self.beta1 == "auto" else self.beta1
+
+    def cautions(self, info: Info) -> list[str]:
+        plain = self.optimizer == "momentum" and self.eta == 1 and not self.decay
+        return ["with a step of 1 and no momentum serveropt changes nothing."] if plain else []
+
+    def wrap_party(self, party: Party, extra: Remembered) -> Party:
+        return party
+
+    def round(self, s: Wrapped[Remembered | None], net: Net, t: int) -> Wrapped[Remembered | None]:
+        averaged = self.host.round(s.host, net, t)
+        w, extra = self.step(weights(s.host), weights(averaged), s.extra or Remembered({}, {}))
+        return Wrapped(with_weights(averaged, w), extra)
+
+    def step(self, w: Params, mean: Params, before: Remembered) -> tuple[Params, Remembered]:
+        """The server's step from w, given the host's average."""
+        if self.optimizer == "momentum":
+            w, m = momentum_step(w, mean, before.m, self.eta, self.decay)
+            return w, Remembered(m, {})
+        delta = {k: mean[k] - now for k, now in trainable(w).items()}
+        m = {k: self.decay * before.m.get(k, torch.zeros_like(d)) + (1 - self.decay) * d for k, d in delta.items()}
+        v = {k: self.second(before.v.get(k, torch.full_like(d, self.tau**2)), d.square()) for k, d in delta.items()}
+        return mean | {k: w[k] + self.eta * m[k] / (v[k].sqrt() + self.tau) for k in delta}, Remembered(m, v)
+
+    def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
+        """The new v, given Δ²."""
+        if self.optimizer == "adagrad":
+            return v + square
+        if self.optimizer == "yogi":
+            return v - (1 - self.beta2) * square * torch.sign(v - square)
+        return self.beta2 * v + (1 - self.beta2) * square
+
+
+def weights(s: Any) -> Params:
+    """What the innermost server averages, within what wrappers have around it."""
+    found: Params = weights(s.host) if isinstance(s, Wrapped) else s
+    return found
+
+
+def with_weights(s: Any, w: Params) -> Any:
+    return replace(s, host=with_weights(s.host, w)) if isinstance(s, Wrapped) else w

@@ -1,0 +1,135 @@
+"""The server's optimizers: each line of Algorithm 2 on a number, the reduction to the host, and around whom they go."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toys import distance, federation, net_of, quadratic, rounds, rows, same
+
+import comity
+from comity.algorithms import compose
+from comity.core import Params, Refusal, Training
+
+SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 3, "engine": "loop", "lr": 0.1, "batch": 4}
+TAU, BETA2 = 0.001, 0.99
+
+
+def ran(method: str, **settings: Any) -> comity.Result:
+    return comity.run(method, federation((9, 14, 6)), **SETTINGS | settings)
+
+
+def second(optimizer: str, v: float, square: float) -> float:
+    return {
+        "adagrad": v + square,
+        "yogi": v - (1 - BETA2) * square * math.copysign(1, v - square),
+        "adam": BETA2 * v + (1 - BETA2) * square,
+    }[optimizer]
+
+
+@pytest.mark.parametrize(("optimizer", "beta1", "eta"), [("adam", 0.9, 0.1), ("yogi", 0.9, 0.01), ("adagrad", 0.0, 0.1)])
+def test_algorithm_2_on_a_quadratic(optimizer, beta1, eta):
+    """Parties that reach their optima in one step: Δ = mean b − w, three rounds with the defaults."""
+    method = compose(f"fedavg+serveropt(optimizer={optimizer})")
+    net, s = net_of(method, quadratic(), [rows(2.0, 1.0, 1), rows(2.0, 5.0, 3)], Training(lr=0.5, batch=8))
+    w, m, v = 0.0, 0.0, TAU**2
+    for t in range(1, 4):
+        s = rounds(method, net, s, 1, first=t)
+        delta = 4.0 - w
+        m, v = beta1 * m + (1 - beta1) * delta, second(optimizer, v, delta**2)
+        w += eta * m / (math.sqrt(v) + TAU)
+        assert s.host["body.w"].item() == pytest.approx(w, rel=1e-12)
+
+
+def test_fedavgm_on_a_quadratic():
+    method = compose("fedavg+serveropt(beta1=0.5,server_lr=0.8)")
+    net, s = net_of(method, quadratic(), [rows(2.0, 1.0, 1), rows(2.0, 5.0, 3)], Training(lr=0.5, batch=8))
+    w = m = 0.0
+    for t in range(1, 4):
+        s = rounds(method, net, s, 1, first=t)
+        m = 0.5 * m + 4.0 - w
+        w += 0.8 * m
+        assert s.host["body.w"].item() == pytest.approx(w, rel=1e-12)
+
+
+def test_fedavgm_is_the_method_of_the_guide(tmp_path):
+    """CONTRIBUTING.md has FedAvgM as a method of its own."""
+    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    begin = text.index('"""FedAvgM')
+    (tmp_path / "fedavgm.py").write_text(text[begin : text.index("```", begin)], encoding="utf-8")
+    theirs = ran(str(tmp_path / "fedavgm.py")).model("p0").theta
+    ours = ran("fedavg+serveropt").model("p0").theta
+    assert distance(ours, theirs) < 1e-6
+    assert distance(ours, ran("fedavg").model("p0").theta) > 1e-3
+
+
+@pytest.mark.parametrize("host", ["fedavg", "fedprox", "moon", "fedper", "ditto", "fedavg+dbe"])
+def test_a_step_of_1_without_momentum_is_the_host(host):
+    plain, wrapped = ran(host), ran(f"{host}+serveropt(beta1=0)")
+    for name in plain.job.info.names:
+        assert same(wrapped.model(name).theta, plain.model(name).theta)
+    assert wrapped.summary["bytes"] == plain.summary["bytes"]
+    assert wrapped.job.algorithm.one_model == plain.job.algorithm.one_model
+    said = [text for text in wrapped.job.cautions() if "changes nothing" in text]
+    assert len(said) == 1
+
+
+def test_options_are_not_without_effect():
+    def end(options: str) -> Params:
+        return ran(f"fedavg+serveropt({options})").model("p0").theta
+
+    usual = {name: end(f"optimizer={name}") for name in ("momentum", "adam", "yogi", "adagrad")}
+    for name, others in {"momentum": "server_lr beta1", "adam": "server_lr beta1 beta2 tau"}.items():
+        for other in others.split():
+            assert distance(usual[name], end(f"optimizer={name},{other}=0.3")) > 1e-6, other
+    for one, two in (("momentum", "adam"), ("adam", "yogi"), ("adam", "adagrad")):
+        assert distance(usual[one], usual[two]) > 1e-6
+
+
+def test_statistics_are_averaged():
+    """BatchNorm's: the host's, whatever the server's step, in the first round, in which all else that is trained is the same."""
+    pictures = federation((12, 9), shape=(1, 8, 8))
+    settings = SETTINGS | {"model": "fedbn-cnn(scale=0.06)", "rounds": 1}
+    both = ("fedavg", "fedavg+serveropt(optimizer=adam)")
+    plain, other = (comity.run(text, pictures, **settings).model("p0").theta for text in both)
+    assert all(torch.equal(plain[k], other[k]) == ("~" in k) for k in plain)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("scaffold+serveropt", "does not just average weights"),
+        ("relay+serveropt", "does not just average weights"),
+        ("solo+serveropt", "does not just average weights"),
+        ("fedreptile+serveropt", "does not just average weights"),
+        ("q-ffl+serveropt", "does not just average weights"),
+        ("fedavg+serveropt+serveropt", "has a serveropt already"),
+        ("serveropt", "wraps another method"),
+        ("fedavg+serveropt(beta1=1)", "beta1 must be at most"),
+        ("fedavg+serveropt(tau=0)", "tau must be greater than 0"),
+        ("fedavg+serveropt(optimizer=sgd)", "optimizer of serveropt"),
+    ],
+)
+def test_what_is_refused(text, why):
+    with pytest.raises(Refusal, match=why):
+        compose(text)
+
+
+PRIVATE = ["fedavg+dp(noise=1,level=party)+serveropt", "fedavg+serveropt+dp(noise=1)", "fedavg+dp(noise=1)+serveropt"]
+
+
+@pytest.mark.parametrize("text", PRIVATE)
+def test_private_training_within_and_without(text):
+    told = ran(text).summary["privacy"]
+    assert told == ran(text.replace("+serveropt", "")).summary["privacy"]
+    assert "level=party" in text or math.isfinite(told["epsilon"])  # there the server sees everybody's model
+
+
+def test_around_a_wrapped_host():
+    """DBE's offset stays where it is, and what is averaged within it gets the server's step."""
+    plain, wrapped = (ran(text).model("p0") for text in ("fedavg+prbm", "fedavg+prbm+serveropt"))
+    assert plain.theta.keys() == wrapped.theta.keys()
+    assert distance(plain.theta, wrapped.theta) > 1e-3
