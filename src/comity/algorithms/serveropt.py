@@ -11,8 +11,8 @@ FedYogi: v ← v − (1 − β₂) Δ² sign(v − Δ²).
 FedAdam: v ← β₂ v + (1 − β₂) Δ².
 
 Symbols: w = the server's theta; η = server_lr; β₁, β₂ = beta1, beta2; τ = tau.
-Deviations: none in the lines above (no bias correction, as printed). The paper tunes η; unless told it is that of flwr (0.1, and 0.01
-for yogi), and 1 for momentum as in Hsu et al. β₁ = 0 for adagrad, as in flwr. BatchNorm's statistics are averaged.
+Deviations: none in the lines above (no bias correction, as printed). The paper tunes η; unless told it is that of flwr (0.1, for
+yogi 0.01), and 1 for momentum as in Hsu et al. β₁ = 0 for adagrad, as in flwr. BatchNorm's statistics are averaged.
 At a glance: personal = the host's; exchanged = the host's; kept = the host's (the server: m and v); steps = the host's.
 """
 
