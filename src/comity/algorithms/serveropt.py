@@ -1,10 +1,10 @@
-"""FedOpt: Reddi et al., Adaptive Federated Optimization, ICLR 2021; Hsu et al., Measuring the Effects of Non-Identical Data
-Distribution for Federated Visual Classification, 2019 (FedAvgM). A wrapper.
+"""FedOpt: Reddi et al., Adaptive Federated Optimization, ICLR 2021. A wrapper.
 
 Idea: what the parties' average moves a model by is a gradient, of which the server makes a step by an optimizer of its own.
 
 Change: Δ = Σ_{i∈S} (n_i / n_S) w_i − w, or whatever else the host's average is.
-FedAvgM: m ← β₁ m + Δ; w ← w + η m.
+FedAvgM (Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, 2019):
+m ← β₁ m + Δ; w ← w + η m.
 Algorithm 2: m ← β₁ m + (1 − β₁) Δ; w ← w + η m / (√v + τ), with v = τ² before round 1 and
 FedAdagrad: v ← v + Δ².
 FedYogi: v ← v − (1 − β₂) Δ² sign(v − Δ²).
