@@ -42,6 +42,7 @@ PACKAGES = {
     "pfl": [["pfl==0.6.0"]],
     "fluke": [["--no-deps", "fluke-fl==0.8.1"], FLUKE.split()],
     "flower": [["flwr[simulation]==1.41.0"]],
+    "pfllib": [["numpy==2.4.6"]],
 }
 """What pip is asked for after torch, call by call."""
 
