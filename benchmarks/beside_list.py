@@ -8,7 +8,7 @@ from typing import Any
 from beside_work import How
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Match:
     """A method of ours, with its options, and a library's with those that mean the same."""
 
@@ -16,12 +16,21 @@ class Match:
     library: str
     method: str
     options: dict[str, Any] = field(default_factory=dict)
+    """The library's; {epochs} and {lr} are those of the run, as in `ours`."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of our run, with batches, beside those of all."""
+    chance: bool = False
+    """Whether something else is drawn at random, so that whole batches prove nothing."""
     why: str = ""
-    """The reason, in a sentence, if curves are apart."""
+    """What differs, in a sentence."""
 
     @property
     def name(self) -> str:
         return self.ours.partition("(")[0]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.ours, self.library, self.method
 
     def spec(self, how: How) -> str:
         """Our method as it is named in runs of this kind."""
@@ -34,21 +43,16 @@ class Match:
 
 
 SPLIT: dict[str, Any] = {"split": True}
+PERSONAL: dict[str, Any] = {"watched": "test_metrics_personalized"}
 
 MATCHES = [
     Match("solo", "pfllib", "serverlocal.Local"),
     Match("fedavg", "pfllib", "serveravg.FedAvg", SPLIT),
+    Match("fedavg", "flower", "FedAvg"),
+    Match("fedavg", "fluke", "fedavg.FedAVG"),
     Match("fedprox(mu=0.1)", "pfllib", "serverprox.FedProx", {"mu": 0.1}),
     Match("scaffold", "pfllib", "serverscaffold.SCAFFOLD", {"server_learning_rate": 1.0}),
-    Match("ditto(lam=1)", "pfllib", "serverditto.Ditto", {"mu": 1.0, "plocal_epochs": "{epochs}", "watched": "test_metrics_personalized"}),
-    Match("fedper", "pfllib", "serverper.FedPer", SPLIT),
-    Match("fedrep(head_epochs=2)", "pfllib", "serverrep.FedRep", SPLIT | {"plocal_epochs": 2}),
-    Match("apfl", "pfllib", "serverapfl.APFL", {"alpha": 0.5}),
-    Match("fedbabu(finetune_epochs=0)", "pfllib", "serverbabu.FedBABU", SPLIT | {"fine_tuning_epochs": 0}),
-    Match("fedrod", "pfllib", "serverrod.FedROD", SPLIT),
     Match("moon(mu=1,tau=0.5)", "pfllib", "servermoon.MOON", SPLIT | {"mu": 1.0, "tau": 0.5}),
-    Match("lg-fedavg", "pfllib", "serverlg.LG_FedAvg", SPLIT),
-    Match("fd(gamma=1,distance=ce)", "pfllib", "serverfd.FD", {"lamda": 1.0}),
     Match(
         "fedgen(gen_steps=50,noise=64,hidden=64)",
         "pfllib",
@@ -56,13 +60,68 @@ MATCHES = [
         SPLIT
         | {"noise_dim": 64, "hidden_dim": 64, "generator_learning_rate": 0.005, "server_epochs": 50}
         | {"localize_feature_extractor": False},
+        chance=True,
     ),
-    Match("fedavg", "flower", "FedAvg"),
+    Match(
+        "fedavg+dbe(kappa=50,mu=0.1,init_mean=ema,init_epochs={epochs})",
+        "pfllib",
+        "serverdbe.FedDBE",
+        SPLIT | {"kl_weight": 50.0, "momentum": 0.1},
+    ),
+    Match("ditto(lam=1)", "pfllib", "serverditto.Ditto", PERSONAL | {"mu": 1.0, "plocal_epochs": "{epochs}"}),
+    Match("apfl", "pfllib", "serverapfl.APFL", {"alpha": 0.5}),
+    Match("fedper", "pfllib", "serverper.FedPer", SPLIT),
+    Match("fedrep(head_epochs=2)", "pfllib", "serverrep.FedRep", SPLIT | {"plocal_epochs": 2}),
+    Match("fedbabu(finetune_epochs=0)", "pfllib", "serverbabu.FedBABU", SPLIT | {"fine_tuning_epochs": 0}),
+    Match("fedrod", "pfllib", "serverrod.FedROD", SPLIT),
+    Match("lg-fedavg", "pfllib", "serverlg.LG_FedAvg", SPLIT),
+    Match("fd(gamma=1,distance=ce)", "pfllib", "serverfd.FD", {"lamda": 1.0}),
+    Match("per-fedavg(alpha={lr})", "pfllib", "serverperavg.PerAvg", chance=True),
+    Match(
+        "pfedme(lam=15,inner_lr=0.01,inner_steps=5,beta=1)",
+        "pfllib",
+        "serverpFedMe.pFedMe",
+        PERSONAL | {"lamda": 15.0, "p_learning_rate": 0.01, "K": 5, "beta": 1.0, "alike": True, "mended": "own_thetas"},
+    ),
+    Match(
+        "fedfomo(models=5,epsilon=0)",
+        "pfllib",
+        "serverfomo.FedFomo",
+        {"M": 5, "held_out": 5},
+        {"last_batch": "drop"},
+    ),
+    Match(
+        "fedproto(weights=uniform,min_count=1)",
+        "pfllib",
+        "serverproto.FedProto",
+        SPLIT | {"lamda": 1.0, "mended": "prototypes_after"},
+    ),
+    Match(
+        "fedtgp(lam=10,min_count=1)",
+        "htfllib",
+        "servertgp.FedTGP",
+        {"from_files": True, "save_folder_name": "temp", "feature_dim": 200, "lamda": 10.0}
+        | {"server_epochs": 100, "margin_threthold": 100.0, "mended": "sure_roots"},
+        chance=True,
+    ),
+    Match(
+        "fedala(p=1,s=80,eta=1)",
+        "pfllib",
+        "serverala.FedALA",
+        {"layer_idx": 2, "rand_percent": 80, "eta": 1.0},
+        chance=True,
+    ),
     Match("q-ffl(q=1)", "flower", "QFedAvg", {"q": 1.0, "client_learning_rate": "{lr}"}),
     Match("fedavg+serveropt(opt=momentum)", "flower", "FedAvgM", {"server_momentum": 0.9}),
     Match("fedavg+serveropt(opt=adam)", "flower", "FedAdam", {"eta": 0.01, "beta_1": 0.9, "beta_2": 0.99, "tau": 0.001}),
+    Match("fedavg+serveropt(opt=momentum)", "fluke", "fedavgm.FedAVGM", {"server": {"momentum": 0.9}}),
+    Match(
+        "fedavg+serveropt(opt=adam)",
+        "fluke",
+        "fedopt.FedOpt",
+        {"server": {"mode": "adam", "lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 0.001}},
+    ),
     Match("fedavg+median", "flower", "FedMedian"),
-    Match("fedavg+trimmed", "flower", "FedTrimmedAvg", {"beta": 0.2}),
-    Match("fedavg+krum", "flower", "Krum", {"num_malicious_nodes": 2}),
-    Match("fedavg+dbe(kappa=50,mu=0.1,init_mean=ema,init_epochs={epochs})", "pfllib", "serverdbe.FedDBE", SPLIT | {"kl_weight": 50.0, "momentum": 0.1}),
+    Match("fedavg+trimmed(share=0.2)", "flower", "FedTrimmedAvg", {"beta": 0.2}),
+    Match("fedavg+krum(f=2)", "flower", "Krum", {"num_malicious_nodes": 2}),
 ]

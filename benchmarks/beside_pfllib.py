@@ -1,10 +1,14 @@
-"""PFLlib as one of the libraries of `beside.py`: its server classes, called as its main.py calls them.
+"""PFLlib and HtFLlib as libraries of `beside.py`: their server classes, called as their main.py calls them.
 
     python beside_pfllib.py FOLDER CHECKOUT
 
-Its federation is read from files, which are written into a temporary folder in the form it expects. It evaluates at a round's
-beginning what the rounds before have made: its n-th evaluation is after n rounds. It drops a party's last batch if it is not whole,
+Their federation is read from files, which are written into a temporary folder in the form they expect. They evaluate at a round's
+beginning what the rounds before have made: the n-th evaluation is after n rounds. They drop a party's last batch if it is not whole,
 which no party of ours has.
+
+Options that are not the library's: `split` cuts the network into body and head, `watched` names what measures the models that count,
+`alike` averages parties with equal weights, `held_out` has the samples last that Comity holds out, and `mended` names a function below
+which mends a fault that would hide everything else.
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from beside_work import CLASSES, Asked, Curve, answer, network, parties, seeded
+import torch
+from beside_work import CLASSES, Asked, Curve, Network, answer, network, parties, seeded
 from torch import nn
 
 # Of its defaults only what says that nothing special happens; a method's own options come with what is asked.
@@ -71,54 +76,131 @@ def library() -> types.ModuleType:
     Files are read once, not in every round, and test samples answered together.
     """
     sys.path.insert(0, str(Path(sys.argv[2]).resolve() / "system"))
-    for name in ("matplotlib", "matplotlib.pyplot", "sklearn", "h5py", "cvxpy"):
+    for name in ("matplotlib", "matplotlib.pyplot", "sklearn", "h5py", "cvxpy", "torchvision"):
         stand_in(name)
     stand_in("sklearn.preprocessing", label_binarize=lambda y, classes: y[:, None])
     stand_in("sklearn.metrics", roc_auc_score=lambda *args, **named: 0.0)
     base = importlib.import_module("flcore.clients.clientbase")
     base.read_client_data = functools.cache(base.read_client_data)
     base.Client.load_some, tests = base.Client.load_train_data, base.Client.load_test_data
+    base.Client.samples = property(lambda client: len(base.read_client_data(client.dataset, client.id, is_train=True, few_shot=0)))
+    torch.load = functools.partial(torch.load, weights_only=False)  # HtFLlib keeps whole models in files
     base.Client.load_test_data = lambda client, batch_size=None: tests(client, client.test_samples)
     return base
 
 
-def write(folder: Path, place: Path) -> None:
-    """The federation in the library's format."""
+def write(folder: Path, place: Path, held_out: int) -> None:
+    """The federation in the library's format; of every `held_out` training samples one goes to the end."""
     for kind in ("train", "test"):
         (place / "dataset" / "beside" / kind).mkdir(parents=True)
     for i, (train, test) in enumerate(parties(folder)):
+        if held_out:
+            last = np.arange(len(train[1])) % held_out == held_out - 1
+            order = np.concatenate([np.flatnonzero(~last), np.flatnonzero(last)])
+            train = train[0][order], train[1][order]  # noqa: PLW2901
         for kind, (x, y) in (("train", train), ("test", test)):
             np.savez(place / "dataset" / "beside" / kind / f"{i}.npz", data=np.array({"x": x.numpy(), "y": y.numpy()}))
+
+
+def own_thetas(server: Any) -> None:
+    """pFedMe: its list of personal parameters is that of the model in training, so that what is measured is the global model.
+
+    Here they are kept apart; and what measuring puts into the model is taken out again. Nothing else decays the weights.
+    """
+
+    def apart(client: Any) -> None:
+        step = client.optimizer.step
+        client.optimizer.step = lambda *args: [theta.detach().clone() for theta in step(*args)]
+        client.optimizer.param_groups[0]["mu"] = 0.0
+
+    for client in server.clients:
+        apart(client)
+    measure = server.test_metrics_personalized
+
+    def measured() -> Any:
+        found = measure()
+        for client in server.clients:
+            client.update_parameters(client.model, client.local_params)
+        return found
+
+    server.test_metrics_personalized = measured
+
+
+def prototypes_after(server: Any) -> None:
+    """FedProto, FedTGP: prototypes are those of the trained model, by a function that both libraries have.
+
+    PFLlib takes means in passing, while weights still move; HtFLlib calls the function before the trained model is where it looks.
+    """
+
+    def after(client: Any) -> None:
+        train = client.train
+        client.train = lambda: (train(), client.collect_protos())
+
+    for client in server.clients:
+        after(client)
+
+
+def sure_roots(server: Any) -> None:
+    """FedTGP: distances are roots of differences that rounding makes negative, and no number comes of it. And `prototypes_after`."""
+    prototypes_after(server)
+
+    class Torch:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(torch, name)
+
+        def sqrt(self, squares: torch.Tensor) -> torch.Tensor:
+            return torch.sqrt(squares.clamp(min=1e-12))
+
+    sys.modules[type(server).__module__].__dict__["torch"] = Torch()
+
+
+MENDED = {"own_thetas": own_thetas, "prototypes_after": prototypes_after, "sure_roots": sure_roots}
+
+
+class Split(nn.Module):
+    """The network cut into body and head, as HtFLlib reads it from files."""
+
+    def __init__(self, whole: Network) -> None:
+        super().__init__()
+        self.base, self.head = whole.body, whole.fc
 
 
 def run(folder: Path, asked: Asked) -> Curve:
     """One method with the library's own loop over rounds; `method` is its server's file and class, as in serveravg.FedAvg."""
     base, how, options = library(), asked.how, dict(asked.options)
-    split, watched = options.pop("split", False), options.pop("watched", "test_metrics")
-    whole = how.batch is None
+    ours = {name: options.pop(name, None) for name in ("split", "watched", "alike", "held_out", "mended", "from_files")}
     # All samples in one batch: a party's own number of them is its batch size.
-    base.Client.load_train_data = (
-        (lambda client, batch=None: client.load_some(client.train_samples)) if whole else base.Client.load_some
-    )
-    model: nn.Module = network(folder, asked.seed)
+    everything = lambda client, batch_size=None: client.load_some(client.samples)  # noqa: E731
+    base.Client.load_train_data = base.Client.load_some if how.batch else everything
+    model = network(folder, asked.seed)
     settings: dict[str, Any] = PLAIN | {"local_epochs": how.epochs, "local_learning_rate": how.lr, "batch_size": how.batch or 10}
     settings |= {"num_clients": len(parties(folder)), "global_rounds": how.rounds, "algorithm": asked.method}
     args = Namespace(**settings | options)
-    if split:
+    args.model = model
+    if ours["split"]:
         args.head = copy.deepcopy(model.fc)
         model.fc = nn.Identity()
-        model = importlib.import_module("flcore.trainmodel.models").BaseHeadSplit(model, args.head)
-    args.model = model
+        args.model = importlib.import_module("flcore.trainmodel.models").BaseHeadSplit(model, args.head)
     curve: Curve = []
     file, name = asked.method.split(".")
     with tempfile.TemporaryDirectory(prefix="beside-pfllib-") as place:
         (Path(place) / "system").mkdir()
         os.chdir(Path(place) / "system")  # where it looks for data, and leaves its results
         try:
-            write(folder, Path(place))
+            write(folder, Path(place), ours["held_out"] or 0)
+            if ours["from_files"]:
+                args.models_folder_name = "first"
+                for i in range(args.num_clients):
+                    base.save_item(Split(model), f"Client_{i}", "model", "first")
             base.read_client_data.cache_clear()
             server = getattr(importlib.import_module(f"flcore.servers.{file}"), name)(args, 0)
             seeded(asked.seed)  # each of its clients has seeded everything with 0
+            for client in server.clients:
+                client.batch_size = how.batch or round(client.train_samples)
+                client.train_samples = 1 if ours["alike"] else client.train_samples
+            if ours["mended"]:
+                MENDED[ours["mended"]](server)
+            watched = ours["watched"] or "test_metrics"
             measure = getattr(server, watched)
 
             def measured() -> Any:
