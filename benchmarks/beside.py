@@ -3,13 +3,14 @@
     python benchmarks/beside.py [--pfllib CHECKOUT] [--htfllib CHECKOUT] [--library flower fluke] [--only fedavg ditto]
     python benchmarks/beside.py --page [--csv curves.csv]
 
-What a library has of our methods is listed in `beside_list.py`, with the options that make the two the same. Flower and fluke come
-from PyPI into environments of their own (`venvs.py`); PFLlib and HtFLlib are not there: clone https://github.com/TsingZ0/PFLlib and
-HtFLlib, and say where they are. Without a checkout they are left out. What was found before stays, unless it is found again.
+What a library has of our methods is listed in `beside_list.py`, with the options that make the two the same. Flower and fluke
+come from PyPI into environments of their own (`venvs.py`); PFLlib and HtFLlib are not there: clone
+https://github.com/TsingZ0/PFLlib and HtFLlib, and say where they are. Without a checkout they are left out. What was found before
+stays, unless it is found again.
 
 Ten parties have label-skewed digits. Every method runs twenty rounds in both libraries, in two ways:
-- with batches of ten and three seeds, which differ in initial weights and in the order of samples. The order cannot be the same in two
-  libraries: curves should differ by no more than seeds do;
+- with batches of ten and three seeds, which differ in initial weights and in the order of samples. The order cannot be the same
+  in two libraries: curves should differ by no more than seeds do;
 - with all of a party's samples in one batch, where no order matters: the two should give the same answers, but for rounding, if
   the method draws nothing else at random.
 
@@ -30,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import venvs
-from beside_list import MATCHES, Match
+from beside_list import MATCHES, PARTIES, Match
 from beside_work import CLASSES, Asked, Curve, How, write_asked
 
 import comity
@@ -54,7 +55,7 @@ def federation() -> comity.Federation:
 
     At most eighty samples each, of at least twenty: as many steps as it takes to tell two methods apart.
     """
-    dealt = comity.load("digits").partition("dirichlet(alpha=0.1)", parties=10, seed=0, validation=0.0)
+    dealt = comity.load("digits").partition("dirichlet(alpha=0.1)", parties=PARTIES, seed=0, validation=0.0)
     pairs = {}
     for name, own in dealt.parties.items():
         kept = min(len(own.train) // 20 * 20, 80)
@@ -72,6 +73,18 @@ def write(folder: Path, fed: comity.Federation) -> None:
     for seed in SEEDS:
         weights = task.init(Key.root(seed).fold("init"))
         np.savez(folder / f"weights-{seed}.npz", **{name: value.numpy() for name, value in weights.items()})
+
+
+def first(folder: Path, fed: comity.Federation, match: Match, seed: int, how: How) -> dict[str, str]:
+    """The file of what our server begins with beside the network's weights, if the library is to begin with that too."""
+    if not match.first:
+        return {}
+    job = prepare(experiment({"algorithm": match.spec(how), "seed": seed}), fed)
+    state = job.algorithm.server(job.root.fold("init"), job.info)
+    weights = state if isinstance(state, dict) else getattr(state, match.first)
+    name = f"first-{match.name}-{seed}.npz"
+    np.savez(folder / name, **{name: value.numpy() for name, value in weights.items()})
+    return {"first": name}
 
 
 def ours(match: Match, fed: comity.Federation, seed: int, how: How) -> Curve:
@@ -110,7 +123,7 @@ class Found:
     there: list[list[int]]
     here: list[list[int]]
     whole: int | None
-    """With whole batches: the most answers by which parties differ in a round, summed over parties; None if chance plays a part."""
+    """With whole batches: the most answers by which parties differ in a round, summed over parties; None if chance has a part."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -132,7 +145,11 @@ def compare(matches: list[Match], library: str, checkout: Path | None) -> Iterat
     with tempfile.TemporaryDirectory(prefix="beside-") as place:
         write(Path(place), fed)
         runs = {m: [(SOME, seed) for seed in SEEDS] + [(WHOLE, SEEDS[0])] * (not m.chance) for m in matches}
-        asked = [Asked(m.method, seed, how, m.asked(how)) for m in matches for how, seed in runs[m]]
+        asked = [
+            Asked(m.method, seed, how, m.asked(how) | first(Path(place), fed, m, seed, how))
+            for m in matches
+            for how, seed in runs[m]
+        ]
         answers = theirs(library, checkout, Path(place), asked)
         for m in matches:
             heard = [next(answers) for _ in runs[m]]
@@ -173,8 +190,8 @@ class Line:
 def judged(found: Found, tests: int) -> Line:
     """Whether two libraries' curves differ by more than their seeds do: three standard errors of the difference of the means.
 
-    The variance in a round is that of both libraries' seeds, and of the two rounds before and after: of six numbers alone it would
-    often be too small by chance. Two answers more or less never count.
+    The variance in a round is that of both libraries' seeds, and of the two rounds before and after: of six numbers alone it
+    would often be too small by chance. Two answers more or less never count.
     """
     a, b = (100 / tests * np.array(curves)[:, 1:] for curves in (found.there, found.here))
     gaps = abs(a.mean(0) - b.mean(0))
@@ -206,7 +223,9 @@ def keep(kept: dict[str, Any], new: Found) -> None:
 def version_of(library: str, checkout: Path | None) -> str:
     """The version of a library as it is installed, or the commit of its checkout."""
     if checkout:
-        asked = subprocess.run(["git", "-C", checkout, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+        asked = subprocess.run(
+            ["git", "-C", checkout, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+        )
         return asked.stdout.strip() or "a commit that is not known"
     return next(part.partition("==")[2] for call in venvs.PACKAGES[library] for part in call if "==" in part)
 
@@ -214,39 +233,42 @@ def version_of(library: str, checkout: Path | None) -> str:
 NAMES = {"pfllib": "PFLlib", "htfllib": "HtFLlib", "flower": "Flower", "fluke": "fluke"}
 INTRO = """# Methods beside other libraries
 
-What Comity makes of a method, and what another library makes of it: ten parties with label-skewed digits (Dirichlet, α = 0.1), the
-network `mlp2`, the same split, the same initial weights, the same learning rate, and options that mean the same. Accuracy is that of
-all parties' test samples after each round, of the models that the method deploys; a library that evaluates before it trains is read
-one round later. `python benchmarks/beside.py` runs all of it, and writes this page from
-[the curves](results/data/beside/curves.json).
+What Comity makes of a method, and what another library makes of it: ten parties with label-skewed digits (Dirichlet, α = 0.1; 20
+to 80 training samples each), the network `mlp2`, the same split, the same initial weights, the same learning rate, and options
+that mean the same. Accuracy is that of all parties' test samples after each round, by the models that the method deploys; a
+library that evaluates before it trains is read one round later. `python benchmarks/beside.py` runs all of it, and writes this
+page from [the curves](results/data/beside/curves.json). Other libraries' code is called, and none of it is here.
 
-- **Batches of ten, twenty rounds, three seeds** (lr 0.05, one epoch): means and standard deviations over seeds after round 20, and the
-  gap between the two mean curves in the round where it is largest against what chance allows. That is three standard errors of the
-  difference, from the variance between seeds. Orders of samples differ between libraries; splits and initial weights do not.
-- **Whole batches** (lr 0.1, three epochs): with all of a party's samples in one batch no order matters, and two versions of one method
-  compute the same. The figure is how many answers differ, summed over parties, in the worst of twenty rounds, of {tests} test
-  samples. A dash: the method draws something else at random.
+- **Batches of ten, twenty rounds, three seeds** (learning rate 0.05, one epoch): means and standard deviations over seeds after
+  round 20, and the gap between the two mean curves, in the round where it is largest against what chance allows: three standard
+  errors of the difference, by the variance between seeds. Orders of samples differ between libraries; splits and initial
+  weights do not.
+- **Whole batches** (learning rate 0.1, three epochs): with all of a party's samples in one batch no order matters, and two
+  versions of one method compute the same. The figure is how many answers differ, summed over parties, in the worst of twenty
+  rounds, of {tests} test samples. A dash: the method draws something else at random.
 
-Verdict: *the same*, if curves are within chance and not more than one answer in a hundred differs on whole batches; *within*, if curves
-are within chance; *apart* otherwise, and then the reason is below.
+Verdict: *the same*, if curves are within chance, and on whole batches no more than one answer in a hundred differs; *within*, if
+curves are within chance; *apart* otherwise, and then the reason is below. A library's version that was mended to be comparable
+is marked, and what was mended is below.
 
 """
 
 
 def page(kept: dict[str, Any]) -> str:
     """docs/methods-beside.md."""
-    reasons = {m.key: m.why for m in MATCHES}
+    listed = {m.key: m for m in MATCHES}
     rows, notes = [], []
     for found in kept["found"]:
         line = judged(found, kept["tests"])
         (a, s), (b, u) = line.there, line.here
-        there = f"{NAMES[found.library]} `{found.method.rpartition('.')[2]}`"
+        mended = ", mended" if "mended" in listed[found.key].options else ""
+        there = f"{NAMES[found.library]} `{found.method.rpartition('.')[2]}`{mended}"
         whole = "–" if found.whole is None else str(found.whole)
         rows.append(
-            f"| `{found.ours}` | {there} | {a:.1f} ± {s:.1f} | {b:.1f} ± {u:.1f} | {line.gap:.1f} of {line.allowed:.1f} | {whole} "
-            f"| {line.verdict} |"
+            f"| `{found.ours}` | {there} | {a:.1f} ± {s:.1f} | {b:.1f} ± {u:.1f} "
+            f"| {line.gap:.1f} of {line.allowed:.1f} | {whole} | {line.verdict} |"
         )
-        if why := reasons[found.key]:
+        if why := listed[found.key].why:
             notes.append(f"- `{found.ours}` and {there}: {why}")
     words = [judged(found, kept["tests"]).verdict for found in kept["found"]]
     counted = ", ".join(f"{words.count(word)} are {word}" for word in ("the same", "within", "apart"))

@@ -2,8 +2,8 @@
 
     python beside_fluke.py FOLDER
 
-`method` is a file and a class of its algorithms, as in fedopt.FedOpt. Options are those of its `client`, `server` and `optimizer`,
-each a dict; what is measured after each round is the server's model.
+`method` is a file and a class of its algorithms, as in fedopt.FedOpt. Options are those of its `client`, `server` and
+`optimizer`, each a dict; what is measured after each round is the server's model.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def run(folder: Path, asked: Asked) -> Curve:
     client, server = kind.get_client_class(kind), kind.get_server_class(kind)
     own = {"local_epochs": how.epochs} | asked.options.get("client", {})
     clients = [
-        client(i, loader(train, how.batch or len(train[1])), None, OptimizerConfigurator(steps), torch.nn.CrossEntropyLoss(), **own)
+        client(
+            i, loader(train, how.batch or len(train[1])), None, OptimizerConfigurator(steps), torch.nn.CrossEntropyLoss(), **own
+        )
         for i, (train, _) in enumerate(data)
     ]
     model = network(folder, asked.seed)

@@ -1,4 +1,4 @@
-"""What `beside.py` compares: methods of ours beside what other libraries have of them, with options that make the two the same."""
+"""What `beside.py` compares: methods of ours, and what other libraries have of them, with options that mean the same."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ class Match:
     library: str
     method: str
     options: dict[str, Any] = field(default_factory=dict)
-    """The library's; {epochs} and {lr} are those of the run, as in `ours`."""
+    """The library's; {epochs}, {lr} and {lr/parties} are those of the run, as in `ours`."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of our run, with batches, beside those of all."""
     chance: bool = False
     """Whether something else is drawn at random, so that whole batches prove nothing."""
+    first: str = ""
+    """Which of our server's fields the library is to begin with, beside the network's weights."""
     why: str = ""
     """What differs, in a sentence."""
 
@@ -38,10 +40,11 @@ class Match:
 
     def asked(self, how: How) -> dict[str, Any]:
         """The library's options in runs of this kind."""
-        known = {"{epochs}": how.epochs, "{lr}": how.lr}
+        known = {"{epochs}": how.epochs, "{lr}": how.lr, "{lr/parties}": how.lr / PARTIES}
         return {name: known.get(value, value) if isinstance(value, str) else value for name, value in self.options.items()}
 
 
+PARTIES = 10
 SPLIT: dict[str, Any] = {"split": True}
 PERSONAL: dict[str, Any] = {"watched": "test_metrics_personalized"}
 
@@ -91,6 +94,18 @@ MATCHES = [
         {"last_batch": "drop"},
     ),
     Match(
+        "apple(mix_lr=0,mu=0)",
+        "pfllib",
+        "serverapple.APPLE",
+        {"dr_learning_rate": 0.0, "mu": 0.0, "L": 0.1, "local_learning_rate": "{lr/parties}", "mended": "cores_sent"},
+    ),
+    Match(
+        "apple(mix_lr=0.001,mu=0.1,until=0.1)",
+        "pfllib",
+        "serverapple.APPLE",
+        {"dr_learning_rate": 0.001, "mu": 0.1, "L": 0.1},
+    ),
+    Match(
         "fedproto(weights=uniform,min_count=1)",
         "pfllib",
         "serverproto.FedProto",
@@ -102,7 +117,7 @@ MATCHES = [
         "servertgp.FedTGP",
         {"from_files": True, "save_folder_name": "temp", "feature_dim": 200, "lamda": 10.0}
         | {"server_epochs": 100, "margin_threthold": 100.0, "mended": "sure_roots"},
-        chance=True,
+        first="F",
     ),
     Match(
         "fedala(p=1,s=80,eta=1)",
@@ -110,6 +125,26 @@ MATCHES = [
         "serverala.FedALA",
         {"layer_idx": 2, "rand_percent": 80, "eta": 1.0},
         chance=True,
+    ),
+    Match(
+        "fedala(p=1,s=100,eta=1)",
+        "pfllib",
+        "serverala.FedALA",
+        {"layer_idx": 2, "rand_percent": 100, "eta": 1.0, "mended": "mixed_before"},
+    ),
+    Match(
+        "fedcp(lam=5)",
+        "pfllib",
+        "servercp.FedCP",
+        SPLIT | {"lamda": 5.0, "mended": "sure_policy"},
+        first="theta",
+    ),
+    Match(
+        "gpfl(lam=0.01,mu=0.1)",
+        "pfllib",
+        "servergpfl.GPFL",
+        SPLIT | {"lamda": 0.01, "mu": 0.1, "mended": "looked_up"},
+        first="theta",
     ),
     Match("q-ffl(q=1)", "flower", "QFedAvg", {"q": 1.0, "client_learning_rate": "{lr}"}),
     Match("fedavg+serveropt(opt=momentum)", "flower", "FedAvgM", {"server_momentum": 0.9}),

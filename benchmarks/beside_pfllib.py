@@ -3,12 +3,12 @@
     python beside_pfllib.py FOLDER CHECKOUT
 
 Their federation is read from files, which are written into a temporary folder in the form they expect. They evaluate at a round's
-beginning what the rounds before have made: the n-th evaluation is after n rounds. They drop a party's last batch if it is not whole,
-which no party of ours has.
+beginning what the rounds before have made: the n-th evaluation is after n rounds. They drop a party's last batch if it is not
+whole, which no party of ours has.
 
-Options that are not the library's: `split` cuts the network into body and head, `watched` names what measures the models that count,
-`alike` averages parties with equal weights, `held_out` has the samples last that Comity holds out, and `mended` names a function below
-which mends a fault that would hide everything else.
+Options that are not the library's: `split` cuts the network into body and head, `watched` names what measures the models that
+count, `alike` averages parties with equal weights, `held_out` has the samples last that Comity holds out, `from_files` is
+HtFLlib's way to models, and `mended` names a function below which mends a fault that would hide everything else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from beside_work import CLASSES, Asked, Curve, Network, answer, network, parties, seeded
+from beside_work import CLASSES, Asked, Curve, Network, Pair, answer, arrays, network, parties, right, seeded
 from torch import nn
 
 # Of its defaults only what says that nothing special happens; a method's own options come with what is asked.
@@ -83,7 +83,9 @@ def library() -> types.ModuleType:
     base = importlib.import_module("flcore.clients.clientbase")
     base.read_client_data = functools.cache(base.read_client_data)
     base.Client.load_some, tests = base.Client.load_train_data, base.Client.load_test_data
-    base.Client.samples = property(lambda client: len(base.read_client_data(client.dataset, client.id, is_train=True, few_shot=0)))
+    base.Client.samples = property(
+        lambda client: len(base.read_client_data(client.dataset, client.id, is_train=True, few_shot=0))
+    )
     torch.load = functools.partial(torch.load, weights_only=False)  # HtFLlib keeps whole models in files
     base.Client.load_test_data = lambda client, batch_size=None: tests(client, client.test_samples)
     return base
@@ -102,7 +104,11 @@ def write(folder: Path, place: Path, held_out: int) -> None:
             np.savez(place / "dataset" / "beside" / kind / f"{i}.npz", data=np.array({"x": x.numpy(), "y": y.numpy()}))
 
 
-def own_thetas(server: Any) -> None:
+First = dict[str, torch.Tensor]
+"""What Comity's server begins with, where it is more than the network's weights."""
+
+
+def own_thetas(server: Any, first: First) -> None:
     """pFedMe: its list of personal parameters is that of the model in training, so that what is measured is the global model.
 
     Here they are kept apart; and what measuring puts into the model is taken out again. Nothing else decays the weights.
@@ -126,10 +132,10 @@ def own_thetas(server: Any) -> None:
     server.test_metrics_personalized = measured
 
 
-def prototypes_after(server: Any) -> None:
+def prototypes_after(server: Any, first: First) -> None:
     """FedProto, FedTGP: prototypes are those of the trained model, by a function that both libraries have.
 
-    PFLlib takes means in passing, while weights still move; HtFLlib calls the function before the trained model is where it looks.
+    PFLlib takes means in passing, while weights still move; HtFLlib calls it before the trained model is where it looks.
     """
 
     def after(client: Any) -> None:
@@ -140,21 +146,112 @@ def prototypes_after(server: Any) -> None:
         after(client)
 
 
-def sure_roots(server: Any) -> None:
-    """FedTGP: distances are roots of differences that rounding makes negative, and no number comes of it. And `prototypes_after`."""
-    prototypes_after(server)
+class Changed:
+    """A module in which some functions are others."""
 
-    class Torch:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(torch, name)
+    def __init__(self, module: types.ModuleType, **functions: Any) -> None:
+        self.__dict__ |= {"module": module} | functions
 
-        def sqrt(self, squares: torch.Tensor) -> torch.Tensor:
-            return torch.sqrt(squares.clamp(min=1e-12))
-
-    sys.modules[type(server).__module__].__dict__["torch"] = Torch()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
 
 
-MENDED = {"own_thetas": own_thetas, "prototypes_after": prototypes_after, "sure_roots": sure_roots}
+def filled(layer: nn.Module, first: First, name: str) -> None:
+    """Put the values that Comity calls `name`.weight and `name`.bias into a layer."""
+    layer.load_state_dict({kind: first[f"{name}.{kind}"] for kind in ("weight", "bias")})
+
+
+def sure_roots(server: Any, first: First) -> None:
+    """FedTGP: distances are roots of differences that rounding makes negative, which is no number. And `prototypes_after`."""
+    prototypes_after(server, first)
+    here = sys.modules[type(server).__module__].__dict__
+    here["torch"] = Changed(torch, sqrt=lambda squares: torch.sqrt(squares.clamp(min=1e-12)))
+    made = here["load_item"](server.role, "TGP", server.save_folder_name)
+    made.embedings.load_state_dict({"weight": first["embedding"]})
+    filled(made.middle[0][0], first, "in")
+    filled(made.fc, first, "out")
+    here["save_item"](made, server.role, "TGP", server.save_folder_name)
+
+
+def sure_policy(server: Any, first: First) -> None:
+    """FedCP: a policy without noise, in training and in tests, and the head's weights as its condition from round 1 on."""
+    plain = Changed(nn.functional, gumbel_softmax=lambda x, dim, **named: x.softmax(dim))
+    sys.modules[type(server).__module__].__dict__["F"] = plain
+    swapped = {name: torch.cat(value.chunk(2)[::-1]) for name, value in first.items() if name.startswith("fedcp.policy")}
+    for client in server.clients:
+        filled(client.model.gate.cs.fc[0], swapped, "fedcp.policy")
+        filled(client.model.gate.cs.fc[1], swapped, "fedcp.policy.norm")
+        client.set_head_g(client.model.head_g)
+
+
+def looked_up(server: Any, first: First) -> None:
+    """GPFL: conditions are looked up in the embeddings that are sent, from round 1 on, not in those that were trained before."""
+
+    def mend(client: Any) -> None:
+        client.GCE.embedding.load_state_dict({"weight": first["gpfl.embedding"]})
+        for which in ("gamma", "beta"):
+            layers = getattr(client.CoV, f"Conditional_{which}")
+            filled(layers[0], first, f"gpfl.valve.{which}")
+            filled(layers[2], first, f"gpfl.valve.{which}.norm")
+        once = client.set_GCE
+        client.set_GCE = lambda sent: (once(sent), once(sent))  # the first time it looks at what it had
+        once(client.GCE)
+
+    for client in server.clients:
+        mend(client)
+
+
+def mixed_before(server: Any, first: First) -> None:
+    """FedALA: what is measured is the newest global model mixed in by the weights of the last training.
+
+    The library learns these weights once more before it measures. They are learnt from batches of a party's own size.
+    """
+
+    def mend(client: Any, tests: Pair) -> None:
+        client.ALA.batch_size, learn = client.batch_size, client.local_initialization
+
+        def learnt(sent: nn.Module) -> None:
+            mixed, weights = copy.deepcopy(sent), client.ALA.weights or []
+            highest = (list(model.parameters())[-len(weights) :] for model in (mixed, client.model))
+            for w, new, own in zip(weights, *highest, strict=bool(weights)):
+                new.data = own.data + (new.data - own.data) * w
+            client.right = right(mixed, tests)
+            learn(sent)
+
+        client.local_initialization = learnt
+
+    for client in server.clients:
+        x, y = zip(*library().read_client_data(client.dataset, client.id, is_train=False, few_shot=0), strict=True)
+        mend(client, (torch.stack(x), torch.stack(y)))
+    server.test_metrics = lambda: ([], [1], [client.right for client in server.clients], [0])
+
+
+def cores_sent(server: Any, first: First) -> None:
+    """APPLE: what is sent is the core model, not the mixture; nobody sees in a round what others train in it; p begins at p_0.
+
+    What is measured is the mixture after the last step, not before it.
+    """
+
+    def mend(client: Any) -> None:
+        client.ps, train, had = list(client.p0), client.train, client.set_models
+        client.set_models = lambda cores: had([copy.deepcopy(core) for core in cores])
+
+        def trained(t: int) -> None:
+            client.model_c = client.model_cs[client.id]
+            train(t)
+            client.model_c = client.model_cs[client.id]
+            client.aggregate_parameters()
+
+        client.train = trained
+
+    for client in server.clients:
+        mend(client)
+
+
+MENDS = (cores_sent, mixed_before, own_thetas, prototypes_after, sure_roots, sure_policy, looked_up)
+MENDED = {each.__name__: each for each in MENDS}
+    each.__name__: each for each in (cores_sent, mixed_before, own_thetas, prototypes_after, sure_roots, sure_policy, looked_up)
+}
 
 
 class Split(nn.Module):
@@ -168,7 +265,7 @@ class Split(nn.Module):
 def run(folder: Path, asked: Asked) -> Curve:
     """One method with the library's own loop over rounds; `method` is its server's file and class, as in serveravg.FedAvg."""
     base, how, options = library(), asked.how, dict(asked.options)
-    ours = {name: options.pop(name, None) for name in ("split", "watched", "alike", "held_out", "mended", "from_files")}
+    ours = {name: options.pop(name, None) for name in ("split", "watched", "alike", "held_out", "mended", "from_files", "first")}
     # All samples in one batch: a party's own number of them is its batch size.
     everything = lambda client, batch_size=None: client.load_some(client.samples)  # noqa: E731
     base.Client.load_train_data = base.Client.load_some if how.batch else everything
@@ -195,11 +292,12 @@ def run(folder: Path, asked: Asked) -> Curve:
             base.read_client_data.cache_clear()
             server = getattr(importlib.import_module(f"flcore.servers.{file}"), name)(args, 0)
             seeded(asked.seed)  # each of its clients has seeded everything with 0
+            server.batch_size = how.batch or 1000
             for client in server.clients:
                 client.batch_size = how.batch or round(client.train_samples)
                 client.train_samples = 1 if ours["alike"] else client.train_samples
             if ours["mended"]:
-                MENDED[ours["mended"]](server)
+                MENDED[ours["mended"]](server, arrays(folder / ours["first"]) if ours["first"] else {})
             watched = ours["watched"] or "test_metrics"
             measure = getattr(server, watched)
 

@@ -1,15 +1,14 @@
 """What the libraries of `beside.py` share: one federation and one network in a folder, and what is to be run on them.
 
 The folder has `parties.npz` (what each party trains and tests on), `weights-SEED.npz` (the initial weights of a seed) and
-`asked.json` (one run after the other, see `Asked`). A library is run in an environment of its own, by a script that calls `answer`
-with a function from a run to its curve; what it says on standard output is one line of JSON a run.
+`asked.json` (one run after the other, see `Asked`). A library is run in an environment of its own, by a script that calls
+`answer` with a function from a run to its curve; what it says on standard output is one line of JSON a run.
 
 A curve is a list by round, from round 0, before any training, of how many test samples each party answers rightly.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -66,18 +65,22 @@ class Network(nn.Module):
         return answer
 
 
+def arrays(path: Path) -> dict[str, Tensor]:
+    """The tensors in a file."""
+    with np.load(path) as kept:
+        return {name: torch.from_numpy(kept[name]) for name in kept.files}
+
+
 def network(folder: Path, seed: int) -> Network:
     """The network with the initial weights of a seed."""
-    with np.load(folder / f"weights-{seed}.npz") as kept:
-        return Network({name: torch.from_numpy(kept[name]) for name in kept.files})
+    return Network(arrays(folder / f"weights-{seed}.npz"))
 
 
 def parties(folder: Path) -> list[tuple[Pair, Pair]]:
     """What each party trains and tests on."""
-    with np.load(folder / "parties.npz") as kept:
-        arrays = {name: torch.from_numpy(kept[name]) for name in kept.files}
-    count = len(arrays) // 4
-    return [((arrays[f"{i}.x"], arrays[f"{i}.y"]), (arrays[f"{i}.x_test"], arrays[f"{i}.y_test"])) for i in range(count)]
+    all_of = arrays(folder / "parties.npz")
+    count = len(all_of) // 4
+    return [((all_of[f"{i}.x"], all_of[f"{i}.y"]), (all_of[f"{i}.x_test"], all_of[f"{i}.y_test"])) for i in range(count)]
 
 
 def write_asked(folder: Path, runs: list[Asked]) -> None:
@@ -108,9 +111,8 @@ def answer(run: Callable[[Path, Asked], Curve]) -> None:
         asked = Asked(**each | {"how": How(**each["how"])})
         try:
             seeded(asked.seed)
-            with contextlib.redirect_stdout(None if os.environ.get("LOUD") else open(os.devnull, "w")):  # noqa: SIM115
-                heard: dict[str, Any] = {"curve": run(folder, asked)}
-        except Exception as why:  # noqa: BLE001 - somebody else's code may fail in any way
+            heard: dict[str, Any] = {"curve": run(folder, asked)}
+        except Exception as why:  # somebody else's code may fail in any way
             traceback.print_exc()
             heard = {"failed": f"{type(why).__name__}: {why}"}
         said.write(json.dumps(heard) + "\n")

@@ -1,4 +1,4 @@
-"""A virtual environment for each peer of `peers.py`, made once in `benchmarks/.venvs`.
+"""A virtual environment for each peer of `peers.py` and `beside.py`, made once in `benchmarks/.venvs`.
 
 torch comes first, alone and pinned: any other request for it pulls gigabytes of GPU packages. A constraint keeps it so.
 """
