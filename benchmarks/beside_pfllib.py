@@ -250,8 +250,6 @@ def cores_sent(server: Any, first: First) -> None:
 
 MENDS = (cores_sent, mixed_before, own_thetas, prototypes_after, sure_roots, sure_policy, looked_up)
 MENDED = {each.__name__: each for each in MENDS}
-    each.__name__: each for each in (cores_sent, mixed_before, own_thetas, prototypes_after, sure_roots, sure_policy, looked_up)
-}
 
 
 class Split(nn.Module):
