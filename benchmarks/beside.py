@@ -24,7 +24,7 @@ import csv
 import json
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ import numpy as np
 import venvs
 from beside_list import MATCHES, PARTIES, Match
 from beside_work import CLASSES, Asked, Curve, How, write_asked
+from torch import Tensor
 
 import comity
 from comity.core.key import Key
@@ -63,16 +64,20 @@ def federation() -> comity.Federation:
     return comity.Federation.from_arrays(pairs, validation=0.0, classes=CLASSES)
 
 
+def save(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    arrays: dict[str, Any] = {name: value.numpy() for name, value in tensors.items()}
+    np.savez(path, **arrays)
+
+
 def write(folder: Path, fed: comity.Federation) -> None:
     """The federation, and the initial weights that Comity draws for each seed."""
-    arrays = {}
+    arrays: dict[str, Tensor] = {}
     for i, own in enumerate(fed.parties.values()):
         arrays |= {f"{i}.x": own.train.x, f"{i}.y": own.train.y, f"{i}.x_test": own.test.x, f"{i}.y_test": own.test.y}
-    np.savez(folder / "parties.npz", **{name: value.numpy() for name, value in arrays.items()})
+    save(folder / "parties.npz", arrays)
     task = prepare(experiment({"algorithm": "fedavg"}), fed).info.task
     for seed in SEEDS:
-        weights = task.init(Key.root(seed).fold("init"))
-        np.savez(folder / f"weights-{seed}.npz", **{name: value.numpy() for name, value in weights.items()})
+        save(folder / f"weights-{seed}.npz", task.init(Key.root(seed).fold("init")))
 
 
 def first(folder: Path, fed: comity.Federation, match: Match, seed: int, how: How) -> dict[str, str]:
@@ -83,7 +88,7 @@ def first(folder: Path, fed: comity.Federation, match: Match, seed: int, how: Ho
     state = job.algorithm.server(job.root.fold("init"), job.info)
     weights = state if isinstance(state, dict) else getattr(state, match.first)
     name = f"first-{match.name}-{seed}.npz"
-    np.savez(folder / name, **{name: value.numpy() for name, value in weights.items()})
+    save(folder / name, weights)
     return {"first": name}
 
 
@@ -212,7 +217,9 @@ def read() -> dict[str, Any]:
 
 def keep(kept: dict[str, Any], new: Found) -> None:
     """Write what was found beside what is there, in the list's order; what the list has no more is dropped."""
-    found = {each.key: each for each in [*read()["found"], new]}
+    before = read()
+    kept["versions"] = before["versions"] | kept["versions"]
+    found = {each.key: each for each in [*before["found"], new]}
     kept["found"] = [found[m.key] for m in MATCHES if m.key in found]
     KEPT.parent.mkdir(parents=True, exist_ok=True)
     rows = ",\n".join(json.dumps(asdict(each)) for each in kept["found"])
@@ -305,12 +312,14 @@ def main() -> None:
     kept = read()
     for library in [] if args.page else args.library:
         checkout: Path | None = getattr(args, library, None)
+        if checkout and not (checkout / "system" / "flcore").is_dir():
+            cli.error(f"{checkout} is no checkout of {NAMES[library]}.")
         wanted = [m for m in MATCHES if m.library == library and (not args.only or m.name in args.only)]
         if not wanted or (library in CHECKOUTS and not checkout):
             continue
         kept["tests"] = sum(len(own.test) for own in federation().parties.values())
         kept["versions"][library] = version_of(library, checkout)
-        for found in compare(wanted, library, checkout):
+        for found in compare(wanted, library, checkout and checkout.resolve()):
             keep(kept, found)
             line = judged(found, kept["tests"])
             (a, s), (b, u) = line.there, line.here

@@ -70,7 +70,7 @@ def stand_in(name: str, **functions: Any) -> None:
 
 
 @functools.cache
-def library() -> types.ModuleType:
+def library() -> Any:
     """Its module of clients, with the checkout on the path; it computes AUCs and draws pictures, which take longer than training.
 
     Files are read once, not in every round, and test samples answered together.
@@ -80,7 +80,7 @@ def library() -> types.ModuleType:
         stand_in(name)
     stand_in("sklearn.preprocessing", label_binarize=lambda y, classes: y[:, None])
     stand_in("sklearn.metrics", roc_auc_score=lambda *args, **named: 0.0)
-    base = importlib.import_module("flcore.clients.clientbase")
+    base: Any = importlib.import_module("flcore.clients.clientbase")
     base.read_client_data = functools.cache(base.read_client_data)
     base.Client.load_some, tests = base.Client.load_train_data, base.Client.load_test_data
     base.Client.samples = property(
@@ -248,7 +248,38 @@ def cores_sent(server: Any, first: First) -> None:
         mend(client)
 
 
-MENDS = (cores_sent, mixed_before, own_thetas, prototypes_after, sure_roots, sure_policy, looked_up)
+def constant_answers(server: Any, first: First) -> None:
+    """FML: KL is a batch's mean, the other model's answers are constants, and parties count by their samples."""
+    total = sum(client.train_samples for client in server.clients)
+    shares = {id(client.global_model): client.train_samples / total for client in server.clients}
+    add = server.add_parameters
+    server.add_parameters = lambda _, model: add(shares[id(model)], model)
+    for client in server.clients:
+        client.KL = lambda own, other: nn.functional.kl_div(own, other.detach(), reduction="batchmean")
+
+
+def soft_targets(server: Any, first: First) -> None:
+    """FD: parties are taught by the softmax of mean logits. The library takes logits for probabilities, and runs away."""
+
+    def mend(client: Any) -> None:
+        had = client.set_logits
+        client.set_logits = lambda means: had({label: mean.softmax(0) for label, mean in means.items()})
+
+    for client in server.clients:
+        mend(client)
+
+
+MENDS = (
+    constant_answers,
+    cores_sent,
+    looked_up,
+    mixed_before,
+    own_thetas,
+    prototypes_after,
+    soft_targets,
+    sure_policy,
+    sure_roots,
+)
 MENDED = {each.__name__: each for each in MENDS}
 
 
