@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 export OMP_NUM_THREADS := 1
 
-.PHONY: audit demo demo-sites five check quick test test-long soak docs test-browser test-sites test-ray screenshot bench bench-scale bench-ray bench-peers clean
+.PHONY: audit demo demo-sites five check quick test test-long soak docs test-browser test-sites test-ray screenshot bench bench-scale bench-ray bench-peers bench-beside clean
 
 # torch first and pinned: any other request for it pulls gigabytes of GPU packages.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -118,6 +118,10 @@ bench-ray: $(VENV)/ray-ready
 # Whole rounds beside other frameworks, which are installed in benchmarks/.venvs (4 GB): about half an hour.
 bench-peers: $(VENV)/ready
 	cd benchmarks && ../$(BIN)/python peers.py
+
+# Methods beside other libraries' on one split: about twenty minutes; `make bench-beside PFLLIB=../PFLlib HTFLLIB=../HtFLlib`.
+bench-beside: $(VENV)/ready
+	$(BIN)/python benchmarks/beside.py $(if $(PFLLIB),--pfllib $(PFLLIB)) $(if $(HTFLLIB),--htfllib $(HTFLLIB))
 
 clean:
 	rm -rf $(VENV) benchmarks/.venvs audited demo demo-sites build dist

@@ -37,6 +37,7 @@ from contest import tree
 from works import TRIALS, WORKS
 
 HERE = Path(__file__).resolve().parent
+PEERS = ["pfl", "fluke", "flower"]
 PATIENCE = 1800.0
 """Seconds that a round, or a start, may take."""
 
@@ -175,7 +176,7 @@ def main() -> None:
     cli = argparse.ArgumentParser()
     cli.add_argument("--rounds", type=int, default=5)
     cli.add_argument("--work", nargs="+", choices=[*WORKS, *TRIALS], default=list(WORKS))
-    cli.add_argument("--peer", nargs="*", choices=list(venvs.PACKAGES), default=list(venvs.PACKAGES))
+    cli.add_argument("--peer", nargs="*", choices=PEERS, default=PEERS)
     cli.add_argument("--mode", choices=["train", "whole", "both"], default="both")
     args = cli.parse_args()
     if args.rounds < 2:

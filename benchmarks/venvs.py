@@ -1,4 +1,4 @@
-"""A virtual environment for each peer of `peers.py`, made once in `benchmarks/.venvs`.
+"""A virtual environment for each peer of `peers.py` and `beside.py`, made once in `benchmarks/.venvs`.
 
 torch comes first, alone and pinned: any other request for it pulls gigabytes of GPU packages. A constraint keeps it so.
 """
@@ -42,6 +42,7 @@ PACKAGES = {
     "pfl": [["pfl==0.6.0"]],
     "fluke": [["--no-deps", "fluke-fl==0.8.1"], FLUKE.split()],
     "flower": [["flwr[simulation]==1.41.0"]],
+    "pfllib": [["numpy==2.4.6"]],
 }
 """What pip is asked for after torch, call by call."""
 
