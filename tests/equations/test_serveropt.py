@@ -101,11 +101,11 @@ def test_statistics_are_averaged():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("scaffold+serveropt", "does not just average weights"),
-        ("relay+serveropt", "does not just average weights"),
-        ("solo+serveropt", "does not just average weights"),
-        ("fedreptile+serveropt", "does not just average weights"),
-        ("q-ffl+serveropt", "does not just average weights"),
+        ("scaffold+serveropt", "has another way to average"),
+        ("relay+serveropt", "keeps all weights at the party"),
+        ("solo+serveropt", "shares nothing"),
+        ("fedreptile+serveropt", "a round of its own"),
+        ("q-ffl+serveropt", "a round of its own"),
         ("fedavg+serveropt+serveropt", "has a serveropt already"),
         ("serveropt", "wraps another method"),
         ("fedavg+serveropt(beta1=1)", "beta1 must be at most"),
@@ -133,3 +133,10 @@ def test_around_a_wrapped_host():
     plain, wrapped = (ran(text).model("p0") for text in ("fedavg+prbm", "fedavg+prbm+serveropt"))
     assert plain.theta.keys() == wrapped.theta.keys()
     assert distance(plain.theta, wrapped.theta) > 1e-3
+
+
+def test_around_a_robust_mean_or_within_one():
+    """The step is made of the median, whichever of the two is named first."""
+    one, other = (ran(text).model("p0").theta for text in ("fedavg+median+serveropt", "fedavg+serveropt+median"))
+    assert same(one, other)
+    assert distance(one, ran("fedavg+serveropt").model("p0").theta) > 1e-4

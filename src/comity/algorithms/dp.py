@@ -43,7 +43,7 @@ def clipped(change: Params, most: float) -> Params:
 
 
 @algorithm
-class Dp(AsHost):
+class Dp(AsHost[None]):
     host: AnyAlgorithm
     level: Literal["record", "party"] = option("record", "whom it protects: a record, or a party if the server is trusted")
     noise: float | Literal["auto"] = option("auto", "σ, in units of C; auto: as little as the run's budget allows", minimum=0)

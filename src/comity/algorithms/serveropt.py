@@ -13,7 +13,7 @@ FedAdam: v ← β₂ v + (1 − β₂) Δ².
 Symbols: w = the server's theta; η = server_lr; β₁, β₂ = beta1, beta2; τ = tau.
 Deviations: none in the lines above (no bias correction, as printed). The paper tunes η; unless told it is that of flwr (0.1, for
 yogi 0.01), and 1 for momentum as in Hsu et al. β₁ = 0 for adagrad, as in flwr. BatchNorm's statistics are averaged.
-At a glance: personal = the host's; exchanged = the host's; kept = the host's (the server: m and v); steps = the host's.
+At a glance: personal = as the host; exchanged = as the host; kept = as the host (the server: m and v); steps = as the host.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from typing import Any, Literal
 
 import torch
 
-from comity.algorithms.fedavg import AveragedModel
 from comity.core import *
-from comity.core.wrapper import chain
-from comity.parts.server import momentum_step
+from comity.core.wrapper import AsHost, chain
+from comity.parts.server import check_averages, momentum_step
 
 STEPS = {"momentum": 1.0, "adam": 0.1, "yogi": 0.01, "adagrad": 0.1}
 
@@ -40,7 +39,7 @@ class Remembered:
 
 
 @algorithm
-class ServerOpt(Wrapper[Remembered]):
+class ServerOpt(AsHost[Remembered]):
     host: AnyAlgorithm
     optimizer: Literal["momentum", "adam", "yogi", "adagrad"] = option("momentum", "FedAvgM, FedAdam, FedYogi or FedAdagrad")
     server_lr: float | Literal["auto"] = option("auto", "η; auto: 1 for momentum, 0.01 for yogi, 0.1 for the others", above=0)
@@ -53,19 +52,9 @@ class ServerOpt(Wrapper[Remembered]):
 
     @classmethod
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
-        inmost = chain(host)[-1]
-        if not isinstance(inmost, AveragedModel) or type(inmost).round is not AveragedModel.round:
-            raise Refusal(f"{name}+{wrapper} makes no sense: the server of {name} does not just average weights.")
+        check_averages(host, name, wrapper)
         if any(isinstance(one, ServerOpt) for one in chain(host)):
             raise Refusal(f"{name} has a {wrapper} already.")
-
-    @property
-    def one_model(self) -> bool:
-        return self.host.one_model
-
-    @property
-    def self_contained(self) -> bool:  # type: ignore[override]
-        return self.host.self_contained
 
     @property
     def eta(self) -> float:
@@ -79,9 +68,6 @@ class ServerOpt(Wrapper[Remembered]):
     def cautions(self, info: Info) -> list[str]:
         plain = self.optimizer == "momentum" and self.eta == 1 and not self.decay
         return ["with a step of 1 and no momentum serveropt changes nothing."] if plain else []
-
-    def wrap_party(self, party: Party, extra: Remembered) -> Party:
-        return party
 
     def round(self, s: Wrapped[Remembered | None], net: Net, t: int) -> Wrapped[Remembered | None]:
         averaged = self.host.round(s.host, net, t)

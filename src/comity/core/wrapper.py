@@ -126,10 +126,10 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
         return self.host.traffic(info, cohort)
 
 
-class AsHost(Wrapper[None]):
+class AsHost(Wrapper[W]):
     """A wrapper that adds nothing to what parties keep, send and deploy: of that its host speaks."""
 
-    def wrap_party(self, party: Party, extra: None) -> Party:
+    def wrap_party(self, party: Party, extra: W) -> Party:
         return party
 
     @property

@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from comity.algorithms.fedavg import AveragedModel
-from comity.core import SHARES, AnyAlgorithm, Averaging, Info, Net, Params, Refusal, check_like
+from comity.core import AnyAlgorithm, Averaging, Info, Net, Params, Refusal, check_like
 from comity.core.attendance import NoReplies
 from comity.core.wrapper import AsHost, chain
-from comity.parts.averaged import AveragesWeights
+from comity.parts.server import check_averages
 
 FEW = 3
 TOO_FEW = "of fewer than three replies nobody can tell which is nonsense: such a round protects from nobody."
@@ -35,7 +34,7 @@ class Gathering(Averaging):
         return self._made_of(self._all)
 
 
-class RobustMean(AsHost):
+class RobustMean(AsHost[None]):
     """A wrapper that takes something else than the mean, around methods that average by `net.averaging`."""
 
     host: AnyAlgorithm
@@ -44,13 +43,7 @@ class RobustMean(AsHost):
 
     @classmethod
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
-        averages = chain(host)[-1]
-        if not isinstance(averages, AveragedModel):
-            own = isinstance(averages, AveragesWeights) or averages.shares == "model"
-            why = "has another way to average" if own else SHARES[averages.shares]
-            raise Refusal(f"{wrapper} goes around methods that average models as fedavg does, but {name} {why}.")
-        if type(averages).round is not AveragedModel.round:
-            raise Refusal(f"{wrapper} cannot tell how {name} averages, as it has a round of its own.")
+        check_averages(host, name, wrapper)
         if other := next((type(one).__name__.lower() for one in chain(host) if one.averages), ""):
             raise Refusal(f"{wrapper} and {other} would both take the place of the mean: choose one of them.")
 

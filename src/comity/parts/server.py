@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import torch
 
-from comity.core import Params, Task, trainable
+from comity.algorithms.fedavg import AveragedModel
+from comity.core import SHARES, AnyAlgorithm, Params, Refusal, Task, trainable
+from comity.core.wrapper import chain
+from comity.parts.averaged import AveragesWeights
 
 
 def shared_names(task: Task, what: str) -> frozenset[str]:
     """What is averaged beside a method's own exchange: nothing (`none`), the head (`predictor`), or all (`model`)."""
     names = {"none": frozenset[str](), "predictor": task.head_names, "model": frozenset(task.shapes)}
     return names[what] - task.private
+
+
+def check_averages(host: AnyAlgorithm, name: str, wrapper: str) -> None:
+    """Refuse, with the reason, a host whose server does anything but average models, as fedavg's does."""
+    averages = chain(host)[-1]
+    if not isinstance(averages, AveragedModel):
+        own = isinstance(averages, AveragesWeights) or averages.shares == "model"
+        why = "has another way to average" if own else SHARES[averages.shares]
+        raise Refusal(f"{wrapper} goes around methods that average models as fedavg does, but {name} {why}.")
+    if type(averages).round is not AveragedModel.round:
+        raise Refusal(f"{wrapper} cannot tell how {name} averages, as it has a round of its own.")
 
 
 def momentum_step(w: Params, mean: Params, velocity: Params, lr: float, momentum: float) -> tuple[Params, Params]:
