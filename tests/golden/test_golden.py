@@ -33,13 +33,14 @@ def digits() -> comity.Federation:
     return comity.Federation.from_arrays(parties, classes=10)
 
 
-# With their defaults, two rounds leave parties of these near chance: FD's first teachers and Ditto's first anchor are weak, and
-# q-FFL takes small steps.
+# With their defaults, two rounds leave parties of these near chance: FD's first teachers, Ditto's first anchor and the others
+# that Fed-MTL holds parties to are weak, and q-FFL takes small steps.
 # After a thousand steps of Adam FedGen's generator depends on the last bit of a product, which differs between processors.
 # Of three parties Krum has nobody to spare.
 SHOWN_AS = {
     "fd": "fd(gamma=2)",
     "ditto": "ditto(lam=0.1)",
+    "fed-mtl": "fed-mtl(lam1=0.003)",
     "fedgen": "fedgen(gen_steps=5)",
     "dp": "dp(noise=0.2)",
     "q-ffl": "q-ffl(q=0.1)",
