@@ -23,7 +23,7 @@ def blocks(page: str, kind: str) -> list[str]:
     return re.findall(rf"```{kind}\n(.*?)```", text(page), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["compare", "data", "reproduce", "watching", "your-data"])
+@pytest.mark.parametrize("page", ["compare", "data", "lora", "reproduce", "watching", "your-data"])
 def test_commands_work(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COMITY_DATA", raising=False)

@@ -68,6 +68,13 @@ def test_a_mode_is_refused_however_it_is_set(law: Callable[[Mapping[str, str]], 
         judged(law({}), "fed-sps", set={"mode": "samples"})
 
 
+def test_a_base_is_no_file_that_somebody_else_names(law: Callable[[Mapping[str, str]], Law]) -> None:
+    judged(law({}), "fedavg", model="vit(rank=2,base=7)")
+    for settings in ({"model": "vit(rank=2,base=x)"}, {"party": {"north": {"model": "vit(rank=2,base=x)"}}}):
+        with pytest.raises(Refusal, match="north reads no files that a run names"):
+            judged(law({}), "fedavg", **settings)
+
+
 def test_samples_need_more_than_an_empty_never(law: Callable[[Mapping[str, str]], Law]) -> None:
     empty = {'never = ["centralized", "fed-sps(mode=samples)"]': "never = []"}
     for method in ("centralized", "fed-sps(mode=samples)"):

@@ -13,7 +13,7 @@ be anything. m is at most |S| − f, as one more would be of a faulty party for 
 with fewer than 2f + 3 replies does not count; f = 0 protects from nobody, and is content with any. With m = 1 a model is that
 of a single party: where parties' data differ, that is a poor model for the others, faults or none. The paper sets no default
 for f; m of its experiments could not be checked.
-At a glance: personal = as the host; exchanged = as the host; kept = as the host; steps = as the host.
+At a glance: personal = what the host's is; exchanged = what the host exchanges; kept = what the host keeps; steps = the host's.
 """
 
 from __future__ import annotations

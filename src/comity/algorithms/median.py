@@ -11,7 +11,7 @@ one-round algorithm (Algorithm 2) once a round. All parties count alike, as in t
 sizes differ, so does fedavg. Parties whose data differ are far from each other, and a median then leaves out honest ones too.
 The server holds all replies at once, |S| models where fedavg holds one. BatchNorm's statistics are treated as weights are.
 A median of fewer than 3 replies is their mean, and protects from nobody: a run says so.
-At a glance: personal = as the host; exchanged = as the host; kept = as the host; steps = as the host.
+At a glance: personal = what the host's is; exchanged = what the host exchanges; kept = what the host keeps; steps = the host's.
 """
 
 from __future__ import annotations

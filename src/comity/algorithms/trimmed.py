@@ -10,7 +10,7 @@ Deviations: weights after E epochs in place of gradients, all parties count alik
 3 of them protect from nobody: as in median. β|S| is rounded up, so that it protects from no fewer than was asked for, but at
 most to what leaves a median. The paper sets no default for β; its experiments use 0.05 of 40 machines and 0.1 of 10, which is
 from memory and could not be checked.
-At a glance: personal = as the host; exchanged = as the host; kept = as the host; steps = as the host.
+At a glance: personal = what the host's is; exchanged = what the host exchanges; kept = what the host keeps; steps = the host's.
 """
 
 from __future__ import annotations
