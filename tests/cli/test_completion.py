@@ -41,7 +41,7 @@ def completed(script: Path, words: str) -> set[str]:
     ("words", "offered"),
     [
         ("comity co", {"compare"}),
-        ("comity run feda", {"fedavg"}),
+        ("comity run fedav", {"fedavg"}),
         ("comity compare fedavg scaf", {"scaffold"}),
         ("comity run fedavg --da", {"--data"}),
         ("comity run fedavg --data fash", {"fashion-mnist"}),

@@ -33,7 +33,7 @@ OWN = """
 title = "Two methods"
 source = "Nobody, Table 1"
 trials = 2
-claims = ["fedavg > solo", "fedavg > q-ffl"]
+claims = ["fedavg > solo", "fedavg > unheard"]
 [settings]
 data = "digits"
 partition = "iid|keep(samples=20)"
@@ -74,9 +74,9 @@ settings = {rounds = 50}
 reduced = {lr = 0.2}
 paper = {mean = [50, 100]}
 [[rows]]
-name = "q-ffl"
+name = "unheard"
 title = "q-FFL"
-algorithm = "q-ffl(q=2)"
+algorithm = "unheard(q=2)"
 paper = {mean = 30}
 """
 
@@ -177,7 +177,7 @@ def test_settings_of_table_column_row_and_scale(own: Path) -> None:
 
 def test_what_is_not_there_is_said() -> None:
     assert implemented("fedavg+dbe(kappa=1)")
-    assert not implemented("q-ffl")
+    assert not implemented("unheard")
     assert not implemented("fedavg+nothing")
 
 
@@ -190,12 +190,12 @@ def test_a_table_from_end_to_end(own: Path, tmp_path: Path) -> None:
     assert len(rows) == 9
     assert float(rows["mean", "solo"]["measured"]) > 10
     assert rows["first", "solo"]["paper_std"] == "0.5"
-    assert rows["mean", "q-ffl"]["note"] == "not yet implemented"
+    assert rows["mean", "unheard"]["note"] == "not yet implemented"
     assert rows["far", "fedavg"]["note"] == "no data: tiny-imagenet"
     text = (out / "table.md").read_text(encoding="utf-8")
     assert "comity reproduce" in text
     assert "Not put to the test: FedAvg > q-FFL." in text
-    assert "fedavg > q-ffl: not put to the test" in shown
+    assert "fedavg > unheard: not put to the test" in shown
     assert "seeds 0" in text
     made = read(out / "result.json")
     assert page(made) == text

@@ -27,6 +27,7 @@ from comity.studies.export import export, load
 
 RUN: dict[str, Any] = {"rounds": 3, "model": "mlp2(width=8)", "lr": 0.05, "engine": "loop"}
 CLASSES = {"relay", "relay-p2p", "fd", "fedgen", "fedufo", "feduad", "fedrod", "fed-sps", "fedproto", "fedtgp", "gpfl"}
+CLASSES |= {"fada", "fml"}
 
 
 def table() -> Dataset:

@@ -183,7 +183,7 @@ def test_more_than_was_asked_for_breaks_them() -> None:
     assert accuracy(f"{FAULTY}(who=p0 p3)+trimmed") < 0.6
 
 
-@pytest.mark.parametrize("text", ["fedavg+dbe", "fedbn", "fedprox+prbm", "ditto", "pfedme"])
+@pytest.mark.parametrize("text", ["fedavg+dbe", "fedbn", "fedprox+prbm", "ditto"])
 def test_hosts_of_many_kinds(text: str) -> None:
     for robust in ROBUST:
         result = comity.run(f"{text}+{robust}", federation(SIZES[:5]), **SMALL | {"rounds": 2})
@@ -211,7 +211,7 @@ def test_a_users_whole_numbers(tmp_path: Path) -> None:
         (
             "scaffold+median",
             {},
-            "median goes around methods that average models by net.averaging, as fedavg does, but scaffold has another way",
+            "median goes around methods that average models as fedavg does, but scaffold has another way",
         ),
         ("adcol+krum", {}, "but adcol shares representations and keeps all weights at the party"),
         ("fedavg+median+krum", {}, "krum and median would both take the place of the mean"),
@@ -237,7 +237,7 @@ def test_a_round_of_its_own_is_refused(tmp_path: Path) -> None:
         "    def round(self, theta, net, t):\n"
         "        return super().round(theta, net, t)\n"
     )
-    with pytest.raises(Refusal, match="has another way to average"):
+    with pytest.raises(Refusal, match="cannot tell how"):
         comity.run(f"{own}+median", easy(), **SMALL)
 
 

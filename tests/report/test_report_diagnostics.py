@@ -175,7 +175,8 @@ def test_methods_that_share_a_curve_share_its_chart(tmp_path: Path) -> None:
 def test_what_comitys_own_methods_declare() -> None:
     found = {name: algorithms.find(name).diagnostics for name in algorithms.names()}
     assert {name: [type(one) for one in declared] for name, declared in found.items() if declared} == {
-        "adcol": [CurveByRound], "fed-sps": [PartyMatrix], "dbe": [ParameterNorms], "prbm": [ParameterNorms],
+        "adcol": [CurveByRound], "fed-sps": [PartyMatrix], "fedfomo": [PartyMatrix],
+        "dbe": [ParameterNorms], "prbm": [ParameterNorms],
     }  # fmt: skip
 
 

@@ -28,13 +28,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from comity.core import *
-from comity.parts.bank import Bank, Teacher, Upload, noise
+from comity.parts.bank import UPLOADED, Bank, Teacher, Upload, noise
 from comity.parts.classwise import class_means, contrast, features_of, levels, observations, one_class, one_class_external
-from comity.parts.hidden_means import Holding, SendsMeans
+from comity.parts.hidden_means import SendsMeans
 from comity.parts.server import shared_names
 
 V = "relay.V"
-UPLOADED = Holding(("Upload.means", "Upload.obs"), ("Upload.counts", "Upload.seen"))
 
 
 @record
@@ -115,8 +114,7 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         pick = torch.randint(sets, (n,), generator=key.generator()).to(batch.y.device)
         if self.negatives == "class":
             return Drawn(pick, None)
-        drawn = torch.randint(classes, (n, classes - 1), generator=key.fold("negatives").generator())
-        return Drawn(pick, drawn.to(batch.y.device))
+        return Drawn(pick, torch.randint(classes, (n, classes - 1), generator=key.fold("negatives").generator()).to(pick.device))
 
     def shown(self, theta: Params, party: Party, key: Key) -> Upload:
         """What others may see of a party's representations: class means, and M↑ sets of observations."""
@@ -186,8 +184,7 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
         return replace(s.stored(new, t), shared=shared)
 
     def view(self, s: Bank, u: int) -> Teacher:
-        heard = s.heard_by(u, self.max_age)
-        return s.teacher(u, heard, self.m_down, self.age_decay, self.exclude_self)
+        return s.teacher(u, s.heard_by(u, self.max_age), self.m_down, self.age_decay, self.exclude_self)
 
     def wire_shapes(self, task: Task, parties: int) -> WireShapes:
         c, d = task.classes, task.width
@@ -221,8 +218,7 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
         return info.task.classes * (4 * (self.m_up + 1) * info.width + 5)
 
     def start_traffic(self, info: Info) -> Traffic:
-        names = len(info.names) if self.begin == "features" else 0
-        return Traffic(up=names * self.sent(info))
+        return Traffic(up=len(info.names) * self.sent(info) if self.begin == "features" else 0)
 
     def weight(self, info: Info) -> int:
         return info.task.bytes(without=frozenset(info.task.shapes) - shared_names(info.task, self.aggregate))

@@ -30,6 +30,8 @@ KINDS = {
 WEIGHTS = "the weights of the model, which are the numbers that training adjusts"
 COUNTS = "how many training records there are of each class (each possible answer)"
 SEEN = "which classes (possible answers) occur among the training records"
+ROWS = "what the model makes of single records (representations), a row for each record"
+WRONG = "how wrong a model is on the training records, on average"
 CHOSEN = "a constant of the method that is the same for all parties"
 
 MEANINGS: dict[str, Meaning] = {
@@ -42,7 +44,7 @@ MEANINGS: dict[str, Meaning] = {
     "Both.others": Meaning("the numbers of other parties", "", "nothing"),
     "Prior.theta": Meaning("the weights of a model that was trained at this party alone, for the others of its group", "weights"),
     "Prior.counts": Meaning(COUNTS, "class counts", "by class"),
-    "Reps.z": Meaning("what the model makes of single records (representations), a row for each record", "representations"),
+    "Reps.z": Meaning(ROWS, "representations"),
     "Reps.shared": Meaning(f"{WEIGHTS}, as far as they are averaged", "weights"),
     "Upload.means": Meaning("averages of what the model makes of the records of a class", "means", "by class"),
     "Upload.counts": Meaning(COUNTS, "class counts", "by class"),
@@ -54,6 +56,23 @@ MEANINGS: dict[str, Meaning] = {
     "Answers.logits": Meaning("averages of the model's answers to the records of a class", "means", "by class"),
     "Answers.counts": Meaning(COUNTS, "class counts", "by class"),
     "Labels.counts": Meaning(COUNTS, "class counts", "by class"),
+    "Judged.theta": Meaning(WEIGHTS, "weights"),
+    "Judged.loss": Meaning(WRONG, "means"),
+    "judge/message": Meaning(WRONG, "means"),
+    "Trained.theta": Meaning(WEIGHTS, "weights"),
+    "Trained.loss": Meaning(WRONG, "means"),
+    "Core.theta": Meaning(WEIGHTS, "weights"),
+    "Core.asks": Meaning("the numbers of parties whose models it asks for next, by how much they helped it", "weights"),
+    "weigh/message": Meaning("by how much some parties' models do better than its own on records that it held out", "weights"),
+    "Snapped.theta": Meaning(WEIGHTS, "weights"),
+    "Snapped.snapshot": Meaning(f"{WEIGHTS}, as they were at a moment of the round", "weights"),
+    "Adapted.theta": Meaning(WEIGHTS, "weights"),
+    "Adapted.z": Meaning(ROWS, "representations"),
+    "Adapted.attention": Meaning("how much each party's model helps to tell groups of records apart", "weights"),
+    "Shown.theta": Meaning(WEIGHTS, "weights"),
+    "Shown.z": Meaning(ROWS, "representations"),
+    "Prototypes.means": Meaning("averages of what the model makes of the records of a class", "means", "by class"),
+    "Prototypes.counts": Meaning(COUNTS, "class counts", "by class"),
     "Mean.z": Meaning("the average of what the model makes of all records", "means"),
     "Help.grads": Meaning(
         "in which direction a batch of training records would change a peer's weights (a gradient)", "gradients"

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from comity.core import Key, Params, record
 from comity.parts.classwise import drawn, pooled
+from comity.parts.hidden_means import Holding
 
 
 @record
@@ -20,6 +21,9 @@ class Upload:
     obs: Tensor
     seen: Tensor
     shared: Params
+
+
+UPLOADED = Holding(means=("Upload.means", "Upload.obs"), classes=("Upload.counts", "Upload.seen"))
 
 
 @record

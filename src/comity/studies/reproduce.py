@@ -40,7 +40,7 @@ class Run:
 
 def implemented(algorithm: str) -> bool:
     """Whether Comity has all parts of a method."""
-    known = {row["name"] for row in algorithms.catalogue()}
+    known = algorithms.names()
     return all(parse(part).name in known for part in split(algorithm, "+"))
 
 
