@@ -7,6 +7,7 @@ Parties train here as they would in a ClientApp: what a strategy does at the ser
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterable
 from pathlib import Path
@@ -61,6 +62,7 @@ class Here(Grid):  # type: ignore[misc]
 def run(folder: Path, asked: Asked) -> Curve:
     """One of its strategies, by its class's name."""
     logging.disable()
+    gc.freeze()  # some strategies collect garbage with every message, and look through all of torch each time
     TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # whose messages these are; Flower's runtime would tell
     grid, curve = Here(folder, asked), Curve()
     everybody = len(grid.data)
