@@ -52,7 +52,11 @@ class Krum(RobustMean):
         return max(2 * self.f + 3, self.m + self.f) if self.f else self.m
 
     def cautions(self, info: Info) -> list[str]:
-        return super().cautions(info) + ([] if self.f else ["with f=0 it protects from nobody."])
+        said = [] if self.f else ["with f=0 it protects from nobody."]
+        said += (
+            ["with m=1 each round's model is a single party's, a poor one for those whose data differ."] if self.m == 1 else []
+        )
+        return super().cautions(info) + said
 
     def scores(self, models: Sequence[Params]) -> Tensor:
         """s(i) of all."""

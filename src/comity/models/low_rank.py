@@ -45,6 +45,8 @@ class LowRank:
     """The linear layers that have factors."""
     rank: int
     alpha: float
+    head: Params = field(default_factory=dict)
+    """The head to begin with, if the base brings one."""
     _moved: dict[tuple[torch.device, torch.dtype], Params] = field(default_factory=dict, repr=False)
 
     @property
@@ -81,14 +83,14 @@ class LowRank:
     def fixed(self) -> str:
         """A digest of the base: networks whose factors are averaged must have the same."""
         made = blake2b(digest_size=8)
-        for name, value in sorted(self.base.items()):
+        for name, value in sorted({**self.base, **self.head}.items()):
             made.update(name.encode())
             made.update(value.contiguous().cpu().numpy().tobytes())
         return made.hexdigest()
 
     def init(self, key: Key) -> Params:
-        """The head as the stack would begin with it, and for each layer that is adapted a Gaussian A and a B of zeros."""
-        theta = {k: v for k, v in self.stack.init(key).items() if k not in self.base}
+        """The base's head or, if it brings none, the stack's; and for each adapted layer a Gaussian A and a B of zeros."""
+        theta = {k: self.head.get(k, v).clone() for k, v in self.stack.init(key).items() if k not in self.base}
         for name in self.adapted:
             out, into = self.base[f"{name}.weight"].shape
             draw = key.fold("weights", "low rank", name).generator()
@@ -144,21 +146,27 @@ def low_rank(stack: Stack, layers: tuple[str, ...], rank: int, alpha: float, bas
     most = min(min(kept[f"{layer}.weight"].shape) for layer in adapted)
     if rank > most:
         raise Refusal(f"{stack.name} has layers of {most} values, so that factors have a rank of {most} at most, not {rank}.")
-    if isinstance(base, str):
-        kept = _of_exported(_folder(base), stack.name, kept)
-    return LowRank(stack, kept, adapted, rank, alpha)
+    if isinstance(base, int):
+        return LowRank(stack, kept, adapted, rank, alpha)
+    held = _exported(_folder(base))
+    if wrong := next((k for k, v in kept.items() if not _fits(held, k, v)), None):
+        form = f"has one of shape {tuple(held[wrong].shape)}" if wrong in held else "has none"
+        wanted = f"it wants {wrong} of shape {tuple(kept[wrong].shape)}"
+        raise Refusal(f"{base} is no base for this {stack.name}: {wanted}, and the model {form}.")
+    head = {k: v for k, v in first.items() if k not in kept}
+    brought = head if all(_fits(held, k, v) for k, v in head.items()) else {}
+    return LowRank(stack, {k: held[k] for k in kept}, adapted, rank, alpha, {k: held[k] for k in brought})
 
 
-def _of_exported(folder: Path, name: str, like: Params) -> Params:
-    """The body of a model that `comity export` wrote."""
+def _fits(held: Params, name: str, like: Tensor) -> bool:
+    return name in held and held[name].shape == like.shape
+
+
+def _exported(folder: Path) -> Params:
+    """The parameters of a model that `comity export` wrote."""
     from comity.studies.export import load  # a study is made of networks, so that it comes after them
 
-    held = load(folder).theta
-    for k, v in like.items():
-        if k not in held or held[k].shape != v.shape:
-            form = f"has one of shape {tuple(held[k].shape)}" if k in held else "has none"
-            raise Refusal(f"{folder} is no base for this {name}: it wants {k} of shape {tuple(v.shape)}, and the model {form}.")
-    return {k: held[k].detach().clone() for k in like}
+    return {k: v.detach().clone() for k, v in load(folder).theta.items()}
 
 
 def without_factors(model: str) -> str:
