@@ -133,3 +133,15 @@ def test_labels_that_are_numbers_are_refused(tmp_path: Path) -> None:
     comity.run("fedavg", fed, out=tmp_path / "run", tape=True, rounds=1, model="linear")
     with pytest.raises(comity.Refusal, match="the label of these data is a number"):
         comity.audit(tmp_path / "run", fed)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_counts_behind_noise_are_not_said_to_be_in_the_open(tmp_path: Path) -> None:
+    said = {}
+    for name in ("relay", "relay+ldp(noise=2)"):
+        comity.run(name, out=tmp_path / name, tape=True, **FEW)
+        told = comity.audit(tmp_path / name)
+        said[name] = " ".join(each.says for one in told for each in one.untried)
+    assert "they are sent as they are" in said["relay"]
+    assert "as they are" not in said["relay+ldp(noise=2)"]
+    assert "they are behind noise" in said["relay+ldp(noise=2)"]

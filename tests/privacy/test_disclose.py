@@ -37,6 +37,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "adcol": {"disc": "linear"},
     "adcol(noise=lap_l1,epsilon=1)": {"disc": "linear"},
     "relay": {},
+    "relay+ldp(noise=3)": {},
+    "relay+ldp(noise=3,level=party)": {},
+    "fd+ldp(noise=3)+dp(noise=2)": {},
     "fed-sps": {},
     "relay-p2p": {},
     "solo": {},
@@ -209,6 +212,26 @@ def test_every_field_of_every_method_has_words() -> None:
     assert {known.kind for known in MEANINGS.values()} <= {*KINDS, ""}
 
 
+def test_noise_that_several_fields_come_of_is_said_to_be_one(made: dict[str, Path]) -> None:
+    cells = {row[0].rpartition("(")[2].rstrip(")"): row[-1] for row in rows_of(page_of(made["relay+ldp(noise=3)"]))}
+    for name in ("Upload.means", "Upload.counts", "Upload.obs", "Upload.seen"):
+        assert "3 times as wide as the most that a row" in cells[name]
+        assert "One noise for Upload.means, Upload.counts, Upload.obs, Upload.seen together, counted once" in cells[name]
+    party = {row[0].rpartition("(")[2].rstrip(")"): row[-1] for row in rows_of(page_of(made["relay+ldp(noise=3,level=party)"]))}
+    assert "Protects all that a party has: one is replaced by any other" in party["Upload.means"]
+    assert "depends on no record" in party["Upload.counts"]
+
+
+def test_a_field_behind_two_kinds_of_noise_names_both(made: dict[str, Path]) -> None:
+    """Means behind noise, of a model that was trained behind noise: neither may pass for the whole."""
+    cells = {row[0].rpartition("(")[2].rstrip(")"): row[-1] for row in rows_of(page_of(made["fd+ldp(noise=3)+dp(noise=2)"]))}
+    for name in ("Answers.logits", "Answers.counts"):
+        assert "3 times as wide" in cells[name]
+        assert "2 times as wide" in cells[name]
+        assert "charged 2 times" in cells[name]
+        assert "charged 4 times" not in cells[name]
+
+
 OWN = '''
 """Mine: a method whose record is called as one of Comity's."""
 from comity.algorithms.fedavg import FedAvg
@@ -280,7 +303,7 @@ def test_what_attacks_achieved_stands_beside_guessing(up: int, copied: Path, fed
     audited(copied, [copied, *copied.parents][up])
     page = disclosed(copied, federation)
     assert "0.750 (0.700 to 0.800)" in page
-    assert '<td class="word">0.500</td>' in page
+    assert '>0.500</td>' in page
     assert "Not tried: inversion, as it has no form for that." in page
     assert "No audit" not in page
 

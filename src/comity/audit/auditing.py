@@ -204,7 +204,7 @@ def audit_run(
         by_kind = [(kind, one) for attack, kind in ATTACKS.items() for one in attack(view)]
     finally:
         torch.set_num_threads(threads)
-    outcomes = [one for _, one in by_kind] + _without(view.leaves - {kind for kind, _ in by_kind})
+    outcomes = [one for _, one in by_kind] + _without(view.leaves - {kind for kind, _ in by_kind}, view.claimed is None)
     findings = tuple(one for one in outcomes if isinstance(one, Finding))
     drawn = {one.attack: sheet(view.job.federation, one.pictures) for one in findings if one.pictures}
     block = summary.get(experiment.metric) or {}
@@ -223,14 +223,16 @@ def audit_run(
     )
 
 
-def _without(kinds: Collection[str]) -> list[Outcome]:
-    """What is said of kinds of values that parties send and that no attack was made on."""
-    return [Untried(f"an attack on {LEAVES[kind]}", _why(kind)) for kind in sorted(kinds)]
+def _without(kinds: Collection[str], bare: bool) -> list[Outcome]:
+    """What is said of kinds of values that parties send, `bare` if some without noise, and that no attack was made on."""
+    return [Untried(f"an attack on {LEAVES[kind]}", _why(kind, bare)) for kind in sorted(kinds)]
 
 
-def _why(kind: str) -> str:
-    if kind == "class counts":
+def _why(kind: str, bare: bool) -> str:
+    if kind == "class counts" and bare:
         return "they are sent as they are, and whoever gets them has them"
+    if kind == "class counts":
+        return "they are behind noise, or not told, and no attack on that is known here"
     return "the method says that parties send them, but they have no form that is known here"
 
 

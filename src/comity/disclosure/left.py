@@ -209,8 +209,17 @@ def _protection(source: Source, works: Sequence[str], name: str, whom: str = FRO
 
 
 def behind_noise(rows: Sequence[Spent]) -> str:
-    """The noise of some rows of privacy.csv, in words."""
+    """The noise of some rows of privacy.csv, in words: a sentence for each kind of it."""
+    kinds: dict[tuple[object, ...], list[Spent]] = {}
+    for row in rows:
+        kinds.setdefault((row.mechanism, row.unit, row.neighbours, row.rate, row.drawn_of, row.release), []).append(row)
+    return ". And ".join(map(_one_kind, kinds.values()))
+
+
+def _one_kind(rows: Sequence[Spent]) -> str:
     first = rows[0]
+    several = len(_names(first)) > 1
+    once = f". One noise for {first.release} together, counted once" if several else ""
     each = sorted({f"{row.epsilon:.3g}" for row in rows}, key=float)
     span = each[0] if len(each) == 1 else f"{each[0]} to {each[-1]}"
     kind = {"gaussian": "noise from a bell curve (Gaussian)", "laplace": "noise from a Laplace distribution"}[first.mechanism]
@@ -225,7 +234,7 @@ def behind_noise(rows: Sequence[Spent]) -> str:
     return (
         f"{kind}, {size} times as wide as the most that {unit} can change it by{drawn}. Protects {unit}: "
         f"{NEIGHBOURS[first.neighbours]}. Epsilon (how much can be told at most) {span} at delta (the chance that it is more) "  # type: ignore[index]
-        f"{first.delta:g}, each time; charged {len(rows):,} {'time' if len(rows) == 1 else 'times'}"
+        f"{first.delta:g}, each time; charged {len(rows):,} {'time' if len(rows) == 1 else 'times'}{once}"
     )
 
 

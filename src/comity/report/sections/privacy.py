@@ -10,7 +10,8 @@ from comity.privacy.account import INFINITE, read_epsilon
 from comity.report.blocks import Table
 from comity.report.gather import Method
 
-HEADS = ["method", "protected", "from whom", "epsilon", "delta", "left without noise"]
+HEADS = ["method", "epsilon", "protected", "from whom", "delta", "left without noise"]
+"""Epsilon stands where a narrow window shows it."""
 
 
 def privacy(methods: list[Method]) -> list[Table]:
@@ -30,7 +31,7 @@ def _row(blocks: list[Mapping[str, Any]], whom: str) -> list[str]:
     worst = max(blocks, key=lambda block: read_epsilon(block["epsilon"]))
     bare = list(dict.fromkeys(name for block in blocks for name in block["unprotected"]))
     if worst["epsilon"] == INFINITE:
-        return ["nothing", whom, "infinite", "", ", ".join(bare)]
+        return ["infinite", "nothing", whom, "", ", ".join(bare)]
     if not worst["unit"]:
-        return ["everything: nothing left a party", whom, "0", "", ""]
-    return [UNITS[worst["unit"]], whom, f"{worst['epsilon']:.3g}", f"{worst['delta']:g}", ", ".join(bare)]
+        return ["0", "everything: nothing left a party", whom, "", ""]
+    return [f"{worst['epsilon']:.3g}", UNITS[worst["unit"]], whom, f"{worst['delta']:g}", ", ".join(bare)]
