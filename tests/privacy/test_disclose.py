@@ -303,7 +303,7 @@ def test_what_attacks_achieved_stands_beside_guessing(up: int, copied: Path, fed
     audited(copied, [copied, *copied.parents][up])
     page = disclosed(copied, federation)
     assert "0.750 (0.700 to 0.800)" in page
-    assert '>0.500</td>' in page
+    assert ">0.500</td>" in page
     assert "Not tried: inversion, as it has no form for that." in page
     assert "No audit" not in page
 

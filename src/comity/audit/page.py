@@ -14,7 +14,14 @@ from comity.report.page import Page
 
 THEME = "document.documentElement.dataset.theme = matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light';"
 
-CLOSE = "section p.lead { font-size: 1rem; margin-top: .9rem; } @media (min-width: 50rem) { th, td { padding-inline: .4rem; } }"
+CLOSE = """
+section p.lead { font-size: 1rem; margin-top: .9rem; }
+h2, p { overflow-wrap: anywhere; }
+@media (min-width: 50rem) {
+  th, td { padding-inline: .4rem; white-space: normal; }
+  td.word { overflow-wrap: anywhere; min-width: 7rem; }
+}
+"""
 """Ten columns beside each other, and an attack's first sentence told from the rest."""
 
 

@@ -69,12 +69,18 @@ class Table:
     rows: Sequence[Sequence[str]]
     words: int = 1
     """How many columns are words, not figures."""
+    figures: Sequence[str] = ()
+    """Heads of columns that are figures although they stand among the words."""
     best: int | None = None
     """The row to set off."""
     folded: bool = False
     """Whether a reader has to ask for it."""
     minor: Sequence[str] = ()
     """Heads of columns that a narrow screen leaves out until they are asked for."""
+
+    def is_figure(self, k: int) -> bool:
+        """Whether the k-th column holds figures."""
+        return k >= self.words or self.heads[k] in self.figures
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@
 
   // Tables: a head sorts by its column, then the other way round, then as it was.
   const UNITS = { "%": 1, B: 1, kB: 1e3, MB: 1e6, GB: 1e9, s: 1, min: 60, h: 3600 };
-  const SAID = { never: Infinity, equal: 0 };
+  const SAID = { never: Infinity, infinite: Infinity, equal: 0 };
   function worth(text) {
     if (/^\d+ of \d+ seeds$/.test(text)) return Number.MAX_VALUE;  // not all get there: after those that do, before never
     const told = /^([+−-]?)((?:\d[\d,]*)?\.?\d+(?:e[+-]?\d+)?)(?:\/(\d+))?(?:\s*(%|B|kB|MB|GB|s|min|h)(?!\w))?/.exec(text);

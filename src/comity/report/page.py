@@ -125,7 +125,7 @@ def _plain(name: str) -> str:
 
 def _table(table: Table) -> Markup:
     def cell(kind: str, text: str, k: int) -> str:
-        how = "figure" if k >= table.words else "word long" if len(text) > 40 else "word"
+        how = "figure" if table.is_figure(k) else "word long" if len(text) > 40 else "word"
         how += " minor" if table.heads[k] in table.minor else ""
         scope = ' scope="col"' if kind == "th" else ""
         return f'<{kind} class="{how}"{scope}>{html.escape(text)}</{kind}>'

@@ -99,7 +99,7 @@ def _markdown(table: Table) -> str:
     def line(cells: Iterable[str]) -> str:
         return f"| {' | '.join(cells)} |"
 
-    rule = ["---" if k < table.words else "---:" for k in range(len(table.heads))]
+    rule = ["---:" if table.is_figure(k) else "---" for k in range(len(table.heads))]
     body = [line(map(cell, row)) for row in table.rows]
     return "\n".join([cell(table.title), "", line(table.heads), line(rule), *body])
 
@@ -124,7 +124,7 @@ def _latex(table: Table) -> str:
     def line(cells: Sequence[str]) -> str:
         return "  " + " & ".join(map(cell, cells)) + " \\\\"
 
-    form = "".join("l" if k < table.words else "r" for k in range(len(table.heads)))
+    form = "".join("r" if table.is_figure(k) else "l" for k in range(len(table.heads)))
     return "\n".join(
         [
             f"% {' '.join(table.title.split())}",

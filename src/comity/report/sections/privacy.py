@@ -23,7 +23,7 @@ def privacy(methods: list[Method]) -> list[Table]:
             rows.append([method.name, *_row(told, "everybody else")])
         if trusted := [block["trusted_server"] for block in told if block["trusted_server"]]:
             rows.append([method.name, *_row(trusted, "other parties, if the server is trusted")])
-    return [Table("privacy", "What is guaranteed to a party", HEADS, rows, words=6)] if rows else []
+    return [Table("privacy", "What is guaranteed to a party", HEADS, rows, words=6, figures=("epsilon", "delta"))] if rows else []
 
 
 def _row(blocks: list[Mapping[str, Any]], whom: str) -> list[str]:

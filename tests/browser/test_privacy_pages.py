@@ -1,0 +1,143 @@
+"""What was given away, as a reader sees it: the report's table of guarantees, the page of what left a party, and an audit's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from browser import Opened, opened
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+METHODS = ("fedavg", "fedavg+dp(noise=1)", "fedavg+dp(noise=4,level=party)", "relay+ldp(noise=2)")
+SMALL: dict[str, Any] = {
+    "partition": "iid|keep(samples=60)", "parties": 3, "rounds": 2, "model": "mlp2(width=8)", "engine": "loop", "seed": 0,
+}  # fmt: skip
+OUTSIDE = """() => [...document.querySelectorAll("main table td, main table th")].filter(c => c.offsetParent).filter(c => {
+    const box = c.getBoundingClientRect(), around = c.closest(".scroll")?.getBoundingClientRect();
+    return box.right > innerWidth + 1 || (around && box.right > around.right + 1);
+}).map(c => c.textContent.slice(0, 40))"""
+"""Cells that begin or end beyond the window, or beyond what scrolls them."""
+BROKEN = """() => {
+    const wrong = [], range = document.createRange();
+    for (const cell of document.querySelectorAll("main td")) {
+        const text = cell.firstChild;
+        if (!text || text.nodeType !== Node.TEXT_NODE) continue;
+        for (const word of text.data.matchAll(/[^\\s,;()]+/g)) {
+            range.setStart(text, word.index); range.setEnd(text, word.index + word[0].length);
+            if (new Set([...range.getClientRects()].map(r => Math.round(r.top))).size > 1) wrong.push(word[0]);
+        }
+    }
+    return wrong;
+}"""
+"""Words that are broken over two lines; longer ones may break where they have a hyphen."""
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A comparison of methods with and without noise, with its three kinds of pages."""
+    import comity
+
+    root = tmp_path_factory.mktemp("private") / "methods"
+    with pytest.warns(UserWarning, match=r"nothing is guaranteed|no BatchNorm|trusted|Models are"):
+        comity.compare(list(METHODS), out=root, tape=True, **SMALL)
+    comity.audit(root)
+    found = {"report": comity.report(root), "audit": root / "audit.html"}
+    for method in METHODS:
+        text, sheets = comity.disclose(next((root / method).iterdir()), "p0")
+        assert sheets.stat().st_size > 1000
+        found[method] = text
+    return found
+
+
+@contextmanager
+def seen(chromium: Browser, path: Path, width: int, scheme: str = "light") -> Iterator[Opened]:
+    """A page on which nothing goes wrong and that asks nobody for anything."""
+    with opened(chromium, path, width, scheme) as it:
+        yield it
+        assert not it.asked
+        assert not it.said
+
+
+def cells(it: Opened, k: int) -> list[str]:
+    rows = f"[...document.querySelectorAll('table[data-name=privacy] tbody tr')].map(r => r.cells[{k}].textContent)"
+    return list(it.page.evaluate(rows))
+
+
+def test_the_report_says_what_is_guaranteed_by_whom_and_of_whom(chromium: Browser, private: dict[str, Path]) -> None:
+    with seen(chromium, private["report"], 1440) as it:
+        it.draw()
+        table = it.page.locator("table[data-name=privacy]")
+        assert table.is_visible()
+        heads = table.locator("th").all_inner_texts()
+        assert heads == ["method", "epsilon", "protected", "from whom", "delta", "left without noise"]
+        told = {(method, whom): text for method, whom, text in zip(cells(it, 0), cells(it, 3), cells(it, 2), strict=True)}
+        assert told["fedavg+dp(noise=1)", "everybody else"] == "a training record"
+        assert told["fedavg+dp(noise=4,level=party)", "everybody else"] == "nothing"
+        assert told["fedavg+dp(noise=4,level=party)", "other parties, if the server is trusted"] == "all that a party has"
+        assert told["relay+ldp(noise=2)", "everybody else"].startswith("a row")
+        # By worth, not by letters: 0.3 is less than 0.52, and infinite is the most.
+        head = table.locator("th").nth(1).get_by_role("button")
+        head.click()
+        found = [float("inf") if text == "infinite" else float(text) for text in cells(it, 1)]
+        assert found == sorted(found, reverse=True)
+        assert found[0] == float("inf")
+        head.hover()
+        assert "underline" in head.evaluate("e => getComputedStyle(e).textDecorationLine")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_epsilon_is_in_sight_on_a_phone(scheme: str, chromium: Browser, private: dict[str, Path]) -> None:
+    with seen(chromium, private["report"], 390, scheme) as it:
+        it.draw()
+        table = it.page.locator("table[data-name=privacy]")
+        table.scroll_into_view_if_needed()
+        box = table.locator("tbody tr").first.locator("td").nth(1).bounding_box()
+        assert box
+        assert box["x"] + box["width"] <= 390
+
+
+@pytest.mark.parametrize("width", [1440, 1000, 390])
+@pytest.mark.parametrize("method", METHODS)
+def test_what_left_can_be_read_in_any_window(method: str, width: int, chromium: Browser, private: dict[str, Path]) -> None:
+    with seen(chromium, private[method], width) as it:
+        assert it.page.evaluate(OUTSIDE) == []
+        assert [word for word in it.page.evaluate(BROKEN) if "-" not in word] == []
+        assert it.page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+        parts = it.page.locator("h2").all_inner_texts()
+        assert parts[:3] == ["What is not protected", "What left", "What that guarantees"]
+        on_a_phone = it.page.locator("#left td").first.evaluate("e => getComputedStyle(e, '::before').content")
+        assert ("What left" in on_a_phone) == (width < 800)  # a cell names its column, where there is no head above it
+
+
+def test_what_left_says_behind_which_noise(chromium: Browser, private: dict[str, Path]) -> None:
+    with seen(chromium, private["relay+ldp(noise=2)"], 1440) as it:
+        text = it.page.inner_text("main")
+        assert "One noise for Upload.means, Upload.counts, Upload.obs, Upload.seen together, counted once" in text
+        assert "Rows are protected, not records" in text
+    with seen(chromium, private["fedavg"], 1440) as it:
+        first = it.page.locator("p.warning").first
+        assert "No noise hides these" in first.inner_text()
+        assert first.is_visible()
+
+
+@pytest.mark.parametrize("width", [1440, 1280])
+def test_no_column_of_an_audit_is_cut_off(width: int, chromium: Browser, private: dict[str, Path]) -> None:
+    with seen(chromium, private["audit"], width) as it:
+        assert it.page.evaluate(OUTSIDE) == []
+        for method in METHODS:
+            assert it.page.get_by_role("heading", name=method, exact=True).count() == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_an_audit_on_a_phone_scrolls_its_table_and_nothing_else(scheme: str, chromium: Browser, private: dict[str, Path]) -> None:
+    with seen(chromium, private["audit"], 390, scheme) as it:
+        assert it.page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+        assert it.page.evaluate(
+            "() => { const t = document.querySelector('.scroll'); t.scrollLeft = 1e4; return t.scrollLeft > 0; }"
+        )
