@@ -14,9 +14,10 @@ At a glance: personal = everything; exchanged = the copy of the global model, bo
 epochs of K gradients.
 Deviations: checked against the authors' code, not the printed text. The mean is uniform, as we remember the paper (that code
 weighs by sample counts). θ_i begins a round at the received w and goes on from batch to batch, as in that code. There every
-party trains in every round and a cohort is heard; here the cohort trains. The paper counts R mini-batches a round; here they are those of E epochs. λ = 15, η_p = 0.09, K = 5 and β = 1 are those
-of the authors' command for a network on MNIST, with η = 0.005. PFLlib has λ = 1, η_p = 0.01 and β = 0 unless told, which never
-moves w. BatchNorm's statistics in w_i are those of θ_i.
+party trains in every round and a cohort is heard; here the cohort trains. The paper counts R mini-batches a round; here they
+are those of E epochs. λ = 15, η_p = 0.09, K = 5 and β = 1 are those of the authors' command for a network on MNIST, with η =
+0.005. PFLlib has λ = 1, η_p = 0.01 and β = 0 unless told, which never moves w. BatchNorm's statistics in w_i are those of
+θ_i.
 """
 
 from __future__ import annotations
