@@ -34,6 +34,7 @@ title = "Two methods"
 source = "Nobody, Table 1"
 trials = 2
 claims = ["fedavg > solo", "fedavg > unheard"]
+headlines = {"fedavg > solo" = "Together is better", "fedavg > unheard" = "Nobody has heard of it"}
 [settings]
 data = "digits"
 partition = "iid|keep(samples=20)"
@@ -214,13 +215,20 @@ def test_pages_are_written_again_from_what_was_kept(own: Path, tmp_path: Path) -
     works("reproduce", own, "--scale", "smoke", "--columns", "mean", "--seeds", "0,1,2", "--out", runs / "mine")
     (pages / "data").mkdir(parents=True)
     (pages / "data" / "intro.txt").write_text("# What came out\n", encoding="utf-8")
+    (pages / "data" / "prices.txt").write_text("## What was not afforded\n", encoding="utf-8")
     works("reproduce", runs, "--table", "--out", pages)
     (kept,) = (pages / "data").glob("*.json")
     mine = pages / "own.md"
     before = {path: path.read_text(encoding="utf-8") for path in (mine, pages / "README.md")}
     assert before[mine] == (runs / "mine" / "table.md").read_text(encoding="utf-8")
     assert before[pages / "README.md"].startswith("# What came out\n")
-    assert "FedAvg > SOLO" in before[pages / "README.md"]
+    first, _, rest = before[pages / "README.md"].partition("## All claims of the papers")
+    assert "| Together is better ([" in first
+    assert "| Nobody has heard of it ([" in first
+    assert "| not run |" in first
+    assert "FedAvg > SOLO" in rest
+    assert "FedAvg > SOLO" not in first
+    assert rest.rstrip().endswith("## What was not afforded")
     mine.write_text("stale", encoding="utf-8")
     rewrite(pages, None)
     assert {path: path.read_text(encoding="utf-8") for path in before} == before
@@ -228,6 +236,11 @@ def test_pages_are_written_again_from_what_was_kept(own: Path, tmp_path: Path) -
     assert read(kept).stale() == ["digits, solo", "digits, fedavg"]
     kept.write_text(kept.read_text(encoding="utf-8").replace('"rounds":1', '"rounds":3'), encoding="utf-8")
     assert "is damaged" in one_sentence(comity("reproduce", "--table", "--out", pages), 1, 2)
+
+
+def test_a_headline_is_one_of_the_claims(own: Path) -> None:
+    own.write_text(OWN.replace('"Together is better"', '"Together is better", "solo > fedavg" = "Alone is"'), encoding="utf-8")
+    assert "the headline solo > fedavg is none of the claims" in one_sentence(comity("reproduce", str(own)), 1, 2)
 
 
 def test_only_some_rows_and_columns(own: Path, tmp_path: Path) -> None:

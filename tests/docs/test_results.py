@@ -27,7 +27,8 @@ def test_the_tables_settings_are_those_of_the_runs(kept: Path) -> None:
 
 
 def test_the_overview_is_that_of_all_data() -> None:
-    text = pages.overview([read(path) for path in KEPT], (RESULTS / pages.KEPT / "intro.txt").read_text(encoding="utf-8"))
+    words = [(RESULTS / pages.KEPT / name).read_text(encoding="utf-8") for name in pages.WORDS]
+    text = pages.overview([read(path) for path in KEPT], *words)
     assert (RESULTS / "README.md").read_text(encoding="utf-8") == text, "comity reproduce --table writes it again"
 
 

@@ -116,6 +116,8 @@ class Table(BaseModel):
     trials: int = 1
     notes: str = ""
     claims: tuple[str, ...] = ()
+    headlines: dict[str, str] = Field(default_factory=dict)
+    """Of these claims the few that the paper stands for, each with a sentence for people."""
     findings: str = ""
     """What we make of what came out; the last words on the table's page."""
     settings: Settings = Field(default_factory=dict)
@@ -133,6 +135,13 @@ class Table(BaseModel):
         for row in self.rows:
             if row.best_of and not (len(row.best_of) > 1 and runs.issuperset(row.best_of)):
                 raise ValueError(f"best_of of {row.name} must name two or more other rows that are runs themselves")
+        return self
+
+    @model_validator(mode="after")
+    def _headlines_are_claims(self) -> Table:
+        """What the paper stands for is among its claims."""
+        if other := next((claim for claim in self.headlines if claim not in self.claims), None):
+            raise ValueError(f"the headline {other} is none of the claims")
         return self
 
     @model_validator(mode="before")
@@ -190,6 +199,11 @@ class Claim:
         order, _, column = self.text.partition("@")
         better, _, worse = order.partition(">")
         return better.strip(), worse.strip(), column.strip()
+
+    def covers(self, order: str, column: str) -> bool:
+        """Whether "better > worse" in that column is a part of it."""
+        better, worse, only = self.parts
+        return order == f"{better} > {worse}" and only in ("", column)
 
 
 def names() -> list[str]:

@@ -83,13 +83,7 @@ def verdicts(table: Table, cells: Sequence[Cell], as_printed: bool) -> list[Verd
 
 def untested(table: Table, found: Sequence[Verdict]) -> list[str]:
     """The claims that were put to the test in no column."""
-    tested = {(verdict.claim, verdict.column) for verdict in found}
-
-    def is_tested(claim: Claim) -> bool:
-        better, worse, only = claim.parts
-        return any(name == f"{better} > {worse}" and only in ("", column) for name, column in tested)
-
-    return [text for text in table.claims if not is_tested(Claim(text))]
+    return [text for text in table.claims if not any(Claim(text).covers(verdict.claim, verdict.column) for verdict in found)]
 
 
 def _verdict(claim: str, better: Cell, worse: Cell, as_printed: bool) -> Verdict | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from comity.experiments.checkpoint import write_atomically
 from comity.measure.conventions import mean_curve
+from comity.papers import Claim
 from comity.studies import helps
 from comity.studies.cells import Cell
 from comity.studies.claims import Verdict, untested, verdicts
@@ -18,10 +19,13 @@ from comity.units import duration, size
 
 KEPT = "data"
 """The folder beside the pages that holds what they are made of."""
+WORDS = ("intro.txt", "prices.txt")
+"""What is written by hand there: the first and the last words of the page of all claims."""
 OWN_NAMES = {helps.MAP: "when-it-helps"}
 """Tables whose page is not called as they are."""
 COURSE = 8
 """So many rounds of a run are shown, evenly spread."""
+VERDICT = ("printed", "measured (95% interval)", "seeds", "verdict")
 HEADS = ("column", "method", "paper", "measured", "difference", "within 2 std", "last tenth", "swing")
 
 
@@ -140,23 +144,23 @@ def _claims(found: Sequence[Verdict], rest: Sequence[str], made: Reproduction) -
     """What became of the claims, and of which nothing is known."""
     if not found and not rest:
         return []
-    titles = {row.name: row.title for row in made.table.rows} | {column.name: column.title for column in made.table.columns}
-    rows = [
-        [
-            _titled(verdict.claim, titles),
-            titles[verdict.column],
-            "" if verdict.printed is None else f"{verdict.printed:+.2f}",
-            verdict.shown,
-            str(len(verdict.differences)),
-            f"**{verdict.word}**",
-        ]
-        for verdict in found
-    ]
-    heads = ("claim", "column", "printed", "measured (95% interval)", "seeds", "verdict")
-    told = ["## The claims", markdown(heads, rows).rstrip()] if rows else ["## The claims"]
+    titles = _titles(made)
+    rows = [[_titled(verdict.claim, titles), titles[verdict.column], *_judged(verdict, "**")] for verdict in found]
+    told = ["## The claims", *filter(None, [_table(("claim", "column", *VERDICT), rows)])]
     if rest:
         told.append("Not put to the test: " + "; ".join(_titled(text, titles) for text in rest) + ".")
     return told
+
+
+def _judged(verdict: Verdict, mark: str = "") -> list[str]:
+    """What stands below the heads of `VERDICT`."""
+    printed = "" if verdict.printed is None else f"{verdict.printed:+.2f}"
+    return [printed, verdict.shown, str(len(verdict.differences)), f"{mark}{verdict.word}{mark}"]
+
+
+def _titles(made: Reproduction) -> dict[str, str]:
+    """What rows and columns are called, by name."""
+    return {entry.name: entry.title for entry in (*made.table.rows, *made.table.columns)}
 
 
 def _titled(claim: str, titles: Mapping[str, str]) -> str:
@@ -166,28 +170,48 @@ def _titled(claim: str, titles: Mapping[str, str]) -> str:
     return f"{named} ({titles.get(column, column)})" if at else named
 
 
-def overview(every: Sequence[Reproduction], intro: str) -> str:
-    """All claims of all tables on one page, behind an introduction."""
+def overview(every: Sequence[Reproduction], intro: str, prices: str) -> str:
+    """All claims on one page: first the main ones, then all of theirs, then our own questions, last what was too dear."""
+    own = [made for made in every if made.name.startswith("comity/")]
+    sections = {
+        "The main claims": _table(("what is claimed", "where", *VERDICT, "time of all runs"), _headlines(every)),
+        "All claims of the papers that were put to the test": _tested([made for made in every if made not in own]),
+        "Questions of our own": _tested(own),
+    }
+    parts = [intro.rstrip(), *(f"## {title}\n\n{table}" for title, table in sections.items() if table), prices.rstrip()]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown; nothing, if there is nothing in it."""
+    return markdown(heads, rows).rstrip() if rows else ""
+
+
+def _headlines(every: Sequence[Reproduction]) -> list[list[str]]:
+    """What each table is known for, in words, and what became of it in each of its columns."""
     rows = []
     for made in every:
+        titles = _titles(made)
         found = verdicts(made.table, made.cells, made.as_printed)
-        titles = {row.name: row.title for row in made.table.rows} | {column.name: column.title for column in made.table.columns}
-        for k, verdict in enumerate(found):
+        for claim, sentence in made.table.headlines.items():
+            mine = [verdict for verdict in found if Claim(claim).covers(verdict.claim, verdict.column)]
+            link = f"[{made.name}]({file_of(made.name)})"
+            rows += [
+                [f"{sentence} ({link})", titles[verdict.column], *_judged(verdict), duration(made.seconds)] for verdict in mine
+            ] or [[f"{sentence} ({link})", "", "", "not run", "", "", ""]]
+    return rows
+
+
+def _tested(every: Sequence[Reproduction]) -> str:
+    """A table of all claims that were put to the test."""
+    rows = []
+    for made in every:
+        titles = _titles(made)
+        for k, verdict in enumerate(verdicts(made.table, made.cells, made.as_printed)):
             link = f"[{made.name}]({file_of(made.name)})" if k == 0 else ""
-            rows.append(
-                [
-                    link,
-                    _titled(verdict.claim, titles),
-                    titles[verdict.column],
-                    "" if verdict.printed is None else f"{verdict.printed:+.2f}",
-                    verdict.shown,
-                    str(len(verdict.differences)),
-                    verdict.word,
-                    duration(made.seconds) if k == 0 else "",
-                ]
-            )
-    heads = ("table", "claim", "column", "printed", "measured (95% interval)", "seeds", "verdict", "time of all runs")
-    return f"{intro.rstrip()}\n\n{markdown(heads, rows)}"
+            time = duration(made.seconds) if k == 0 else ""
+            rows.append([link, _titled(verdict.claim, titles), titles[verdict.column], *_judged(verdict), time])
+    return _table(("table", "claim", "column", *VERDICT, "time of all runs"), rows)
 
 
 OWN_PAGES: dict[str, Callable[[Reproduction], str]] = {helps.MAP: helps.page}
@@ -232,7 +256,12 @@ def rewrite(pages: Path, runs: Path | None) -> list[Path]:
         made.write(kept / Path(file_of(made.name)).with_suffix(".json"))
     every = [read(path) for path in sorted(kept.glob("*.json"))]
     written = {pages / name: text for made in every for name, text in files(made).items()}
-    written[pages / "README.md"] = overview(every, (kept / "intro.txt").read_text(encoding="utf-8"))
+    written[pages / "README.md"] = overview(every, *(_words(kept / name) for name in WORDS))
     for path, text in written.items():
         write_atomically(path, text)
     return list(written)
+
+
+def _words(path: Path) -> str:
+    """What somebody wrote by hand for the page of all claims; nothing, if nobody has."""
+    return path.read_text(encoding="utf-8") if path.exists() else ""
