@@ -252,9 +252,10 @@ def test_fedtgp_prototypes_are_made_by_two_layers() -> None:
     assert torch.allclose(made(s.F).double(), hidden @ layers["out.weight"].T + layers["out.bias"], atol=1e-6)
 
 
-def test_fedtgp_server_step_by_hand() -> None:
-    """One epoch of one batch: θ_F moves down the gradient of the loss at this round's prototypes, by the experiment's step."""
-    method = FedTgp(server_epochs=1, min_count=1)
+@pytest.mark.parametrize(("server_lr", "step"), [(None, 0.01), (0.0, 0.1), (0.5, 0.5)])
+def test_fedtgp_server_step_by_hand(server_lr: float | None, step: float) -> None:
+    """One epoch of one batch: θ_F moves down the gradient of the loss at this round's prototypes, by the authors' 0.01."""
+    method = FedTgp(server_epochs=1, min_count=1, **({} if server_lr is None else {"server_lr": server_lr}))
     data = two_parties()
     net, s = net_of(method, task_of("linear", (2,), 3), data, Training(lr=0.1, batch=8))
     after = rounds(method, net, s, 1)
@@ -264,7 +265,7 @@ def test_fedtgp_server_step_by_hand() -> None:
     loss = method.acl(net.info.task, free, batch_of(shown), delta)
     grads = torch.autograd.grad(loss, list(free.values()))
     for (k, v), g in zip(free.items(), grads, strict=True):
-        assert torch.allclose(after.F[k], v - 0.1 * g, atol=1e-5)
+        assert torch.allclose(after.F[k], v - step * g, atol=1e-5)
     assert after.known.tolist() == [True, True, False]
 
 
