@@ -79,6 +79,22 @@ def test_a_party_loads_what_fits_its_data(b: float, loads: bool) -> None:
     assert set(after.own) == (set() if loads else {"body.w"})
 
 
+@pytest.mark.parametrize("own", ["fc1", "fc2", "fc3"])
+def test_a_layer_comes_from_where_its_logits_say(own: str) -> None:
+    """θ_l ← w_l if A_l = global, else the party's own: of three layers one, whichever, and however the state holds them."""
+    task = task_of("mlp2(width=5)", (6,), 3)
+    last, received = task.init(Key(1)), task.init(Key(2))
+    logits = torch.tensor([[0.0, 1.0] if layer == own else [1.0, 0.0] for layer in ("fc1", "fc2", "fc3")])
+    method = PartialFed(strategy_lr=0.0)
+    party = party_of(task, samples(8, (6,), 3), Training(lr=0.0, batch=4))
+    mine = method.kept_of(last, logits, task)
+    assert {k.partition(".")[0] for k in mine.own} == {own}
+    after, reply = worked(method.local(mine, Model(received), party, Key(3)))
+    for name, value in reply.theta.items():  # lr 0: sent as it was loaded
+        assert torch.equal(value, (last if name.startswith(own) else received)[name]), name
+    assert after.own.keys() == mine.own.keys()
+
+
 def test_a_strategys_step_leaves_statistics_alone() -> None:
     task = task_of("fedbn-cnn(scale=0.03)", (1, 8, 8), 3)
     theta = task.init(Key(1))

@@ -21,6 +21,7 @@ a few dozen samples it changes often, and layers meet that were not trained toge
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
@@ -55,9 +56,14 @@ def layer_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def layers(theta: Params) -> list[str]:
-    """The layers of a model, in order."""
-    return list(dict.fromkeys(map(layer_of, theta)))
+def layers(names: Iterable[str]) -> list[str]:
+    """The layers of these names, in order."""
+    return list(dict.fromkeys(map(layer_of, names)))
+
+
+def in_order(task: Task) -> list[str]:
+    """What of a model is sent, in the network's order: that of the logits, in whichever order a state or a letter has it."""
+    return [k for k in task.shapes if k not in task.private]
 
 
 def gap(received: Params, last: Params) -> Params:
@@ -88,7 +94,7 @@ class PartialFed(AveragedModel[PartialState]):
 
     def client(self, key: Key, party: Party) -> PartialState:
         theta = party.task.init(key)
-        return self.kept_of(theta, torch.zeros(len(layers(self.shared(theta, party.task))), 2), party.task)
+        return self.kept_of(theta, torch.zeros(len(layers(in_order(party.task))), 2), party.task)
 
     def kept_of(self, theta: Params, logits: Tensor, task: Task) -> PartialState:
         """A party's state after a training that ended at `theta`."""
@@ -102,7 +108,7 @@ class PartialFed(AveragedModel[PartialState]):
             bn = task.norm_names
             kinds = {"bn+head": bn | head, "bn": bn, "head": head, "body": frozenset(theta.keys() - head)}
             return task.private | kinds.get(self.own, frozenset())
-        of_its_own = dict(zip(layers(self.shared(theta, task)), (logits[:, 1] > logits[:, 0]).tolist(), strict=True))
+        of_its_own = dict(zip(layers(in_order(task)), (logits[:, 1] > logits[:, 0]).tolist(), strict=True))
         return frozenset(k for k in theta if k in task.private or of_its_own[layer_of(k)])
 
     @work
@@ -110,7 +116,7 @@ class PartialFed(AveragedModel[PartialState]):
         task, logits = party.task, mine.logits
         last = mine.rest | mine.own
         if self.strategy == "adaptive" and self.strategy_epochs:
-            sources = Sources(last, gap(m.theta, last))
+            sources = Sources(last, gap({k: m.theta[k] for k in in_order(task)}, last))
             how = replace(party.training, lr=self.strategy_lr, epochs=self.strategy_epochs, steps=None, decay=0.0)
             asked = party.fit(self.relaxed, {LOGITS: logits}, key.fold("strategy"), sources, training=how, draw=self.gumbel)
             logits = (await asked).theta[LOGITS]
