@@ -21,7 +21,6 @@ a few dozen samples it changes often, and layers meet that were not trained toge
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
@@ -43,27 +42,29 @@ class PartialState:
     logits: Tensor
 
 
-@record
-class Sources:
-    """Where layers can come from: the party's last model, and what the received one has more of each weight."""
-
-    last: Params
-    gap: Params
-
-
 def layer_of(name: str) -> str:
     """`conv1.bn` of `conv1.bn.weight`."""
     return name.rpartition(".")[0]
 
 
-def layers(names: Iterable[str]) -> list[str]:
-    """The layers of these names, in order."""
-    return list(dict.fromkeys(map(layer_of, names)))
+@record
+class Sources:
+    """Where layers can come from: the party's last model, what the received one has more of each weight, and whose each is."""
+
+    last: Params
+    gap: Params
+    layer: dict[str, int]
 
 
-def in_order(task: Task) -> list[str]:
-    """What of a model is sent, in the network's order: that of the logits, in whichever order a state or a letter has it."""
-    return [k for k in task.shapes if k not in task.private]
+def layers(task: Task) -> dict[str, int]:
+    """By name the number of its layer, of all that is sent; a BatchNorm belongs to the layer before it."""
+    names = [k for k in task.shapes if k not in task.private]
+    norms = {layer_of(k) for k in task.norm_names}
+    number: dict[str, int] = {}
+    for layer in dict.fromkeys(map(layer_of, names)):
+        before = max(number.values(), default=-1)
+        number[layer] = max(0, before + (layer not in norms))
+    return {k: number[layer_of(k)] for k in names}
 
 
 def gap(received: Params, last: Params) -> Params:
@@ -94,7 +95,7 @@ class PartialFed(AveragedModel[PartialState]):
 
     def client(self, key: Key, party: Party) -> PartialState:
         theta = party.task.init(key)
-        return self.kept_of(theta, torch.zeros(len(layers(in_order(party.task))), 2), party.task)
+        return self.kept_of(theta, torch.zeros(1 + max(layers(party.task).values()), 2), party.task)
 
     def kept_of(self, theta: Params, logits: Tensor, task: Task) -> PartialState:
         """A party's state after a training that ended at `theta`."""
@@ -108,15 +109,15 @@ class PartialFed(AveragedModel[PartialState]):
             bn = task.norm_names
             kinds = {"bn+head": bn | head, "bn": bn, "head": head, "body": frozenset(theta.keys() - head)}
             return task.private | kinds.get(self.own, frozenset())
-        of_its_own = dict(zip(layers(in_order(task)), (logits[:, 1] > logits[:, 0]).tolist(), strict=True))
-        return frozenset(k for k in theta if k in task.private or of_its_own[layer_of(k)])
+        number, of_its_own = layers(task), (logits[:, 1] > logits[:, 0]).tolist()
+        return frozenset(k for k in theta if k in task.private or of_its_own[number[k]])
 
     @work
     async def local(self, mine: PartialState, m: Model, party: Party, key: Key) -> tuple[PartialState, Model]:
         task, logits = party.task, mine.logits
         last = mine.rest | mine.own
         if self.strategy == "adaptive" and self.strategy_epochs:
-            sources = Sources(last, gap({k: m.theta[k] for k in in_order(task)}, last))
+            sources = Sources(last, gap(m.theta, last), layers(task))
             how = replace(party.training, lr=self.strategy_lr, epochs=self.strategy_epochs, steps=None, decay=0.0)
             asked = party.fit(self.relaxed, {LOGITS: logits}, key.fold("strategy"), sources, training=how, draw=self.gumbel)
             logits = (await asked).theta[LOGITS]
@@ -125,14 +126,13 @@ class PartialFed(AveragedModel[PartialState]):
         return self.kept_of(theta, logits, task), Model(self.shared(theta, task))
 
     def gumbel(self, batch: Batch, key: Key, sources: Sources) -> Tensor:
-        uniform = torch.rand(len(layers(sources.gap)), 2, generator=key.fold("gumbel").generator())
+        uniform = torch.rand(1 + max(sources.layer.values()), 2, generator=key.fold("gumbel").generator())
         return -(-uniform.clamp(min=1e-20).log()).log().to(batch.x.device)
 
     def relaxed(self, task: Task, theta: Params, batch: Batch, sources: Sources) -> Tensor:
         """F_i of p_l,1 w_l + p_l,2 θ_i,l = θ_i,l + p_l,1 (w_l − θ_i,l); what BatchNorm notes of it is forgotten."""
-        p = ((theta[LOGITS] + batch.drawn) / self.temperature).softmax(1)
-        share = dict(zip(layers(sources.gap), p[:, 0].unbind(), strict=True))
-        mixed = {k: sources.last[k] + share[layer_of(k)] * more for k, more in sources.gap.items()}
+        share = ((theta[LOGITS] + batch.drawn) / self.temperature).softmax(1)[:, 0].unbind()
+        mixed = {k: sources.last[k] + share[sources.layer[k]] * more for k, more in sources.gap.items()}
         mixed |= {k: v.detach() for k, v in mixed.items() if is_buffer(k)}
         alone = {k: v.clone() if is_buffer(k) else v for k, v in sources.last.items() if k not in mixed}
         return task.loss(mixed | alone, batch)
