@@ -11,12 +11,17 @@ Symbols: w = the global model; A_i = party i's strategy, a source for each layer
 At a glance: personal = the layers that are not loaded; exchanged = all weights, both ways; kept = its last model, its logits;
 steps = E epochs, and strategy_epochs more on the logits (adaptive).
 Deviations: of the paper only the abstract and summaries could be read, and no public code was found: that adaptive mixes weights
-(not outputs), makes one pass over the data for the logits before the E epochs, τ and the step size are this file's. A layer is
-what has weights of its own: a BatchNorm with its statistics is one, beside its convolution. A party deploys w with those layers
-of its last model that it would not load now; a newcomer deploys what its warm-up ends with. Layers that a fixed strategy never
-loads are sent all the same. strategy=fix with own=none is FedAvg, with own=bn FedBN, bit for bit. The strategy is learned on the
-data that the layers were trained on, which speaks for a party's own: under strong label skew adaptive ends as SOLO. On parties of
-a few dozen samples it changes often, and layers meet that were not trained together: there it can end below SOLO.
+(not outputs), makes one pass over the data for the logits before the E epochs, τ and the step size are this file's. A BatchNorm
+comes with the layer before it: the loss that a strategy is learned by is that of training, which does not look at running
+statistics. A party deploys w with those layers of its last model that it would not load now; a newcomer deploys what its warm-up
+ends with. Layers that a fixed strategy never loads are sent all the same. strategy=fix with own=none is FedAvg, with own=bn
+FedBN, bit for bit. In nine runs adaptive was never better than SOLO: its logits go to a party's own layers. With shifted features
+and 360 samples a party it loads nothing and is SOLO (84.1 % both), with 120 samples it has 72.4 (SOLO 74.2), with skewed labels
+86.2 (90.2); fix has 77.7, 77.3 and 83.6. These are means of seeds 0 to 2, printed by comity compare partialfed
+"partialfed(strategy=fix)" --model "fedbn-cnn(scale=0.1)" --batch 16 --validation 0.2 --seeds 0,1,2 with --parties 3, then 9,
+--partition "iid|shift(kinds=rotate,invert,noise)", and 9, "dirichlet(alpha=0.1)". A trial in which logits learned from held-out
+samples had 84.1, 72.7 and 88.0: that they see what the layers have learned is not the whole reason. Whether the paper's own way
+to learn them does better could not be tried.
 """
 
 from __future__ import annotations
