@@ -112,6 +112,19 @@ def test_the_target_moves_its_extractor_only() -> None:
     assert all(torch.equal(reply.theta[k], v) == (k in task.head_names) for k, v in theta.items())
 
 
+def test_an_identifiers_loss_counts_both_sides_alike() -> None:
+    """min CE(DI(G_i(x)), source) + CE(DI(G_t(x)), target), each a mean of its own: of 3 rows and of 9, a step of 0.1."""
+    fada, task = Fada(hidden=4), task_of("mlp2(width=7)", (6,), 3)
+    net, s = net_of(fada, task, [samples(9, (6,), 3)] * 2, Training(lr=0.1, batch=12))
+    z_i, z_t = noise(3, 7), noise(9, 7, seed=1) + 1
+    disc, free = fada.identifier(7), {k: v.clone().requires_grad_() for k, v in s.DI[1][0].items()}
+    of_source = F.cross_entropy(disc.logits(free, z_i), torch.full((3,), SOURCE))
+    of_target = F.cross_entropy(disc.logits(free, z_t), torch.full((9,), TARGET))
+    slopes = torch.autograd.grad(of_source + of_target, list(free.values()))
+    expected = {k: (v - 0.1 * g).detach() for (k, v), g in zip(free.items(), slopes, strict=True)}
+    assert_near(fada.told_apart(s.DI[1][0], z_i, z_t, net, (1, 0)), expected, atol=1e-6)
+
+
 def test_identifiers_learn_to_tell_source_from_target() -> None:
     fada, task = Fada(hidden=16, disc_epochs=20), task_of("mlp2(width=7)", (6,), 3)
     net, s = net_of(fada, task, [samples(9, (6,), 3)] * 2, Training(lr=0.1, batch=4))
@@ -145,3 +158,5 @@ def test_what_it_cannot_do_is_refused() -> None:
         thetas("fada(target=p9)")
     with pytest.raises(Refusal, match="at least two parties"):
         thetas("fada", federation((9,)))
+    with pytest.raises(Refusal, match="--opt-state reset"):
+        thetas("fada(target=each)", participation=0.7, opt_state="keep", optimizer="sgd(momentum=0.9)")

@@ -107,8 +107,11 @@ def test_lower_layers_are_the_global_models() -> None:
     assert {k.partition(".")[0] for k in a if not torch.equal(a[k], b[k])} == {"fc3"}
 
 
-def test_eta_0_is_fedavg() -> None:
-    assert all(same(a, b) for a, b in zip(weights("fedala", eta=0), weights("fedavg"), strict=True))
+@pytest.mark.parametrize("optimizer", ["sgd", "sgd(momentum=0.9)", "adam"])
+def test_eta_0_is_fedavg(optimizer: str) -> None:
+    """Also with an optimizer that remembers: learning W takes nothing from it, however many epochs it took."""
+    kept = {"optimizer": optimizer, "opt_state": "keep", "rounds": 4}
+    assert all(same(a, b) for a, b in zip(weights("fedala", eta=0, **kept), weights("fedavg", **kept), strict=True))
 
 
 @pytest.mark.parametrize("option", [{"eta": 0.1}, {"p": 2}, {"s": 40}, {"start_epochs": 2}])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from toys import (
     assert_near,
     batch_of,
@@ -137,6 +138,16 @@ def test_per_fedavg_says_who_cannot_train():
     few = comity.run("per-fedavg", federation((1, 10)), **SETTINGS)
     assert few.job.algorithm.cautions(few.job.info) == ["p0 cannot cut a batch into 2 and trains nothing."]
     assert few.summary["steps"] == 2 * 2 * 2  # p1: two rounds of two epochs of a pair of 4 and a pair of 1
+
+
+def test_per_fedavg_hf_needs_one_function_at_both_points():
+    """(∇f(w + δv) − ∇f(w − δv)) / 2δ: with another dropout at either point it is their difference, 1/2δ times, and runs away."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        pair = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3)), nn.Linear(16, 3)
+    assert ran("per-fedavg", model=pair).summary["diverged"] == []
+    with pytest.raises(comity.Refusal, match="layers draw at random: use order=fo"):
+        ran("per-fedavg(order=hf)", model=pair)
 
 
 @pytest.mark.parametrize("wrong", ["alpha=-1", "order=third", "delta=0"])

@@ -7,11 +7,13 @@ import math
 import pytest
 import torch
 from test_reductions import assert_same, ran
+from torch import nn
 from toys import net_of, party_of, quadratic, rounds, rows, samples, task_of, worked
 
 from comity.algorithms.partialfed import LOGITS, PartialFed, PartialState, Sources, gap, layers
-from comity.core import Key, Model, Training
+from comity.core import Key, Model, Task, Training
 from comity.core.task import Batch
+from comity.models.modules import Modules
 
 ONE_STEP = Training(lr=0.1, batch=1, epochs=1)
 
@@ -34,8 +36,33 @@ def test_a_fixed_strategy_is_its_parent(child: str, parent: str, participation: 
 
 
 def test_layers_of_a_model_are_its_layers() -> None:
-    theta = task_of("fedbn-cnn(scale=0.03)", (1, 8, 8), 3).init(Key(0))
-    assert layers(theta)[:4] == ["conv1", "conv1.bn", "conv2", "conv2.bn"]
+    """In the network's order; a BatchNorm belongs to the layer before it, also where names do not tell."""
+    number = layers(task_of("fedbn-cnn(scale=0.03)", (1, 8, 8), 3))
+    assert {k: n for k, n in number.items() if n < 2} == {
+        f"conv{n + 1}.{part}": n for n in (0, 1) for part in ("weight", "bias", "bn.weight", "bn.bias", "bn.~mean", "bn.~var")
+    }
+    assert max(number.values()) == 5
+    with torch.random.fork_rng():
+        encoder = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Linear(9, 5), nn.BatchNorm1d(5))
+        network = Modules(encoder, nn.Linear(5, 3), (6,))
+    number = layers(Task(network, 3, network.cut))
+    assert {number[f"encoder.{n}.{kind}"] for n in (0, 1) for kind in ("weight", "bias")} == {0}
+    wanted = {"encoder.1.~running_var": 0, "encoder.2.bias": 1, "encoder.3.~running_mean": 1, "head.weight": 2}
+    assert {k: number[k] for k in wanted} == wanted
+
+
+def test_a_batchnorm_comes_with_its_layer() -> None:
+    """F_i is that of training, in which running statistics have no part: by itself a strategy would choose them by chance."""
+    task = task_of("fedbn-cnn(scale=0.03)", (1, 8, 8), 3)
+    last = task.init(Key(1))
+    received = {k: v + 0.1 for k, v in task.init(Key(2)).items()}
+    party = party_of(task, samples(12, (1, 8, 8), 3), Training(lr=0.0, batch=4, steps=0))
+    mine = PartialFed().kept_of(last, torch.zeros(6, 2), task)
+    _, reply = worked(PartialFed(strategy_lr=1.0).local(mine, Model(received), party, Key(5)))
+    own = {name for name, value in reply.theta.items() if torch.equal(value, last[name])}
+    whole = {name for name, n in layers(task).items() if any(layers(task)[k] == n for k in own)}
+    assert own == whole
+    assert 0 < len(own) < len(last), "some come from here, some from there"
 
 
 def test_everything_is_sent_and_averaged_whatever_is_loaded() -> None:
@@ -62,7 +89,7 @@ def test_the_strategys_loss_is_that_of_the_mixture() -> None:
     noise = torch.tensor([[0.3, -1.1]]).double()
     batch = Batch(data.x, data.y, torch.arange(1), 0, {}, {}, noise)
     value = PartialFed(temperature=tau).relaxed(
-        task, {LOGITS: torch.tensor([[0.4, 0.1]]).double()}, batch, Sources(last, gap(received, last))
+        task, {LOGITS: torch.tensor([[0.4, 0.1]]).double()}, batch, Sources(last, gap(received, last), {"body.w": 0})
     )
     assert value.item() == pytest.approx(relaxed_by_hand((0.4, 0.1), (0.3, -1.1), 1.5, -0.5, 2.0, tau), abs=1e-7)
 
@@ -79,12 +106,28 @@ def test_a_party_loads_what_fits_its_data(b: float, loads: bool) -> None:
     assert set(after.own) == (set() if loads else {"body.w"})
 
 
+@pytest.mark.parametrize("own", ["fc1", "fc2", "fc3"])
+def test_a_layer_comes_from_where_its_logits_say(own: str) -> None:
+    """θ_l ← w_l if A_l = global, else the party's own: of three layers one, whichever, and however the state holds them."""
+    task = task_of("mlp2(width=5)", (6,), 3)
+    last, received = task.init(Key(1)), task.init(Key(2))
+    logits = torch.tensor([[0.0, 1.0] if layer == own else [1.0, 0.0] for layer in ("fc1", "fc2", "fc3")])
+    method = PartialFed(strategy_lr=0.0)
+    party = party_of(task, samples(8, (6,), 3), Training(lr=0.0, batch=4))
+    mine = method.kept_of(last, logits, task)
+    assert {k.partition(".")[0] for k in mine.own} == {own}
+    after, reply = worked(method.local(mine, Model(received), party, Key(3)))
+    for name, value in reply.theta.items():  # lr 0: sent as it was loaded
+        assert torch.equal(value, (last if name.startswith(own) else received)[name]), name
+    assert after.own.keys() == mine.own.keys()
+
+
 def test_a_strategys_step_leaves_statistics_alone() -> None:
     task = task_of("fedbn-cnn(scale=0.03)", (1, 8, 8), 3)
     theta = task.init(Key(1))
     before = {k: v.clone() for k, v in theta.items()}
     party = party_of(task, samples(12, (1, 8, 8), 3), Training(lr=0.0, batch=4))
-    mine = PartialState({}, theta, torch.zeros(len(layers(theta)), 2))
+    mine = PartialState({}, theta, torch.zeros(6, 2))
     worked(PartialFed().local(mine, Model({k: v + 0.1 for k, v in theta.items()}), party, Key(0)))
     assert all(torch.equal(theta[k], v) for k, v in before.items())
 

@@ -14,13 +14,16 @@ Symbols: G = the stages up to the cut, C its head; t = the target, i = a source;
 At a glance: personal = nothing (target=each: the model made for the party); exchanged = sources: weights both ways, DI_i down,
 all samples' representations up; the target: the sources' weights and DIs down, weights and representations up; kept = nothing
 (the server: models and DIs); steps = E epochs at sources and at the target (target=each: N times that).
-Deviations: only the abstract and summaries of the paper could be read; the rest is from memory, and μ and DI's size are this
-file's. Sources begin each round at the target's model (paper: their gradients are applied to it). Each side is to be taken for
-the other; as remembered, the paper has both be taken for the source. A gap is a logarithm, and of scatter relative to the whole,
-so that small features do not pass for tight clusters. The disentangler (class identifier, mutual information, reconstruction) is
-left out. target=each makes a model for every party by the others' labels, each to the bit that of a run with this target: so one
-run stands for the N runs of ADCOL's Table 21. Representations of single samples leave sources and target, and the target sees
-each source's model. A newcomer gets the target's model, or the mean of all.
+Deviations: only the abstract, the introduction and summaries of the paper could be read; the rest is from memory, and μ and DI's
+size are this file's. Sources begin each round at the target's model (paper: their gradients are applied to it). The paper's
+attention is a softmax of how much scatter falls in a step; as all begin at one model, that is what is left of it, up to a number
+that they have in common. Here it is a logarithm, and of scatter relative to the whole, so that small features do not pass for
+tight clusters. Each side is to be taken for the other; as remembered, the paper has both be taken for the source. The
+disentangler (class identifier, mutual information, reconstruction) is left out, as the paper's equations for it could not be had:
+DADA's code, by the same authors, has such terms, but tells neither which features FADA's classifiers and identifiers see nor what
+a target does that has no labels to disentangle by. target=each makes a model for every party by the others' labels, each to the
+bit that of a run with this target: so one run stands for the N runs of ADCOL's Table 21. Representations of single samples leave
+sources and target, and the target sees each source's model. A newcomer gets the target's model, or the mean of all.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from torch import Tensor
 from comity.core import *
 from comity.parts.classwise import features_of
 from comity.parts.clusters import left_in_clusters
-from comity.parts.discriminator import discriminator, labelled
+from comity.parts.discriminator import both_sides, discriminator, labelled, shares_of
 
 SOURCE, TARGET = 0, 1
 NOBODY = -1
@@ -43,7 +46,7 @@ NOBODY = -1
 
 @record
 class Lesson:
-    """A model, and the identifier that it is to confuse; none before it has learned anything."""
+    """A model, and the identifier that it is to confuse."""
 
     theta: Params
     DI: Params
@@ -105,6 +108,8 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         info.same_architecture("fada")
         if len(info.names) < 2:
             raise Refusal("fada needs a source beside the target: at least two parties.")
+        if self.target == "each" and info.training.keep and 0 < info.cohort < len(info.names):
+            raise Refusal("With cohorts target=each would mix up what optimizers keep of its models: use --opt-state reset.")
         if self.target not in ("", "each", *info.names):
             raise Refusal(f"There is no party {self.target!r} to be fada's target; there are {', '.join(info.names[:10])}.")
 
@@ -159,7 +164,7 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         how = replace(net.info.training, epochs=self.disc_epochs, steps=None, augment=None)
         data = labelled({SOURCE: z_i, TARGET: z_t})
         task = self.identifier(net.info.width)
-        return net.fit(plain, DI, data, net.key("identifier", *pair), None, task=task, training=how).theta
+        return net.fit(both_sides, DI, data, net.key("identifier", *pair), shares_of(data), task=task, training=how).theta
 
     @work
     async def local(

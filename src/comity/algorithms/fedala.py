@@ -94,7 +94,7 @@ class FedAla(AveragedModel[AlaState]):
         """W_i, l.7-14."""
         train = party.data.train
         some = train.take(key.fold("sample").choose(max(1, round(self.s / 100 * len(train))), len(train)))
-        how = replace(party.training, optimizer="sgd", lr=self.eta, momentum=0.0, decay=0.0, epochs=1, steps=None)
+        how = replace(party.training, optimizer="sgd", lr=self.eta, momentum=0.0, decay=0.0, epochs=1, steps=None, keep=False)
         W = mine.W or {k: torch.ones_like(v) for k, v in mine.previous.items()}
         buffers = {k: v for k, v in both.sent.items() if is_buffer(k)}
         losses: list[float] = []

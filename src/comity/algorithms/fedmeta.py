@@ -12,9 +12,9 @@ Symbols: η_g = server_lr; η_m = meta_lr; D_meta = a share of each party's trai
 Deviations: the trace is walked back step by step (Hessian times vector), which needs a model's memory for each step. Parties send
 w − η_g g_k, whose average is UGA's line. With first_order=true the trace is left out: g_k = ∇F_k at w_k. D_meta is a tenth of
 every party's samples, as in FedUFO, and stays in their training data; one step is made on all of it. The trace has the
-experiment's momentum and decay; BatchNorm's statistics are those after it, averaged. The paper's η_g and η_m could not be
-checked; the defaults learn on digits, where η_m = 1 diverges, and are not tuned. With η_m = 0 it is UGA alone, and no samples
-leave.
+experiment's momentum, from rest in every round (also with opt_state=keep), and decay; BatchNorm's statistics are those after it,
+averaged. The paper's η_g and η_m could not be checked; the defaults learn on digits, where η_m = 1 diverges, and are not tuned.
+With η_m = 0 it is UGA alone, and no samples leave.
 At a glance: personal = nothing; exchanged = the weights, both ways, and a tenth of the samples once; kept = nothing (the server:
 those samples); steps = E epochs, and E − 1 of Hessian products.
 """

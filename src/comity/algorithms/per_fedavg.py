@@ -61,6 +61,11 @@ class PerFedAvg(FedAvg):
         """How many batches a step takes."""
         return 2 if self.order == "fo" else 3
 
+    def check(self, info: Info) -> None:
+        super().check(info)
+        if self.order == "hf" and any(task.network.draws for task in info.tasks):
+            raise Refusal("order=hf compares gradients at two points, but layers draw at random: use order=fo.")
+
     def cautions(self, info: Info) -> list[str]:
         few = [name for name, n, task in zip(info.names, info.sizes, info.tasks, strict=True) if n < self.least(task)]
         said = [f"{', '.join(few)} cannot cut a batch into {self.parts} and trains nothing."] if few else []

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from comity.core import Batch, Params, Refusal, Samples, Task, cross_entropy, on_device, record
@@ -35,6 +36,16 @@ def labelled(representations: Mapping[int, Tensor]) -> Samples:
     z = torch.cat(list(representations.values()))
     owners = [torch.full((len(rows),), i) for i, rows in representations.items()]
     return Samples(z, torch.cat(owners).to(z.device))
+
+
+def shares_of(data: Samples) -> Tensor:
+    """By label: by what its rows are to be multiplied so that each label's mean counts alike, however many rows it has."""
+    return len(data) / torch.bincount(data.y).to(data.x.dtype)
+
+
+def both_sides(task: Task, D: Params, batch: Batch, shares: Tensor) -> Tensor:
+    """The sum over labels of the cross entropies' means."""
+    return F.cross_entropy(task.logits(D, batch.x), batch.y, weight=shares, reduction="sum") / len(batch.y)
 
 
 def carried(old: Params, fresh: Params, how: str) -> Params:
