@@ -3,6 +3,7 @@
 python clusters.py against     rounds of both engines in turn, in one process: the ratio of their seconds
 python clusters.py parties     1,000 and 100,000 parties: seconds to deal, to prepare, to start, of a round; memory
 python clusters.py sums        rounds with partial sums and without, in turn, on two nodes: bytes to the server, and seconds
+python clusters.py rounding    how far a mean of two partial sums is from one in party order, and both from the exact one
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 
+from comity.core.aggregate import Averaging
 from comity.engines.engine import Engine
 from comity.engines.ray_cluster import ADDRESS, LOCAL
 from comity.engines.ray_engine import RayEngine
@@ -32,6 +34,7 @@ WORKS: list[dict[str, Any]] = [
     {"model": "linear", "parties": 300, "partition": "iid|keep(samples=20)"},
 ]
 COUNTS = (1_000, 100_000)
+FEWER = [100, 1_000]
 
 
 class Counting(RayEngine):
@@ -59,8 +62,10 @@ def sums(counts: list[int], rounds: int) -> None:
         cluster.add_node(num_cpus=4)  # two for each way
         os.environ[ADDRESS] = cluster.address
         try:
-            heads = ("parties", "steps", "MB each", "MB sums", "s each", "s sums", "each : sums", "quartiles", "off by")
-            print("".join(f"{head:>14}" for head in heads))
+            heads = (
+                "parties", "steps", "MB each", "MB sums", "s each", "s sums", "cpu each", "cpu sums", "each : sums",
+            )  # fmt: skip
+            print("".join(f"{head:>12}" for head in heads) + f"{'quartiles':>14}{'off by':>10}")
             for count in counts:
                 for steps in (1, 5):
                     print(_sums(count, steps, rounds), flush=True)
@@ -89,14 +94,49 @@ def _sums(count: int, steps: int, rounds: int) -> str:
         most = max(float(value.abs().max()) for value in each.values())
         off = max(float((each[name] - added_up[name]).abs().max()) for name in each) / most
         sent = [engine.sent / 1e6 for engine in engines]
-        seconds = [[way.round() for way in ways] for _ in range(rounds)]
+        taken = [[_timed(way) for way in ways] for _ in range(rounds)]
     finally:
         for engine in reversed(engines):  # the first has brought the connection
             engine.close()
-    medians = [statistics.median(took) for took in zip(*seconds, strict=True)]
-    low, middle, high = statistics.quantiles([s[0] / s[1] for s in seconds], n=4)
-    told = "".join(f"{figure:14.1f}" for figure in sent) + "".join(f"{median:14.2f}" for median in medians)
-    return f"{count:14,}{steps:14}{told}{middle:14.2f}{f'{low:.2f} to {high:.2f}':>14}{off:14.1e}"
+    low, middle, high = statistics.quantiles([each[1] / added[1] for each, added in taken], n=4)
+    medians = [statistics.median(pair[way][kind] for pair in taken) for kind in (0, 1) for way in (0, 1)]
+    told = "".join(f"{figure:12.1f}" for figure in sent) + "".join(f"{median:12.2f}" for median in medians)
+    return f"{count:12,}{steps:12}{told}{middle:12.2f}{f'{low:.2f} to {high:.2f}':>14}{off:10.1e}"
+
+
+def _timed(way: Running) -> tuple[float, float]:
+    """Seconds of a round, and seconds of the processor that all processes took, Ray's own among them."""
+    before = sum(map(_processor, _family(os.getpid())))
+    took = way.round()
+    return took, sum(map(_processor, _family(os.getpid()))) - before
+
+
+def _processor(pid: int) -> float:
+    """Seconds of the processor that a process has had."""
+    cells = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(cells[11]) + int(cells[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def rounding(counts: list[int]) -> None:
+    """Models of 2,000 numbers that have nothing in common, much, or everything; all in units of the largest that is averaged."""
+    print("".join(f"{head:>14}" for head in ("parties", "models", "apart", "in order", "sums")))
+    for count in counts:
+        for kind, common, own in (("unlike", 0.0, 1.0), ("alike", 0.05, 0.001), ("the same", 0.05, 0.0)):
+            draw = torch.Generator().manual_seed(0)
+            base = common * torch.randn(2_000, generator=draw)
+            whole, both, halves = Averaging(), Averaging(), (Averaging(), Averaging())
+            exact, largest = torch.zeros(2_000, dtype=torch.float64), 0.0
+            for i in range(count):
+                theta = {"w": base + own * torch.randn(2_000, generator=draw)}
+                exact += theta["w"].double() / count
+                largest = max(largest, float(theta["w"].abs().max()))
+                whole.add(theta, weight=50.0)
+                halves[i % 2].add(theta, weight=50.0)
+            for half in halves:
+                both.add_sum(half.total(), half.weight)
+            one, other = (mean.value()["w"].double() for mean in (whole, both))
+            off = [float(gap.abs().max()) / largest for gap in (one - other, one - exact, other - exact)]
+            print(f"{count:14,}{kind:>14}" + "".join(f"{each:14.1e}" for each in off), flush=True)
 
 
 class Running:
@@ -195,7 +235,7 @@ def parties(counts: list[int], engine: str) -> None:
 
 def main() -> None:
     cli = argparse.ArgumentParser()
-    cli.add_argument("what", choices=["against", "parties", "sums"])
+    cli.add_argument("what", choices=["against", "parties", "sums", "rounding"])
     cli.add_argument("--rounds", type=int, default=9)
     cli.add_argument("--counts", type=int, nargs="+", default=list(COUNTS))
     cli.add_argument("--engine", default="ray")
@@ -204,7 +244,9 @@ def main() -> None:
     if args.what == "against":
         against(args.rounds)
     elif args.what == "sums":
-        sums([100, 1_000] if args.counts == list(COUNTS) else args.counts, args.rounds)
+        sums(FEWER if args.counts == list(COUNTS) else args.counts, args.rounds)
+    elif args.what == "rounding":
+        rounding(FEWER if args.counts == list(COUNTS) else args.counts)
     else:
         parties(args.counts, args.engine)
 
