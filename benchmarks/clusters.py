@@ -2,7 +2,8 @@
 
 python clusters.py against     rounds of both engines in turn, in one process: the ratio of their seconds
 python clusters.py parties     1,000 and 100,000 parties: seconds to deal, to prepare, to start, of a round; memory
-python clusters.py sums        what it would save if workers added up their parties' replies: bytes and seconds between two nodes
+python clusters.py sums        rounds with partial sums and without, in turn, on two nodes: bytes to the server, and seconds
+python clusters.py rounding    how far a mean of two partial sums is from one in party order, and both from the exact one
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,11 +19,10 @@ from typing import Any
 import torch
 
 from comity.core.aggregate import Averaging
-from comity.core.record import Model, payload
-from comity.engines.bundles import packed, unpacked
 from comity.engines.engine import Engine
 from comity.engines.ray_cluster import ADDRESS, LOCAL
-from comity.engines.workers import FLUSH_BYTES
+from comity.engines.ray_engine import RayEngine
+from comity.engines.workers import Message
 from comity.experiments import config
 from comity.experiments.build import Job, federation_of, prepare
 from comity.experiments.evaluation import evaluate
@@ -35,37 +34,24 @@ WORKS: list[dict[str, Any]] = [
     {"model": "linear", "parties": 300, "partition": "iid|keep(samples=20)"},
 ]
 COUNTS = (1_000, 100_000)
+FEWER = [100, 1_000]
 
 
-class Sender:
-    """A worker on another node that has the weights of so many parties' models: they leave as replies do, or as their sum."""
+class Counting(RayEngine):
+    """An engine that counts what its workers send."""
 
-    def __init__(self, weights: dict[str, tuple[int, ...]], count: int) -> None:
-        torch.set_num_threads(1)
-        draw = torch.Generator().manual_seed(count)
-        self.theta = {name: torch.randn(shape, generator=draw) for name, shape in weights.items()}
-        self.count = count
+    sent = 0
 
-    def each(self) -> Iterator[Any]:
-        """All replies, in messages of some megabytes."""
-        most = max(1, FLUSH_BYTES // payload(self.theta))
-        for begin in range(0, self.count, most):
-            own = range(begin, min(begin + most, self.count))
-            yield packed({i: Model({name: value.clone() for name, value in self.theta.items()}) for i in own})
+    def _heard(self, message: Any) -> Message:
+        import ray
 
-    def total(self) -> Iterator[Any]:
-        """One sum of them all."""
-        mean = Averaging()
-        for i in range(self.count):
-            mean.add(self.theta, weight=i + 1.0)
-        yield packed({0: Model(mean.value())})
+        header, bundle = ray.get(message)
+        self.sent += len(header) + bundle.nbytes
+        return super()._heard(message)
 
 
 def sums(counts: list[int], rounds: int) -> None:
-    """Replies of mlp2 from two workers on one node to the server on another, each by itself or added up by worker; no training.
-
-    Beside them, a whole round of FedAvg with 50 samples a party on the same two nodes, as it is.
-    """
+    """FedAvg on mlp2 with 50 samples a party, one step a round or five; both workers on the node where the server is not."""
     os.environ.update(LOCAL)
     import ray
     from ray.cluster_utils import Cluster
@@ -73,74 +59,84 @@ def sums(counts: list[int], rounds: int) -> None:
     with TemporaryDirectory(prefix="t-", ignore_cleanup_errors=True) as folder:
         os.environ["RAY_TMPDIR"] = folder
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-        cluster.add_node(num_cpus=2)
+        cluster.add_node(num_cpus=4)  # two for each way
         os.environ[ADDRESS] = cluster.address
         try:
-            _sums(counts, rounds)
+            heads = (
+                "parties", "steps", "MB each", "MB sums", "s each", "s sums", "cpu each", "cpu sums", "each : sums",
+            )  # fmt: skip
+            print("".join(f"{head:>12}" for head in heads) + f"{'quartiles':>14}{'off by':>10}")
+            for count in counts:
+                for steps in (1, 5):
+                    print(_sums(count, steps, rounds), flush=True)
         finally:
             ray.shutdown()
             cluster.shutdown()
 
 
-def _sums(counts: list[int], rounds: int) -> None:
-    import ray
+def _sums(count: int, steps: int, rounds: int) -> str:
+    """A row: the first round of each way is not counted, but for how far their means are apart."""
+    settings = {
+        "data": "mnist", "model": "mlp2", "parties": count, "partition": "iid|keep(samples=50)", "algorithm": "fedavg",
+        "engine": "ray", "workers": 2, "steps": steps,
+    }  # fmt: skip
+    federation = federation_of(config.experiment(settings))
+    ways: list[Running] = []
+    engines: list[Counting] = []
+    try:
+        for added in (False, True):
+            job = prepare(config.experiment({**settings, "partial_sums": added}), federation)
+            engines.append(Counting(job.recipe(), {p.id: len(p.data.train) for p in job.parties}, 2))
+            ways.append(Running(job, engines[-1]))
+        for way in ways:
+            way.round()
+        each, added_up = (way.state for way in ways)
+        most = max(float(value.abs().max()) for value in each.values())
+        off = max(float((each[name] - added_up[name]).abs().max()) for name in each) / most
+        sent = [engine.sent / 1e6 for engine in engines]
+        taken = [[_timed(way) for way in ways] for _ in range(rounds)]
+    finally:
+        for engine in reversed(engines):  # the first has brought the connection
+            engine.close()
+    low, middle, high = statistics.quantiles([each[1] / added[1] for each, added in taken], n=4)
+    medians = [statistics.median(pair[way][kind] for pair in taken) for kind in (0, 1) for way in (0, 1)]
+    told = "".join(f"{figure:12.1f}" for figure in sent) + "".join(f"{median:12.2f}" for median in medians)
+    return f"{count:12,}{steps:12}{told}{middle:12.2f}{f'{low:.2f} to {high:.2f}':>14}{off:10.1e}"
 
-    heads = ("parties", "MB each", "MB sums", "s each", "quartiles", "s sums", "quartiles", "round s", "off by")
-    print("".join(f"{head:>15}" for head in heads))
+
+def _timed(way: Running) -> tuple[float, float]:
+    """Seconds of a round, and seconds of the processor that all processes took, Ray's own among them."""
+    before = sum(map(_processor, _family(os.getpid())))
+    took = way.round()
+    return took, sum(map(_processor, _family(os.getpid()))) - before
+
+
+def _processor(pid: int) -> float:
+    """Seconds of the processor that a process has had."""
+    cells = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(cells[11]) + int(cells[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def rounding(counts: list[int]) -> None:
+    """Models of 2,000 numbers that have nothing in common, much, or everything; all in units of the largest that is averaged."""
+    print("".join(f"{head:>14}" for head in ("parties", "models", "apart", "in order", "sums")))
     for count in counts:
-        settings = {
-            "data": "mnist", "model": "mlp2", "parties": count, "partition": "iid|keep(samples=50)", "algorithm": "fedavg",
-            "engine": "ray", "workers": 2,
-        }  # fmt: skip
-        experiment = config.experiment(settings)
-        running = Running(prepare(experiment, federation_of(experiment)))
-        try:
-            running.round()
-            whole = statistics.median(running.round() for _ in range(3))
-            shapes = {name: tuple(value.shape) for name, value in running.state.items()}
-        finally:
-            running.engine.close()
-        if not ray.is_initialized():
-            ray.init(log_to_driver=False, configure_logging=False, logging_level="critical")
-        senders = [ray.remote(num_cpus=1)(Sender).remote(shapes, count // 2) for _ in range(2)]
-        seconds: dict[str, list[float]] = {"each": [], "total": []}
-        sent = {"each": 0, "total": 0}
-        for _ in range(rounds + 1):
-            for way, took in seconds.items():
-                sent[way] = 0
-                begin = time.perf_counter()
-                mean = Averaging()
-                for stream in [getattr(sender, way).options(num_returns="streaming").remote() for sender in senders]:
-                    for message in stream:
-                        header, bundle = ray.get(message)
-                        sent[way] += len(header) + bundle.nbytes
-                        for reply in unpacked(header, bundle).values():
-                            payload(reply)
-                            mean.add(reply.theta, weight=1.0)
-                mean.value()
-                took.append(time.perf_counter() - begin)
-        for sender in senders:
-            ray.kill(sender)
-        told = f"{count:15,}" + "".join(f"{sent[way] / 1e6:15.1f}" for way in seconds)
-        for way in seconds:
-            low, middle, high = statistics.quantiles(seconds[way][1:], n=4)
-            told += f"{middle:15.2f}{f'{low:.2f} to {high:.2f}':>15}"
-        print(f"{told}{whole:15.2f}{_off_by(count):15.1e}", flush=True)
-
-
-def _off_by(count: int) -> float:
-    """How far a mean of two sums is from one that is added up in party order, in units of the largest value."""
-    draw = torch.Generator().manual_seed(0)
-    models = [{"w": torch.randn(100_000, generator=draw)} for _ in range(count)]
-    whole, halves = Averaging(), [Averaging(), Averaging()]
-    for i, theta in enumerate(models):
-        whole.add(theta, weight=50.0)
-        halves[i % 2].add(theta, weight=50.0)
-    both = Averaging()
-    for half in halves:
-        both.add(half.value(), weight=1.0)
-    one, other = whole.value()["w"], both.value()["w"]
-    return float((one - other).abs().max() / one.abs().max())
+        for kind, common, own in (("unlike", 0.0, 1.0), ("alike", 0.05, 0.001), ("the same", 0.05, 0.0)):
+            draw = torch.Generator().manual_seed(0)
+            base = common * torch.randn(2_000, generator=draw)
+            whole, both, halves = Averaging(), Averaging(), (Averaging(), Averaging())
+            exact, largest = torch.zeros(2_000, dtype=torch.float64), 0.0
+            for i in range(count):
+                theta = {"w": base + own * torch.randn(2_000, generator=draw)}
+                exact += theta["w"].double() / count
+                largest = max(largest, float(theta["w"].abs().max()))
+                whole.add(theta, weight=50.0)
+                halves[i % 2].add(theta, weight=50.0)
+            for half in halves:
+                both.add_sum(half.total(), half.weight)
+            one, other = (mean.value()["w"].double() for mean in (whole, both))
+            off = [float(gap.abs().max()) / largest for gap in (one - other, one - exact, other - exact)]
+            print(f"{count:14,}{kind:>14}" + "".join(f"{each:14.1e}" for each in off), flush=True)
 
 
 class Running:
@@ -239,7 +235,7 @@ def parties(counts: list[int], engine: str) -> None:
 
 def main() -> None:
     cli = argparse.ArgumentParser()
-    cli.add_argument("what", choices=["against", "parties", "sums"])
+    cli.add_argument("what", choices=["against", "parties", "sums", "rounding"])
     cli.add_argument("--rounds", type=int, default=9)
     cli.add_argument("--counts", type=int, nargs="+", default=list(COUNTS))
     cli.add_argument("--engine", default="ray")
@@ -248,7 +244,9 @@ def main() -> None:
     if args.what == "against":
         against(args.rounds)
     elif args.what == "sums":
-        sums([100, 1_000] if args.counts == list(COUNTS) else args.counts, args.rounds)
+        sums(FEWER if args.counts == list(COUNTS) else args.counts, args.rounds)
+    elif args.what == "rounding":
+        rounding(FEWER if args.counts == list(COUNTS) else args.counts)
     else:
         parties(args.counts, args.engine)
 

@@ -91,6 +91,7 @@ LONG = (  # what others show in part; `make test-long` runs these, and CI does. 
     "engines/test_newcomers.py::test_joining_is_the_same_on_processes",
     "engines/test_parity.py::test_process_equals_loop_when_half_take_part",
     "engines/test_parity.py::test_process_equals_loop_with_any_number_of_workers",
+    "engines/test_partial_sums.py::test_every_method_that_only_averages",
     "engines/test_resume.py::test_rows_behind_the_checkpoint_are_cut",
     "engines/test_resume.py::test_stopped_with_half_the_parties_a_round",
 )

@@ -80,6 +80,7 @@ def run(
     engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
     workers: int | None = None,
     gpus: float | None = None,
+    partial_sums: bool = False,
     set: Mapping[str, Option] | None = None,
     party: Mapping[str, Any] | None = None,
     **options: Option,
@@ -141,6 +142,8 @@ def run(
             sites of their own, with --federation
         workers: worker processes; one a core unless told
         gpus: GPUs, or a share of one, that each worker on Ray takes; none was ever tested
+        partial_sums: have each worker (of process or ray) add up what its parties reply, where a method only averages
+            it: less crosses, and figures differ by rounding
         set: a method's own options
         party: what single parties do their own way
         options: a method's own options, by name
@@ -223,6 +226,7 @@ def compare(
     engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
     workers: int | None = None,
     gpus: float | None = None,
+    partial_sums: bool = False,
     set: Mapping[str, Option] | None = None,
     party: Mapping[str, Any] | None = None,
     **options: Option,
@@ -308,6 +312,7 @@ def tune(
     engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
     workers: int | None = None,
     gpus: float | None = None,
+    partial_sums: bool = False,
     set: Mapping[str, Option] | None = None,
     party: Mapping[str, Any] | None = None,
     **options: Option,
@@ -384,6 +389,7 @@ def leave_one_out(
     engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
     workers: int | None = None,
     gpus: float | None = None,
+    partial_sums: bool = False,
     set: Mapping[str, Option] | None = None,
     party: Mapping[str, Any] | None = None,
     **options: Option,

@@ -15,6 +15,7 @@ from small import SMALL
 
 import comity
 from comity.core.record import Cipher, parcels_in, unseal
+from comity.core.works import SUMMED
 from comity.engines import ray_cluster
 from comity.engines.ray_cluster import Cluster, actors_kept
 from comity.engines.ray_engine import RayEngine
@@ -164,6 +165,43 @@ def test_all_begin_again_when_there_is_no_checkpoint_yet(tmp_path: Path, monkeyp
     with pytest.warns(UserWarning, match="went on from its last checkpoint"):
         result = on_ray("scaffold", tmp_path, progress=killing, rounds=3)
     assert tables(result) == on_loop("scaffold", (("rounds", 3),))
+
+
+SUMS = {"partial_sums": True, "rounds": 4}
+
+
+def with_sums(text: str, out: Path, **settings: Any) -> dict[str, bytes]:
+    """The same in two processes: parties are dealt to workers alike, and so are the sums."""
+    return tables(comity.run(text, out=out, engine="process", workers=2, **(SMALL | SUMS | settings)))
+
+
+@pytest.mark.parametrize("text", ["fedavg", "scaffold", "fedavg+dbe"])
+def test_partial_sums_are_those_of_processes(text: str, tmp_path: Path) -> None:
+    """To the bit; how far that may be from a loop is in tests/engines/test_partial_sums.py."""
+    more: dict[str, Any] = {"absent": "random(dead=0.2,lost=0.2)", "participation": 0.75}
+    found = on_ray(text, tmp_path / "ray", **SUMS | more)
+    assert SUMMED in found.summary["remarks"]
+    assert tables(found) == with_sums(text, tmp_path / "process", **more)
+    assert tables(found)["ledger.csv"] == on_loop(text, (("rounds", 4), *more.items()))["ledger.csv"]
+
+
+@pytest.mark.usefixtures("noted")
+def test_a_dead_worker_that_held_nothing_is_asked_again_for_its_sum(tmp_path: Path) -> None:
+    killing = Killing(after=1)
+    with pytest.warns(UserWarning, match="held no states, and is replaced"):
+        result = on_ray("fedavg", tmp_path / "ray", progress=killing, **SUMS)
+    assert tables(result) == with_sums("fedavg", tmp_path / "process")
+    assert killing.begun == [0], "nobody went back"
+
+
+@pytest.mark.usefixtures("noted")
+def test_sums_after_states_died_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
+    killing = Killing(after=2)
+    with pytest.warns(UserWarning, match="went on from its last checkpoint"):
+        result = on_ray("scaffold", tmp_path / "ray", progress=killing, **SUMS)
+    assert tables(result) == with_sums("scaffold", tmp_path / "process")
+    assert killing.begun == [0, 2]
 
 
 def test_what_goes_wrong_at_a_worker_is_said_in_one_sentence(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from far_device import Far, far_device, few
 from matrix import STEEP, tables
 
 import comity
+from comity.core.works import SUMMED
 from comity.engines.bundles import packed, unpacked
 from comity.engines.engine import Engine
 from comity.engines.ray_cluster import Actor
@@ -48,9 +49,10 @@ def on_one_actor(job: Job) -> Engine:
     return OneActor(job)
 
 
-def go(text: str, folder: Path) -> comity.Result:
+def go(text: str, folder: Path, **where: Any) -> comity.Result:
     lr = 0.02 if text.startswith(STEEP) else 0.1
-    return comity.run(text, few(), out=folder, model="mlp2(width=8)", rounds=2, newcomers=1, engine="loop", lr=lr)
+    settings: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "newcomers": 1, "engine": "loop", "lr": lr}
+    return comity.run(text, few(), out=folder, **settings | where)
 
 
 @pytest.mark.parametrize("text", ["scaffold", "fedavg+dbe", "fed-sps(attack_steps=2)", "relay"])
@@ -72,3 +74,14 @@ def test_methods_whose_server_is_on_the_cpu(text: str, tmp_path: Path, monkeypat
     assert tables(there.folder) == tables(here.folder)
     assert seen
     assert all(seen)
+
+
+def test_a_worker_adds_up_there_and_its_sum_leaves_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partial sums; that of one worker has the bits of a loop."""
+    here = go("scaffold", tmp_path / "here")
+    monkeypatch.setattr(Job, "engine", on_one_actor)
+    with far_device(monkeypatch):
+        monkeypatch.setattr(Job, "device", torch.device("cpu"))
+        there = go("scaffold", tmp_path / "there", engine="process", workers=1, partial_sums=True)
+    assert tables(there.folder) == tables(here.folder)
+    assert SUMMED in there.summary["remarks"]

@@ -62,7 +62,7 @@ def test_the_server_stays_on_the_cpu_and_workers_are_told_of_theirs() -> None:
 
 
 def test_runs_differ_in_where_they_are_computed_only() -> None:
-    assert {"gpus", "engine", "workers", "device"} == config.WHERE
+    assert {"gpus", "engine", "workers", "device", "partial_sums"} == config.WHERE
 
 
 def test_the_calls_take_it() -> None:

@@ -28,12 +28,11 @@ class AveragedModel(AveragesWeights[Params, C, Model], Generic[C]):
     def view(self, theta: Params, i: int) -> Model:
         return Model(theta)
 
+    @only_averages
     def round(self, theta: Params, net: Net, t: int) -> Params:
-        mean = net.averaging()
-        for i, reply in net.replies(self.local, {i: self.view(theta, i) for i in net.sample(t)}):
-            mean.add(reply.theta, weight=net.info.sizes[i])
-            del reply  # the next party trains in its memory, which is still in the cache
-        return mean.value()
+        letters = {i: self.view(theta, i) for i in net.sample(t)}
+        mean: Model = net.mean(self.local, letters, net.info.sizes).value
+        return mean.theta
 
     async def averaged(self, private: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
         """Train the received model with what of it is private; what stays, and what is sent."""

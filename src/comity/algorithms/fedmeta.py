@@ -142,12 +142,9 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
     def handed(self, n: int) -> int:
         return math.ceil(self.share * n)
 
+    @only_averages
     def round(self, s: Guided, net: Net, t: int) -> Guided:
-        average = net.averaging()
-        for i, reply in net.replies(self.local, {i: self.view(s, i) for i in net.sample(t)}):
-            average.add(reply.theta, weight=net.info.sizes[i])
-            del reply  # as in fedavg
-        w = average.value()
+        w = net.mean(self.local, {i: self.view(s, i) for i in net.sample(t)}, net.info.sizes).value.theta
         return replace(s, theta=self.updated(w, s.data, net) if self.meta_lr else w)
 
     def updated(self, w: Params, data: Data, net: Net) -> Params:

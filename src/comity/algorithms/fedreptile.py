@@ -26,10 +26,8 @@ class FedReptile(FedAvg):
     def cautions(self, info: Info) -> list[str]:
         return ["with step=1 this is fedavg in which all parties count alike."] if self.step == 1 and not self.decay else []
 
+    @only_averages
     def round(self, w: Params, net: Net, t: int) -> Params:
-        mean = net.averaging()
-        for _, reply in net.replies(self.local, {i: self.view(w, i) for i in net.sample(t)}):
-            mean.add(reply.theta, weight=1.0)
-            del reply  # as in fedavg
+        mean = net.mean(self.local, {i: self.view(w, i) for i in net.sample(t)}).value
         epsilon = self.step * (1 - (t - 1) / net.info.rounds) if self.decay else self.step
-        return momentum_step(w, mean.value(), {}, epsilon, 0)[0]
+        return momentum_step(w, mean.theta, {}, epsilon, 0)[0]

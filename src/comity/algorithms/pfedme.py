@@ -73,12 +73,10 @@ class PFedMe(AveragesWeights[Params, Params, Model]):
     def view(self, w: Params, i: int) -> Model:
         return Model(w)
 
+    @only_averages
     def round(self, w: Params, net: Net, t: int) -> Params:
-        mean = net.averaging()
-        for _, reply in net.replies(self.local, {i: self.view(w, i) for i in net.sample(t)}):
-            mean.add(reply.theta, weight=1.0)
-            del reply
-        return momentum_step(w, mean.value(), {}, lr=self.beta, momentum=0.0)[0]
+        mean = net.mean(self.local, {i: self.view(w, i) for i in net.sample(t)}).value
+        return momentum_step(w, mean.theta, {}, lr=self.beta, momentum=0.0)[0]
 
     @work
     async def local(self, theta_i: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:

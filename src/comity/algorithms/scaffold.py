@@ -73,20 +73,13 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
     def view(self, s: Control, i: int) -> Control:
         return s
 
+    @only_averages
     def round(self, s: Control, net: Net, t: int) -> Control:
-        y = Averaging()
-        dc = Averaging()
-        cohort = net.sample(t)
-        heard = 0
-        for _, change in net.replies(self.local, {i: self.view(s, i) for i in cohort}):
-            y.add(change.theta, weight=1.0)
-            dc.add(change.dc, weight=1.0)
-            heard += 1
-        mean = y.value()
-        x = mean | {k: s.theta[k] + self.server_lr * (mean[k] - s.theta[k]) for k in s.c}  # l.16; buffers are averaged
-        share = heard / len(net.info.names)
-        mean_dc = dc.value()
-        return Control(x, {k: c + share * mean_dc[k] for k, c in s.c.items()})  # l.17
+        mean, heard = net.mean(self.local, {i: self.view(s, i) for i in net.sample(t)})
+        y = mean.theta
+        x = y | {k: s.theta[k] + self.server_lr * (y[k] - s.theta[k]) for k in s.c}  # l.16; buffers are averaged
+        share = len(heard) / len(net.info.names)
+        return Control(x, {k: c + share * mean.dc[k] for k, c in s.c.items()})  # l.17
 
     @work
     async def local(self, mine: ScaffoldState, m: Control, party: Party, key: Key) -> tuple[ScaffoldState, Change]:

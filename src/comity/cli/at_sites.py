@@ -24,9 +24,9 @@ Wait = Annotated[float, typer.Option("--wait", help="with --federation: seconds 
 
 def check_at_sites(settings: Settings, track: list[str] | None) -> None:
     """Refuse what is said of data and machines in a run between sites."""
-    here = {"data", "partition", "parties", "engine", "workers", "device", "gpus"} & settings.keys()
+    here = {"data", "partition", "parties", "engine", "workers", "device", "gpus", "partial_sums"} & settings.keys()
     if here or track:
-        named = f"--{min(here)}" if here else "--track"
+        named = f"--{min(here).replace('_', '-')}" if here else "--track"
         raise Refusal(f"{named} is not for a run between sites: they have their own data, and each computes for itself.")
 
 

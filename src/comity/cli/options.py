@@ -95,7 +95,7 @@ NOT_OPTIONS = {"algorithm", "set", "party"}
 def _plain(kind: Any) -> Any:
     """`int | None` -> int; a choice of words -> str (checked by Experiment, whose sentence is better)."""
     inner = [k for k in get_args(kind) if k is not type(None)] or [kind]
-    return inner[0] if inner[0] in (int, float, str) else str
+    return inner[0] if inner[0] in (bool, int, float, str) else str
 
 
 def with_experiment(command: Callable[..., None]) -> Callable[..., None]:
@@ -104,10 +104,12 @@ def with_experiment(command: Callable[..., None]) -> Callable[..., None]:
     for name, about in Experiment.model_fields.items():
         if name in NOT_OPTIONS:
             continue
-        default = "" if about.default is None else f" [{about.default}]"
+        default = "" if about.default is None or about.default is False else f" [{about.default}]"
         choices = "|".join(get_args(about.annotation)) if get_origin(about.annotation) is Literal else None
         text = f"{about.description}{default}"
-        flag = typer.Option(f"--{name.replace('_', '-')}", help=text, show_default=False, metavar=choices)
+        said = name.replace("_", "-")
+        spelled = f"--{said}/--no-{said}" if about.annotation is bool else f"--{said}"
+        flag = typer.Option(spelled, help=text, show_default=False, metavar=choices)
         added[name] = Annotated[_plain(about.annotation) | None, flag]
     flag = typer.Option("--set", help="a method's own option: mu=1, or dbe.mu=1", metavar="NAME=VALUE")
     added["set"] = Annotated[list[str] | None, flag]

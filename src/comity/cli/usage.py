@@ -35,7 +35,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Judging": ("metric", "eval_every", "eval_share", "newcomers", "join_epochs"),
     "Who is not heard": ("absent", "min_replies", "on_nonfinite"),
     "Privacy": ("budget",),
-    "Where it runs": ("device", "engine", "workers", "gpus"),
+    "Where it runs": ("device", "engine", "workers", "gpus", "partial_sums"),
 }
 """The settings of an experiment, in the order in which one looks for them."""
 HOMES = {name: title for title, names in GROUPS.items() for name in names}

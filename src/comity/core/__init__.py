@@ -1,7 +1,21 @@
 """The language of methods: records, keys, tasks, trainings, algorithms and the net. A method says `from comity.core import *`."""
 
 from comity.core.aggregate import Averaging, average, check_like
-from comity.core.algorithm import SHARES, Algorithm, AnyAlgorithm, C, M, S, WireShapes, Work, algorithm, mixin, option, work
+from comity.core.algorithm import (
+    SHARES,
+    Algorithm,
+    AnyAlgorithm,
+    C,
+    M,
+    S,
+    WireShapes,
+    Work,
+    algorithm,
+    mixin,
+    only_averages,
+    option,
+    work,
+)
 from comity.core.call import Edge
 from comity.core.fit import Draw, FitRequest, Fitted, FoldRequest, Loss, Pull, Working, curvature, gradient, plain
 from comity.core.kernels import cross_entropy, input_gradient
@@ -84,6 +98,7 @@ __all__ = [
     "keep",
     "mixin",
     "on_device",
+    "only_averages",
     "option",
     "payload",
     "plain",

@@ -1,16 +1,19 @@
-"""Weighted means of parameters, taken in party order."""
+"""Weighted means of parameters and of replies, taken in party order, or of sums that were taken elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from comity.core.key import Key
 from comity.core.noise import gaussian
-from comity.core.record import Params
+from comity.core.record import Params, is_record, record
 from comity.errors import ComityError
+
+R = TypeVar("R")
 
 
 def check_like(theta: Params, like: Params, whose: str = "A model") -> None:
@@ -39,6 +42,13 @@ class Averaging:
 
     def add(self, theta: Params, weight: float) -> None:
         """Count one more; nothing of it is kept."""
+        self._add(theta, weight, factor=weight)
+
+    def add_sum(self, total: Params, weight: float) -> None:
+        """Count several at once: what another averaging has come to (`total`), and the weight of all in it."""
+        self._add(total, weight, factor=1.0)
+
+    def _add(self, theta: Params, weight: float, factor: float) -> None:
         if not self._total:
             self._floating = [k for k, v in theta.items() if v.is_floating_point()]
             self._sums = [torch.zeros_like(theta[k]) for k in self._floating]
@@ -47,8 +57,17 @@ class Averaging:
         else:
             check_like(theta, self._first, "A model that is to be averaged")
         if self._sums:
-            torch._foreach_add_(self._sums, [theta[k] for k in self._floating], alpha=weight)
+            torch._foreach_add_(self._sums, [theta[k] for k in self._floating], alpha=factor)
         self._total += weight
+
+    @property
+    def weight(self) -> float:
+        """Of all that were added."""
+        return self._total
+
+    def total(self) -> Params:
+        """The weighted sum of what was added."""
+        return self._first
 
     def value(self) -> Params:
         """The mean of what was added."""
@@ -81,3 +100,75 @@ def average(models: Mapping[int, Params], weights: Mapping[int, float]) -> Param
     for i in sorted(models):
         mean.add(models[i], weights[i])
     return mean.value()
+
+
+class Mean(NamedTuple, Generic[R]):
+    """The mean of parties' replies, and whose they are."""
+
+    value: R
+    heard: list[int]
+
+
+@record
+class PartialSum:
+    """What the replies of some parties come to: of the form of one of them, its floating-point values weighted sums."""
+
+    total: Any
+    weight: float
+    heard: list[int]
+    """Whose replies are in it, in the order in which they were added."""
+
+
+class AveragedReplies(Generic[R]):
+    """The weighted mean of replies that come one by one: records whose fields are parameters, each field averaged by itself."""
+
+    def __init__(self, averaging: Callable[[], Averaging] = Averaging) -> None:
+        self.heard: list[int] = []
+        self._averaging = averaging
+        self._kind: type[R] | None = None
+        self._means: dict[str, Averaging] = {}
+
+    def add(self, i: int, reply: R, weight: float) -> None:
+        """Count a party's reply; nothing of it is kept."""
+        self._check(reply)
+        for name, mean in self._means.items():
+            mean.add(getattr(reply, name), weight)
+        self.heard.append(i)
+
+    def add_sum(self, part: PartialSum) -> None:
+        """Count replies that were added up elsewhere."""
+        self._check(part.total)
+        if any(type(mean) is not Averaging for mean in self._means.values()):
+            raise ComityError("A wrapper takes the place of the mean, and needs each reply by itself: there are no partial sums.")
+        for name, mean in self._means.items():
+            mean.add_sum(getattr(part.total, name), part.weight)
+        self.heard += part.heard
+
+    def total(self) -> PartialSum | None:
+        """What was added, to be counted elsewhere; None if nothing was."""
+        if self._kind is None:
+            return None
+        total = self._kind(**{name: mean.total() for name, mean in self._means.items()})
+        return PartialSum(total, next(iter(self._means.values())).weight, self.heard)
+
+    def value(self) -> Mean[R]:
+        """The mean of what was added, which is not nothing."""
+        assert self._kind, "without a reply there is no mean"
+        return Mean(self._kind(**{name: mean.value() for name, mean in self._means.items()}), sorted(self.heard))
+
+    def _check(self, reply: R) -> None:
+        """Refuse what has no mean; the first reply says what all are like."""
+        if self._kind is None:
+            if not is_record(reply) or not vars(reply):
+                raise ComityError(f"net.mean averages records of parameters, but a {type(reply).__name__} is none.")
+            if other := next((name for name, value in vars(reply).items() if not isinstance(value, dict)), ""):
+                kind = type(reply).__name__
+                raise ComityError(f"net.mean averages records of parameters, but {kind}.{other} is none: go through net.replies.")
+            self._kind = type(reply)
+            self._means = {name: self._averaging() for name in vars(reply)}
+            if len(self._means) > 1 and any(type(mean) is not Averaging for mean in self._means.values()):
+                raise ComityError(
+                    f"A wrapper takes the place of the mean of a model, but {self._kind.__name__} has several fields."
+                )
+        elif type(reply) is not self._kind:
+            raise ComityError(f"Replies that are to be averaged are alike, but one is a {type(reply).__name__}.")

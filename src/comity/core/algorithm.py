@@ -64,6 +64,15 @@ def work(method: Method) -> Method:
     return method
 
 
+def only_averages(round: Method) -> Method:
+    """Mark a method's `round` that does nothing with replies but average them, by `net.mean`.
+
+    Then workers may add up what their parties reply (partial sums). A round that overrides a marked one says it for itself.
+    """
+    round.__only_averages__ = True  # type: ignore[attr-defined]
+    return round
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def mixin(cls: Class) -> Class:
     """Mark options that several methods share, with what they mean."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from comity.core.call import Call
-from comity.core.finite import first_not_finite, is_finite
 from comity.core.party import Info
 from comity.errors import ComityError
 
@@ -80,20 +79,21 @@ class Attendance:
             self._write(call, i, how)
         return RollCall(self, call, len(asked), [i for i in asked if i not in away])
 
-    def is_lost(self, call: Call, i: int) -> bool:
-        """Whether a party's reply does not get here."""
-        if self._planned(call, i) == LOST:
-            self._write(call, i, LOST)
-            return True
-        return False
+    def will_be_lost(self, call: Call, i: int) -> bool:
+        """Whether it is planned that a party's reply does not get here."""
+        return self._planned(call, i) == LOST
 
-    def is_usable(self, call: Call, i: int, reply: Any, ruined: str) -> bool:
-        """Whether all that a party sent, and keeps, is finite; if not, that is written down, or the run ends."""
-        if is_finite(reply) and not ruined:
-            return True
-        sent = first_not_finite(reply)
-        self.not_usable(call, i, f"{sent} of its reply" if sent else f"{ruined} of what it keeps")
-        return False
+    def is_lost(self, call: Call, i: int) -> bool:
+        """Whether a party's reply does not get here, which is written down."""
+        if lost := self.will_be_lost(call, i):
+            self._write(call, i, LOST)
+        return lost
+
+    def is_usable(self, call: Call, i: int, unfit: str, ruined: str) -> bool:
+        """Whether all that a party sent, and keeps, is finite; if something is not, that is written down, or the run ends."""
+        if unfit or ruined:
+            self.not_usable(call, i, f"{unfit} of its reply" if unfit else f"{ruined} of what it keeps")
+        return not (unfit or ruined)
 
     def not_usable(self, call: Call, i: int, what: str) -> None:
         """What a party sent, or keeps, is no number."""
@@ -143,9 +143,9 @@ class RollCall:
         self.answered.add(i)
         return not self.register.is_lost(self.call, i)
 
-    def counts(self, i: int, reply: Any, ruined: str) -> bool:
-        """Whether what arrived can be used, and the party's own state, in which `ruined` is not finite."""
-        usable = self.register.is_usable(self.call, i, reply, ruined)
+    def counts(self, i: int, unfit: str, ruined: str) -> bool:
+        """Whether what arrived can be used: `unfit` names a value in it that is not finite, `ruined` one of the party's state."""
+        usable = self.register.is_usable(self.call, i, unfit, ruined)
         self.heard += usable
         return usable
 

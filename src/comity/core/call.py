@@ -60,3 +60,5 @@ class Answer(NamedTuple):
     """What a user should know of how it was computed."""
     unusable: tuple[int, ...] = ()
     """The senders of parcels that were left closed, as not all values in them are finite."""
+    unfit: str | None = None
+    """The first value in the reply that is not finite (or nothing), if a worker has looked: then the reply here is hollow."""

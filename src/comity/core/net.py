@@ -8,17 +8,18 @@ letter names it, so that a party forgets what came of a reply that was lost. A r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from comity.core.aggregate import Averaging
+from comity.core.aggregate import AveragedReplies, Averaging, Mean
 from comity.core.algorithm import Algorithm
 from comity.core.attendance import Attendance, NoReplies, RollCall, Rules
 from comity.core.call import Answer, Call, Edge, Letter
 from comity.core.charging import Charging
 from comity.core.descent import fold, train
+from comity.core.finite import not_finite
 from comity.core.fit import Draw, FitRequest, Fitted, FoldRequest, Loss, Private, Working
 from comity.core.key import Key
 from comity.core.ledger import ADDED_UP, SERVER
@@ -28,6 +29,7 @@ from comity.core.release import Spending
 from comity.core.samples import Samples
 from comity.core.task import Batch, Task
 from comity.core.training import Moments, Training
+from comity.core.works import SUMMED, Adds, Asking, PartialSums, Works, in_order
 from comity.core.wrapper import chain
 from comity.errors import ComityError
 
@@ -35,6 +37,8 @@ L = TypeVar("L")
 O = TypeVar("O")  # noqa: E741 - what a loss gets beside its batch
 R = TypeVar("R")
 S = TypeVar("S")
+WorkOf = Callable[[Any, L, Party, Key], Working[tuple[Any, R]]]
+"""A work that gets letters L and gives replies R."""
 
 
 class Note(NamedTuple):
@@ -47,12 +51,6 @@ class Note(NamedTuple):
     value: float
 
 
-class Works(Protocol):
-    """What a net needs of an engine: that parties work, and that their answers come back in any order, or not at all."""
-
-    def work(self, call: Call, letters: Mapping[int, Letter], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]: ...
-
-
 def cohort(root: Key, participation: float, info: Info, t: int) -> list[int]:
     """Who is drawn for round t: known beforehand, so that a plan can count exactly.
 
@@ -63,19 +61,6 @@ def cohort(root: Key, participation: float, info: Info, t: int) -> list[int]:
     n = info.whole or len(info.names)
     drawn = set(root.fold("sample", t).choose(max(1, round(participation * n)), n))
     return [i for i in info.parties if info.stream(i) in drawn]
-
-
-def in_order(ids: Iterable[int], answers: Iterable[tuple[int, R]]) -> Iterator[tuple[int, R]]:
-    """Answers in the order of `ids`, however they come: early ones wait for those before them, each is let go at once."""
-    due = list(reversed(list(ids)))
-    early: dict[int, R] = {}
-    for i, answer in answers:
-        early[i] = answer
-        del answer
-        while due and due[-1] in early:
-            yield due[-1], early.pop(due.pop())
-    for i in sorted(early):
-        yield i, early.pop(i)
 
 
 class Net(Charging):
@@ -91,6 +76,7 @@ class Net(Charging):
         answered: Callable[[int], None] = lambda count: None,
         rules: Rules | None = None,
         account: Spending | None = None,
+        adds: Adds | None = None,
     ) -> None:
         self.looked: set[str] = set()
         """What the method has looked at that depends on how many rounds there are to be."""
@@ -109,6 +95,8 @@ class Net(Charging):
         self._owners = chain(algorithm)
         self._participation = participation
         self._works = works
+        self._adds = adds
+        """Who adds up replies that are only averaged, if somebody is to."""
         self._uses: Counter[tuple[int, str]] = Counter()
         self._unheard = ""
         """The work whose replies a loop is going through."""
@@ -164,12 +152,7 @@ class Net(Charging):
         """Record a diagnostic."""
         self.notes.append(Note(self.round, SERVER if party is None else self.info.name(party), split, metric, float(value)))
 
-    def call(
-        self,
-        work: Callable[[Any, L, Party, Key], Working[tuple[Any, R]]],
-        letters: Mapping[int, L],
-        parcels: Mapping[Edge, Sealed] | None = None,
-    ) -> dict[int, R]:
+    def call(self, work: WorkOf[L, R], letters: Mapping[int, L], parcels: Mapping[Edge, Sealed] | None = None) -> dict[int, R]:
         """Ask parties to work; the replies come in party order, and may be fewer than the letters but not none.
 
         `parcels` delivers sealed ones from earlier replies: (sender, recipient) -> parcel, for this call only.
@@ -177,30 +160,31 @@ class Net(Charging):
         return dict(self.replies(work, letters, parcels))
 
     def replies(
-        self,
-        work: Callable[[Any, L, Party, Key], Working[tuple[Any, R]]],
-        letters: Mapping[int, L],
-        parcels: Mapping[Edge, Sealed] | None = None,
+        self, work: WorkOf[L, R], letters: Mapping[int, L], parcels: Mapping[Edge, Sealed] | None = None
     ) -> Iterator[tuple[int, R]]:
         """The same, one reply at a time, so that an average needs the memory of one model: for sums that are taken in passing.
 
         Parties are asked when the first reply is wanted. A loop over them may not be left before all are heard.
         """
-        call = self._call(work)
-        roll = self.attendance.roll_call(call, letters)
-        delivered = self._delivered(roll, letters, parcels or {})
-        sent = {i: letters[i] for i in roll.there}
-        if self.account:
-            self.account.charge_call(call, sent)
-        self.charge_letters(call.work, sent, "down")
-        self._unheard = call.work
-        self._asked |= sent.keys()
-        asked = {i: Letter(letter, self.versions.get(i), self.round <= self.first) for i, letter in sent.items()}
-        answers = in_order(asked, self._works.work(call, asked, delivered))
-        # Mapped, as a loop here would hold on to each reply until the next.
-        yield from filter(None, map(partial(self._accepted, roll), answers))
-        self._unheard = ""
-        roll.close()
+        return self._heard(work, letters, parcels or {}, self._works.work)
+
+    def mean(self, work: WorkOf[L, R], letters: Mapping[int, L], weights: Sequence[float] | None = None) -> Mean[R]:
+        """Ask parties to work; the mean of their replies, field by field, for rounds that do nothing else with them.
+
+        Replies are records of parameters. All count alike, unless `weights` says by party how much each does. They are averaged
+        in party order; with partial sums each worker adds up those of its parties, and sums are averaged.
+        """
+        mean = AveragedReplies[R](self.averaging)
+        counting = {i: 1.0 if weights is None else weights[i] for i in letters}
+        if self._adds:
+            sums = PartialSums(self._adds, counting, self.attendance.will_be_lost)
+            sums.add_to(mean, [i for i, _ in self._heard(work, letters, {}, sums.work)])
+            self.remarks[SUMMED] = None
+        else:
+            for i, reply in self.replies(work, letters):
+                mean.add(i, reply, counting[i])
+                del reply  # the next party trains in its memory, which is still in the cache
+        return mean.value()
 
     def looking(self) -> Call:
         """A call that asks for nothing but how good models are: it leaves parties as they are."""
@@ -263,6 +247,26 @@ class Net(Charging):
         self._uses[depth, name] += 1
         return Call(name, depth, self.round, self._uses[depth, name] - 1)
 
+    def _heard(
+        self, work: Callable[..., Any], letters: Mapping[int, Any], parcels: Mapping[Edge, Sealed], ask: Asking
+    ) -> Iterator[tuple[int, Any]]:
+        """Ask parties by `ask`; all that comes back is charged, and what counts of it is handed on in party order."""
+        call = self._call(work)
+        roll = self.attendance.roll_call(call, letters)
+        delivered = self._delivered(roll, letters, parcels)
+        sent = {i: letters[i] for i in roll.there}
+        if self.account:
+            self.account.charge_call(call, sent)
+        self.charge_letters(call.work, sent, "down")
+        self._unheard = call.work
+        self._asked |= sent.keys()
+        asked = {i: Letter(letter, self.versions.get(i), self.round <= self.first) for i, letter in sent.items()}
+        answers = in_order(asked, ask(call, asked, delivered))
+        # Mapped, as a loop here would hold on to each reply until the next.
+        yield from filter(None, map(partial(self._accepted, roll), answers))
+        self._unheard = ""
+        roll.close()
+
     def _delivered(self, roll: RollCall, letters: Mapping[int, Any], parcels: Mapping[Edge, Sealed]) -> dict[Edge, Sealed]:
         """The parcels that get to their recipients, each charged."""
         found: dict[Edge, Sealed] = {}
@@ -288,7 +292,8 @@ class Net(Charging):
             self.account.note_reply(roll.call, i, answer.reply)
         for sender in answer.unusable:
             self.attendance.not_usable(roll.call, sender, f"a parcel for {self.info.name(i)}")
-        if not roll.counts(i, answer.reply, answer.ruined):
+        unfit = not_finite(answer.reply) if answer.unfit is None else answer.unfit
+        if not roll.counts(i, unfit, answer.ruined):
             return None
         if answer.keeps:
             self.versions[i] = roll.call

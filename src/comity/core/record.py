@@ -245,8 +245,13 @@ _register_read_only()
 
 
 def on_device(tree: Any, device: torch.device) -> Any:
-    """The same tree with its tensors on `device`."""
-    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
+    """The same tree with its tensors on `device`; hollow ones are nowhere, and stay as they are."""
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) and not leaf.is_meta else leaf, tree)
+
+
+def hollow(tree: Any) -> Any:
+    """The same tree, its tensors without content (on torch's `meta` device): they weigh what they weighed, and tell nothing."""
+    return tree_map(lambda leaf: torch.empty_like(leaf, device="meta") if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def payload(tree: Any) -> int:

@@ -172,6 +172,15 @@ def marked(outermost: AnyAlgorithm, depth: int, name: str) -> bool:
     return any(getattr(method, "__work__", False) for method in found)
 
 
+def check_can_be_summed(outermost: AnyAlgorithm, name: str) -> None:
+    """Refuse partial sums of a method that needs replies one by one; where parties send nothing, there is nothing to refuse."""
+    owners = chain(outermost)
+    if other := next((type(one).__name__.lower() for one in owners if one.averages), ""):
+        raise Refusal(f"{name} cannot have partial sums: {other} takes the place of the mean, and needs each reply by itself.")
+    if owners[-1].leaves and not getattr(type(owners[-1]).round, "__only_averages__", False):
+        raise Refusal(f"{name} cannot have partial sums: its rounds do more with replies than average them.")
+
+
 def check_marked(outermost: AnyAlgorithm, depth: int, name: str) -> None:
     """Refuse to do what is no work: whoever asks from elsewhere may name nothing else."""
     if marked(outermost, depth, name):

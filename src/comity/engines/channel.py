@@ -27,6 +27,7 @@ from comity.core.codec import flatten, unflatten
 
 ALIGN = 64
 SPARE = 16  # memory files kept for reuse
+NOWHERE = -1  # where a hollow tensor lies
 
 
 def _memory_file() -> int:
@@ -41,8 +42,8 @@ def places_of(tensors: list[Tensor]) -> tuple[list[list[Any]], int]:
     places: list[list[Any]] = []
     at = 0
     for tensor in tensors:
-        places.append([_name(tensor.dtype), [*tensor.shape], at])
-        at += -(-tensor.nbytes // ALIGN) * ALIGN
+        places.append([_name(tensor.dtype), [*tensor.shape], NOWHERE if tensor.is_meta else at])
+        at += 0 if tensor.is_meta else -(-tensor.nbytes // ALIGN) * ALIGN
     return places, at
 
 
@@ -61,6 +62,9 @@ def views_at(places: list[list[Any]], memory: memoryview | None) -> list[Tensor]
     typed: dict[str, Tensor] = {}
     tensors = []
     for name, shape, at in places:
+        if at == NOWHERE:
+            tensors.append(torch.empty(shape, dtype=getattr(torch, name), device="meta"))
+            continue
         if memory is None or not prod(shape):
             tensors.append(torch.empty(shape, dtype=getattr(torch, name)))
             continue

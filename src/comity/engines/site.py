@@ -10,7 +10,7 @@ from comity.core.algorithm import AnyAlgorithm
 from comity.core.call import Answer, Call, Letter
 from comity.core.descent import train_outside
 from comity.core.evaluation import Evaluation, evaluate
-from comity.core.finite import first_not_finite, is_finite
+from comity.core.finite import is_finite, not_finite
 from comity.core.fit import plain
 from comity.core.key import Key
 from comity.core.party import Party
@@ -79,7 +79,7 @@ class Site:
         keeps = running.kept.uses > 0 or (mine is not self.mine and (_holds_something(mine) or _holds_something(self.mine)))
         ruined = ""
         if keeps:
-            ruined = "" if is_finite(mine) else first_not_finite(mine)
+            ruined = not_finite(mine)
             self.versions.add(running.call, PartyState(mine, running.kept.moments))
         return Answer(reply, running.steps, keeps, ruined, running.remark, running.unusable)
 

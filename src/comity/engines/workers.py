@@ -13,9 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from comity.core.aggregate import AveragedReplies, PartialSum
 from comity.core.call import Answer, Call, Edge, Letter, Look
 from comity.core.evaluation import Evaluation
-from comity.core.record import Sealed, payload
+from comity.core.finite import not_finite
+from comity.core.record import Sealed, hollow, payload
 from comity.engines.engine import Engine, Scheduler, inboxes
 from comity.engines.saved import Saved
 from comity.engines.sealing import Lock
@@ -24,7 +26,8 @@ from comity.engines.site_store import SiteStore
 Ask = dict[str, Any]
 """What a worker is asked: `do`, and what belongs to it; `letters` are by party."""
 Message = dict[str, Any]
-"""What a worker says: `answers` by party and who of them is `keeping` something, or what was `saved`; the `last` one says so."""
+"""What a worker says: `answers` by party, who of them is `keeping` something, and their `sum`, or what was `saved`; the `last`
+one says so."""
 
 # Replies are sent in batches: few messages for many small ones, live progress for slow ones, large ones while in the cache.
 FLUSH_SECONDS, FLUSH_BYTES = 0.2, 4_000_000
@@ -66,6 +69,22 @@ class WorkersEngine(Engine):
             asks[w] = {"do": "work", "call": tuple(call), "letters": {i: letters[i] for i in hand}, "inboxes": own}
         for i, answer in self._answers(asks):
             yield i, Answer(*answer)
+
+    def add_up(
+        self, call: Call, letters: Mapping[int, Letter], weights: Mapping[int, float]
+    ) -> Iterator[tuple[dict[int, Answer], PartialSum | None]]:
+        """Have parties work, and each worker add up what its own reply; see `core.works.Adds`.
+
+        Who is where depends on the letters and on where parties live, and a worker adds up in party order: sums are the same
+        each time. A worker answers once, when it is done with all, so that a sum which was lost is asked for as a whole.
+        """
+        asks: dict[int, Ask] = {}
+        for w, hand in self._hands(letters):
+            own = {i: weights[i] for i in hand if i in weights}
+            asks[w] = {"do": "add up", "call": tuple(call), "letters": {i: letters[i] for i in hand}, "weights": own}
+        for w, message in self._exchange(asks):
+            self._homes |= dict.fromkeys(message["keeping"], w)
+            yield {i: Answer(*answer) for i, answer in message["answers"].items()}, message["sum"]
 
     def evaluate(self, letters: Mapping[int, Letter], look: Look) -> Iterator[tuple[int, Evaluation]]:
         hands = self._hands(letters)
@@ -140,6 +159,8 @@ class Worker:
                 call = Call(*ask["call"])
                 answers = self._scheduler.work(sites, call, _letters(ask), self._lock.open(ask["inboxes"], call))
                 yield from self._batches(ask, ((i, self._lock.close(tuple(answer))) for i, answer in answers))
+            case "add up":
+                yield self._added_up(self._scheduler.work(sites, Call(*ask["call"]), _letters(ask), {}), ask["weights"])
             case "evaluate":
                 yield from self._batches(ask, self._scheduler.evaluate(sites, _letters(ask), ask["final"]))
             case "evaluate solo":
@@ -152,6 +173,20 @@ class Worker:
                 versions = {i: Call(*version) for i, version in ask["versions"].items()}
                 sites.load(Path(ask["folder"]), [Saved(*s) for s in ask["states"]], versions)
                 yield {"last": True}
+
+    def _added_up(self, answers: Iterator[tuple[int, Answer]], weights: Mapping[int, float]) -> Message:
+        """All answers with hollow replies, and the sum of the replies that count: they have a weight, and all is finite."""
+        total = AveragedReplies[Any]()
+        hollowed: dict[int, Any] = {}
+        keeping: list[int] = []
+        for i, answer in answers:
+            unfit = not_finite(answer.reply)
+            if i in weights and not unfit and not answer.ruined:
+                total.add(i, answer.reply, weights[i])
+            hollowed[i] = tuple(answer._replace(reply=hollow(answer.reply), unfit=unfit))
+            keeping += self._sites.release([i])
+            del answer  # the next party trains in its memory
+        return {"answers": hollowed, "keeping": keeping, "sum": total.total(), "last": True}
 
     def _batches(self, ask: Ask, answers: Iterator[tuple[int, Any]]) -> Iterator[Message]:
         count = len(ask["letters"])

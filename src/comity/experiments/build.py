@@ -14,6 +14,7 @@ from comity.core.metrics import METRICS, check_fits
 from comity.core.own_metrics import is_own, use
 from comity.core.party import Party
 from comity.core.samples import PartyData, Samples, combine
+from comity.core.wrapper import check_can_be_summed
 from comity.data import Federation
 from comity.data import load as load_dataset
 from comity.data.dataset import AUTO
@@ -36,6 +37,7 @@ from comity.experiments.server_side import agree
 from comity.experiments.trust import code_of
 from comity.models.low_rank import base_file
 from comity.models.modules import Modules
+from comity.names import called
 from comity.plugins import digest
 from comity.spec import split
 
@@ -79,7 +81,8 @@ class Job(Outline):
         bases = [str(file) for model in named if (file := base_file(model))]
         code = {file: digest(file) or "" for file in (*code_of(self.experiment), *bases)}
         # To a worker its parties are in a loop; who is absent is the server's to know.
-        settings = config.write(self.experiment.but(engine="loop", workers=None, gpus=None, absent=None))
+        here = self.experiment.but(engine="loop", workers=None, gpus=None, partial_sums=False, absent=None)
+        settings = config.write(here)
         return Recipe(settings, self.federation.split.to_json(), code)
 
 
@@ -115,6 +118,8 @@ def prepare(
     plan = planned(experiment.absent, experiment.seed, common.introductions.names, absent)
     job = Job(experiment, common, algorithm, info, plan, federation=there, parties=parties)
     job.check_judged()
+    if experiment.partial_sums:
+        check_can_be_summed(algorithm, called(experiment.algorithm))
     _check_own_metric(job)
     settings, algorithm = job.with_noise()
     job = replace(job, experiment=settings, algorithm=algorithm)

@@ -172,6 +172,12 @@ class Experiment(BaseModel):
         allow_inf_nan=False,
         description="GPUs, or a share of one, that each worker on Ray takes; none was ever tested",
     )
+    partial_sums: bool = Field(
+        False,
+        strict=True,
+        description="have each worker (of process or ray) add up what its parties reply, where a method only averages it: less "
+        "crosses, and figures differ by rounding",
+    )
     set: dict[str, Any] = Field(default_factory=dict, description="a method's own options")
     party: dict[str, PartySettings] = Field(default_factory=dict, description="what single parties do their own way")
 
@@ -202,7 +208,7 @@ class Experiment(BaseModel):
 
 MOST_SEED = 2**63
 MOST_DOTS = 1000  # in a name: what tomllib needs for n of them grows with their square, up to all of the memory
-WHERE = {"engine", "workers", "device", "gpus"}
+WHERE = {"engine", "workers", "device", "gpus", "partial_sums"}
 """The settings that say where a run is computed, which does not change what it computes, but for rounding."""
 
 
@@ -211,7 +217,7 @@ def experiment(settings: Mapping[str, Any]) -> Experiment:
     for name, given in settings.items():
         if name not in Experiment.model_fields:
             raise unknown("setting called", str(name), Experiment.model_fields)
-        if isinstance(given, bool):
+        if isinstance(given, bool) and Experiment.model_fields[name].annotation is not bool:
             raise Refusal(f"{name} cannot be {str(given).lower()}.")
         _check_plain(name, given)
     try:
@@ -224,7 +230,7 @@ def experiment(settings: Mapping[str, Any]) -> Experiment:
         raise Refusal("Give either epochs or steps, not both.")
     if made.patience is not None and made.eval_share < 1:
         raise Refusal("Patience compares rounds by what everybody says of them: give either patience or eval_share.")
-    _check_gpus(made)
+    _check_workers(made)
     for name, own in made.party.items():
         if own.steps is not None and own.epochs is not None:
             raise Refusal(f"Give {name} either epochs or steps, not both.")
@@ -232,8 +238,10 @@ def experiment(settings: Mapping[str, Any]) -> Experiment:
     return made
 
 
-def _check_gpus(made: Experiment) -> None:
-    """Refuse GPUs of workers where there are none, or in parts that Ray does not give."""
+def _check_workers(made: Experiment) -> None:
+    """Refuse what workers are to do or to take where there are none, and GPUs in parts that Ray does not give."""
+    if made.partial_sums and made.engine not in ("process", "ray"):
+        raise Refusal("partial_sums are sums at workers, and need --engine process or ray.")
     if made.gpus is None:
         return
     if made.engine != "ray":
@@ -279,6 +287,14 @@ def _flat(table: Any) -> Any:
     return flat
 
 
+KINDS = {
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type", "finite_number"), "a number"),
+    "bool_type": "true or false",
+}
+"""What a setting must be that is of another kind, by pydantic's name for the mistake."""
+
+
 def _sentence(why: ValidationError) -> str:
     first = why.errors()[0]
     name = ".".join(str(part) for part in first["loc"])
@@ -295,10 +311,8 @@ def _sentence(why: ValidationError) -> str:
             wish = f"less than {context['lt']:g}"
         case "literal_error":
             wish = f"one of {context['expected']}"
-        case "int_parsing" | "int_type" | "int_from_float":
-            wish = "a whole number"
-        case "float_parsing" | "float_type" | "finite_number":
-            wish = "a number"
+        case kind if kind in KINDS:
+            wish = KINDS[kind]
         case "extra_forbidden" if first["loc"][0] == "party":
             return str(unknown("setting of a party called", str(first["loc"][-1]), PartySettings.model_fields))
         case "extra_forbidden":

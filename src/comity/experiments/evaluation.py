@@ -9,8 +9,9 @@ from typing import Any
 from comity.core.call import Letter, Look
 from comity.core.evaluation import Evaluation, Score
 from comity.core.metrics import ACCURACY, METRICS
-from comity.core.net import Net, cohort, in_order
+from comity.core.net import Net, cohort
 from comity.core.record import Empty
+from comity.core.works import in_order
 from comity.engines.engine import Engine
 from comity.experiments.folder import RunFolder
 from comity.experiments.outline import Outline

@@ -16,9 +16,10 @@ from comity.core.attendance import Rules
 from comity.core.key import Key, SecretKey
 from comity.core.ledger import Ledger
 from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric
-from comity.core.net import Net, Works, cohort
+from comity.core.net import Net, cohort
 from comity.core.party import Info
 from comity.core.release import Asked, Release
+from comity.core.works import Adds, Works
 from comity.core.wrapper import chain
 from comity.errors import Refusal
 from comity.experiments.absent import PlannedAbsences
@@ -192,7 +193,12 @@ class Outline:
     def net(self, works: Works, progress: Progress, account: Account | None = None) -> Net:
         """What rounds use to reach the parties on an engine."""
         rules = Rules(self.experiment.min_replies, self.experiment.on_nonfinite == "stop", self.absent)
-        return Net(self.algorithm, self.info, self.root, self.experiment.participation, works, progress.answered, rules, account)
+        adds = None
+        if self.experiment.partial_sums:
+            assert isinstance(works, Adds), "settings let partial sums through only where there are workers"
+            adds = works
+        share = self.experiment.participation
+        return Net(self.algorithm, self.info, self.root, share, works, progress.answered, rules, account, adds)
 
     def account(self) -> Account:
         """The account of what parties give away, at the beginning."""

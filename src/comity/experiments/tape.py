@@ -17,8 +17,8 @@ import torch
 
 from comity.core.call import Answer, Call, Edge, Letter
 from comity.core.codec import decode, encode, flatten
-from comity.core.net import Works
 from comity.core.record import Cipher, Sealed, parcels_in, tree_map, unseal
+from comity.core.works import Works
 from comity.errors import Damaged, Refusal
 from comity.experiments.config import Experiment
 

@@ -122,7 +122,8 @@ def _try(job: Job) -> tuple[float, float]:
     sizes = job.info.sizes
     stacked = job.experiment.engine == "stacked"
     largest = sorted(range(len(sizes)), key=lambda i: -sizes[i])[: min(TRIED, job.info.cohort) if stacked else 1]
-    here = job.experiment.but(engine="stacked" if stacked else "loop", workers=1 if stacked else None)
+    where = {"engine": "stacked" if stacked else "loop", "workers": 1 if stacked else None, "gpus": None, "partial_sums": False}
+    here = job.experiment.but(**where)
     one = _round_with(replace(job, experiment=here, absent=PlannedAbsences()), sorted(largest))
     workers = job.experiment.workers or 1
     tried = sum(sizes[i] for i in largest)

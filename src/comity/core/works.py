@@ -1,0 +1,75 @@
+"""What a net needs of an engine: that parties work and answer, and that workers add up replies if only their mean is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from comity.core.aggregate import AveragedReplies, PartialSum
+from comity.core.call import Answer, Call, Edge, Letter
+from comity.core.record import Sealed
+from comity.errors import ComityError
+
+R = TypeVar("R")
+Asking = Callable[[Call, Mapping[int, Letter], Mapping[Edge, Sealed]], Iterator[tuple[int, Answer]]]
+"""A way to have parties work: of a call, letters and parcels, their answers in any order."""
+SUMMED = (
+    "Workers added up what their parties replied (partial sums): the ledger counts what each party gave, of which one sum a "
+    "worker went on to the server."
+)
+
+
+class Works(Protocol):
+    """An engine: parties work, and their answers come back in any order, or not at all."""
+
+    def work(self, call: Call, letters: Mapping[int, Letter], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]: ...
+
+
+@runtime_checkable
+class Adds(Protocol):
+    """An engine with workers, which add up what their parties reply.
+
+    Of each worker there come its parties' answers, their replies hollow, and the sum of those replies that are finite and have
+    one of the `weights`; none, if there are no such.
+    """
+
+    def add_up(
+        self, call: Call, letters: Mapping[int, Letter], weights: Mapping[int, float]
+    ) -> Iterator[tuple[dict[int, Answer], PartialSum | None]]: ...
+
+
+def in_order(ids: Iterable[int], answers: Iterable[tuple[int, R]]) -> Iterator[tuple[int, R]]:
+    """Answers in the order of `ids`, however they come: early ones wait for those before them, each is let go at once."""
+    due = list(reversed(list(ids)))
+    early: dict[int, R] = {}
+    for i, answer in answers:
+        early[i] = answer
+        del answer
+        while due and due[-1] in early:
+            yield due[-1], early.pop(due.pop())
+    for i in sorted(early):
+        yield i, early.pop(i)
+
+
+class PartialSums:
+    """One exchange in which workers add up replies."""
+
+    def __init__(self, adds: Adds, weights: Mapping[int, float], will_be_lost: Callable[[Call, int], bool]) -> None:
+        self._adds = adds
+        self._weights = weights
+        self._will_be_lost = will_be_lost
+        self._parts: list[PartialSum] = []
+
+    def work(self, call: Call, letters: Mapping[int, Letter], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
+        """Have parties work; their answers, with hollow replies. Workers get no weight for a reply that is planned to be lost."""
+        arriving = {i: self._weights[i] for i in letters if not self._will_be_lost(call, i)}
+        for answers, part in self._adds.add_up(call, letters, arriving):
+            self._parts += [part] if part else []
+            yield from answers.items()
+
+    def add_to(self, mean: AveragedReplies[Any], heard: Sequence[int]) -> None:
+        """Average the sums in the order of their first parties, whoever was ready first; `heard`: whose replies count."""
+        for part in sorted(self._parts, key=lambda part: part.heard[0]):
+            mean.add_sum(part)
+        if sorted(mean.heard) != heard:
+            raise ComityError("The sums of workers are not those of the replies that count: this is a fault of the engine.")
