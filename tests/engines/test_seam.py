@@ -214,9 +214,9 @@ EVERYTHING = [*compositions(), *FINISHING, *USERS]
 
 
 def test_the_matrix_is_whole() -> None:
-    assert {"fedbabu", "centralized", "adcol", "fedgen(gen_steps=5)"} <= set(EVERYTHING)
+    assert {"fedbabu(finetune_epochs=2)", "centralized", "adcol", "fedgen(gen_steps=5)"} <= set(EVERYTHING)
     finishing = [text for text in EVERYTHING if job(text, "loop").algorithm.finishes]
-    assert set(finishing) >= {"fedbabu", *FINISHING}
+    assert set(finishing) >= {"fedbabu(finetune_epochs=2)", *FINISHING}
 
 
 @pytest.mark.parametrize(
