@@ -96,7 +96,8 @@ def test_engines_agree_and_a_killed_run_goes_on(mine: Path, tmp_path: Path, monk
     assert (tmp_path / "half" / "metrics.csv").read_bytes() == rows["loop"]
 
 
-def test_the_metric_of_a_file_is_what_parties_are_judged_by(mine: Path, tmp_path: Path) -> None:
+def test_the_metric_of_a_file_is_what_parties_are_judged_by(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("comity.report.sections.space.SAMPLES", 24)
     ended = works(
         "compare", "fedavg", f"--metric={mine}", "--parties", 3, "--rounds", 2, "--model", "linear", "--out", tmp_path / "c"
     )

@@ -30,7 +30,8 @@ def test_a_run_says_who_was_not_heard(plan: Path, tmp_path: Path) -> None:
     assert "Calls that were missed" in again, "a finished run says it again"
 
 
-def test_a_comparison_marks_whom_to_doubt(plan: Path, tmp_path: Path) -> None:
+def test_a_comparison_marks_whom_to_doubt(plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("comity.report.sections.space.SAMPLES", 24)
     said = works("compare", "fedavg", *SMALL, "--absent", plan, "--report", "--out", tmp_path / "both").out
     assert "fedavg *" in said
     assert "*: see the notes." in said

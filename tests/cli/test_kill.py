@@ -22,7 +22,10 @@ from harness import OFTEN, Child, Nursery, complaint, contents, one_sentence, ro
 
 METHODS = ("fedavg+dbe", "scaffold", "adcol")
 ENGINES = {"loop": ("--engine", "loop"), "process": ("--engine", "process", "--workers", "2")}
-SETTINGS = ("--parties", "4", "--rounds", "24", "--participation", "0.75", "--model", "mlp2(width=32)", "--batch", "20")
+SETTINGS = (
+    "--parties", "4", "--rounds", "24", "--participation", "0.75", "--model", "mlp2(width=32)", "--batch", "20",
+    "--partition", "dirichlet(alpha=0.5)|keep(samples=100)",
+)  # fmt: skip
 EVERY_ROUND = {"COMITY_CHECKPOINT_SECONDS": "0"}
 
 

@@ -286,7 +286,7 @@ def test_running_killed_resumed(nursery: Nursery, tmp_path: Path) -> None:
 
 
 def test_watching_changes_nothing(nursery: Nursery, tmp_path: Path) -> None:
-    settings = ("run", "fedavg", *SMALL, "--rounds", "60", "--out")
+    settings = ("run", "fedavg", *SMALL, "--rounds", "20", "--out")
     child = nursery.start(*settings, tmp_path / "watched")
     found = Followed(tmp_path / "watched")
     until(lambda: (found.look(), child.poll() is not None)[1])

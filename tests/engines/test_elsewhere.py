@@ -48,15 +48,15 @@ def same(one: Path, other: Path) -> None:
         assert not (one / name).exists() or (one / name).read_text() == (other / name).read_text(), name
 
 
-@pytest.mark.parametrize("method", [text for text in compositions() if "dp(" not in text])
-def test_all_methods_with_a_server_that_has_no_data(method: str, sites: Sites, tmp_path: Path, quiet: None) -> None:
-    settings = usual(method)
+@pytest.mark.parametrize("text", [text for text in compositions() if "dp(" not in text])
+def test_all_methods_with_a_server_that_has_no_data(text: str, sites: Sites, tmp_path: Path, quiet: None) -> None:
+    settings = usual(text)
     for site in sites.names:  # who has trained alone before says more
         shutil.rmtree(sites.site(site) / "runs", ignore_errors=True)
-    name = "".join(c for c in method if c.isalnum())
-    between = sites.run(method, f"all{name}", **settings)
+    name = "".join(c for c in text if c.isalnum())
+    between = sites.run(text, f"all{name}", **settings)
     assert not (between / FAILURE).exists(), (between / FAILURE).read_text()
-    pooled = sites.pooled(method, tmp_path / "pooled", **settings)
+    pooled = sites.pooled(text, tmp_path / "pooled", **settings)
     same(between, pooled.folder)
     assert not list((between / "checkpoints").glob("party-*"))  # states stay at home
     for site in sites.names:

@@ -54,7 +54,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 SMALL = {
     "adcol": "adcol(hidden=8)",
     "fedgen(gen_steps=5)": "fedgen(gen_steps=2,hidden=8,noise=8)",
-    "fed-sps": "fed-sps(attack_steps=2)",
 }
 
 

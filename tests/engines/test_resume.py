@@ -78,7 +78,7 @@ def every_round(monkeypatch: pytest.MonkeyPatch) -> None:
 def straight(text: str, settings: tuple[tuple[str, Any], ...] = ()) -> Outcome:
     """The run that nobody stopped."""
     with TemporaryDirectory() as folder:
-        return outcome(run(text, Path(folder) / "run", rounds=ROUNDS, **dict(settings)))
+        return outcome(run(text, Path(folder) / "run", **{"rounds": ROUNDS} | dict(settings)))
 
 
 def outcome(result: comity.Result) -> Outcome:
@@ -89,7 +89,7 @@ def outcome(result: comity.Result) -> Outcome:
 def assert_resumes(text: str, folder: Path, expected_first: int, **settings: Any) -> None:
     """Continue, make sure that it was continued, and compare everything."""
     watch = Watch()
-    result = run(text, folder, rounds=ROUNDS, resume=True, progress=watch, **settings)
+    result = run(text, folder, resume=True, progress=watch, **{"rounds": ROUNDS} | settings)
     assert watch.first == expected_first
     theirs = straight(text, tuple(settings.items()))
     ours = outcome(result)
@@ -110,10 +110,10 @@ def manifest(folder: Path) -> int:
 @pytest.mark.usefixtures("every_round")
 def test_stopped_in_the_middle_of_a_round(text: str, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run(text, tmp_path, rounds=ROUNDS, progress=Interrupt(during=3, answers=2))
-    assert manifest(tmp_path) == 2
+        run(text, tmp_path, rounds=3, progress=Interrupt(during=2, answers=2))
+    assert manifest(tmp_path) == 1
     assert not (tmp_path / "summary.json").exists()
-    assert_resumes(text, tmp_path, expected_first=2)
+    assert_resumes(text, tmp_path, expected_first=1, rounds=3)
 
 
 @pytest.mark.usefixtures("every_round")

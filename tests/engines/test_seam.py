@@ -214,19 +214,13 @@ EVERYTHING = [*compositions(), *FINISHING, *USERS]
 
 
 def test_the_matrix_is_whole() -> None:
-    assert {"fedbabu", "centralized", "adcol", "fedgen(gen_steps=5)"} <= set(EVERYTHING)
+    assert {"fedbabu(finetune_epochs=2)", "centralized", "adcol", "fedgen(gen_steps=5)"} <= set(EVERYTHING)
     finishing = [text for text in EVERYTHING if job(text, "loop").algorithm.finishes]
-    assert set(finishing) >= {"fedbabu", *FINISHING}
+    assert set(finishing) >= {"fedbabu(finetune_epochs=2)", *FINISHING}
 
 
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        *((text, place) for text in EVERYTHING for place in ELSEWHERE if place != "process"),
-        *((text, "process") for text in [*FINISHING, *USERS]),  # the others are in test_newcomers.py
-    ],
-    ids=lambda text: Path(text).name,
-)
+@pytest.mark.parametrize("place", ["stacked-1", "stacked-2", "auto"])  # on processes: test_newcomers.py
+@pytest.mark.parametrize("text", compositions())
 def test_every_method_is_the_same_everywhere(text: str, place: str, tmp_path: Path) -> None:
     """With a newcomer: its steps, the server's, bytes, and what is tuned at the end."""
     right = on_loop(text, json.dumps(LATE))
@@ -235,6 +229,12 @@ def test_every_method_is_the_same_everywhere(text: str, place: str, tmp_path: Pa
     assert ours.summary["server_steps"] == right.summary["server_steps"]
     assert ours.summary["newcomers"].keys() == right.summary["newcomers"].keys() == {"west"}
     assert_agrees(ours, right, place)
+
+
+@pytest.mark.parametrize("place", ELSEWHERE)
+@pytest.mark.parametrize("text", [*FINISHING, *USERS], ids=lambda text: Path(text).name)
+def test_so_are_methods_that_finish_and_users_own(text: str, place: str, tmp_path: Path) -> None:
+    test_every_method_is_the_same_everywhere(text, place, tmp_path)
 
 
 def test_the_server_has_trained() -> None:

@@ -18,12 +18,15 @@ from comity.experiments import config
 from comity.experiments.build import prepare
 from comity.experiments.outline import Quiet
 
-PERSONAL = ["fedper", "ditto", "fedavg+dbe", "adcol", "fed-sps", "scaffold", GOSSIP]
+MORE = ["ditto", "fedavg+dbe", "fed-sps", "scaffold"]
 SMALL = {"model": "mlp2(width=6)", "rounds": 3, "participation": 0.5}
 
 
 @pytest.mark.parametrize("engine", ["loop", "process", "stacked"])
-@pytest.mark.parametrize("text", PERSONAL, ids=lambda text: Path(text).name)
+@pytest.mark.parametrize(
+    "text", ["fedper", "adcol", GOSSIP, *(pytest.param(text, marks=pytest.mark.long) for text in MORE)],
+    ids=lambda text: Path(text).name,
+)  # fmt: skip
 def test_spilling_changes_nothing(text: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for all states, for none, or for some: equal tables and equal weights, after a resume too."""
     right = run(text, tmp_path / "room", engine=engine, workers=None if engine == "loop" else 2, **SMALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ PAIRS = {
 }
 
 
+@cache
 def ran(text: str, model: str, participation: float, optimizer: str = "sgd", bn: Any = "all") -> comity.Result:
     name, shape = MODELS[model]
     fed = federation(SIZES, shape=shape)

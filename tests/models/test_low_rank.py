@@ -232,7 +232,7 @@ def opened(folder: Path) -> Params:
     return found.model("p0").theta
 
 
-def test_a_run_knows_its_base_again(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_knows_its_base_again(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_onnx: None) -> None:
     """By its absolute path, and by what it holds: a base that was exchanged is refused."""
     monkeypatch.chdir(trained.parent)
     result = comity.run("fedavg", digits(), model=f"{SMALL},rank=2,base=model)", out=tmp_path / "run", **RUN)
@@ -254,7 +254,9 @@ def test_a_run_knows_its_base_again(trained: Path, tmp_path: Path, monkeypatch: 
         moved.rename(trained)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedavg+dbe", "fedrod", "ditto"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedavg+dbe", *(pytest.param(method, marks=pytest.mark.long) for method in ("fedrod", "ditto"))]
+)
 def test_what_is_exported_needs_no_base(method: str, tmp_path: Path) -> None:
     """The factors are added to the weights: files for torch, ONNX and Comity answer as the party's model does."""
     result = comity.run(method, digits(), model=f"{SMALL},rank=2,adapt=all,base=3)", out=tmp_path / "run", **RUN)

@@ -93,7 +93,7 @@ def test_outputs_are_those_of_plain_torch(name: str) -> None:
     module = PLAIN[name]().to(F64)
     names = [n for n in module.state_dict() if "num_batches" not in n]
     module.load_state_dict(dict(zip(names, (v.clone() for v in theta.values()), strict=True)), strict=False)
-    x = torch.randn(4, 3, 40, 32, generator=Key(1).generator(), dtype=F64)
+    x = torch.randn(2, 3, 40, 32, generator=Key(1).generator(), dtype=F64)
     task = Task(network, 10, network.cut)
     with torch.no_grad():
         assert torch.allclose(task.head(theta, task.features(theta, x, train=True), train=True), module.train()(x), atol=1e-9)

@@ -29,6 +29,7 @@ def heart(tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder = tmp_path_factory.mktemp("heart")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("comity.report.page.library", lambda: "")
+        patch.setattr("comity.report.sections.space.SAMPLES", 48)
         compared(folder, ["fedavg"], data="heart", partition="auto", parties=4, model="mlp2(width=4)", metric="auc", rounds=1)
         return Written(report(folder))
 
@@ -39,6 +40,7 @@ def sensors(tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder = tmp_path_factory.mktemp("sensors")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("comity.report.page.library", lambda: "")
+        patch.setattr("comity.report.sections.space.SAMPLES", 48)
         shift = f"iid|shift(kinds={','.join(KINDS)})|keep(samples=60)"
         compared(folder / "feature skew", ["fedavg", "adcol", "fedavg+dbe"], partition=shift, parties=6)
         compared(folder / "label-skew", ["fedprox", "adcol", "fedavg"], partition="dirichlet(alpha=0.3)|keep(samples=60)")
