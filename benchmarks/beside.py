@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import venvs
 from beside_list import MATCHES, PARTIES, Match
-from beside_work import CLASSES, Asked, Curve, How, write_asked
+from beside_work import CLASSES, Asked, Curve, How, normed, write_asked
 from torch import Tensor
 
 import comity
@@ -49,6 +49,8 @@ SEEDS = (0, 1, 2)
 SOME = How()
 WHOLE = How(batch=None, epochs=3, lr=0.1)
 """Few and small steps, so that rounding has no time to grow."""
+OWN = {"mlp2": None, "normed": normed}
+"""Networks that are given to Comity; None is its own."""
 
 
 def federation() -> comity.Federation:
@@ -69,15 +71,24 @@ def save(path: Path, tensors: Mapping[str, Tensor]) -> None:
     np.savez(path, **arrays)
 
 
+def called(name: str) -> str:
+    """A weight's name in the libraries' network, by its name in ours."""
+    part, _, rest = name.replace("~", "").partition(".")
+    known = {"encoder": "body", "head": "fc", "fc1": "body.fc1", "fc2": "body.fc2", "fc3": "fc"}
+    return f"{known[part]}.{rest}"
+
+
 def write(folder: Path, fed: comity.Federation) -> None:
-    """The federation, and the initial weights that Comity draws for each seed."""
+    """The federation, and the initial weights that Comity draws for each network and seed."""
     arrays: dict[str, Tensor] = {}
     for i, own in enumerate(fed.parties.values()):
         arrays |= {f"{i}.x": own.train.x, f"{i}.y": own.train.y, f"{i}.x_test": own.test.x, f"{i}.y_test": own.test.y}
     save(folder / "parties.npz", arrays)
-    task = prepare(experiment({"algorithm": "fedavg"}), fed).info.task
-    for seed in SEEDS:
-        save(folder / f"weights-{seed}.npz", task.init(Key.root(seed).fold("init")))
+    for network, given in OWN.items():
+        task = prepare(experiment({"algorithm": "fedavg"}), fed, given).info.task
+        for seed in SEEDS:
+            weights = task.init(Key.root(seed).fold("init"))
+            save(folder / f"{network}-{seed}.npz", {called(name): value for name, value in weights.items()})
 
 
 def first(folder: Path, fed: comity.Federation, match: Match, seed: int, how: How) -> dict[str, str]:
@@ -97,6 +108,7 @@ def ours(match: Match, fed: comity.Federation, seed: int, how: How) -> Curve:
     most = max(len(own.train) for own in fed.parties.values())
     settings: dict[str, Any] = {"rounds": how.rounds, "epochs": how.epochs, "lr": how.lr, "batch": how.batch or most}
     settings |= match.settings if how.batch else {}
+    settings |= {"model": given} if (given := OWN[match.network]) else {}
     result = comity.run(match.spec(how), fed, seed=seed, engine="loop", workers=1, progress=False, **settings)
     tests = {name: len(own.test) for name, own in fed.parties.items()}
     found = {(n.round, n.party): n.value for n in result.metrics if (n.split, n.metric) == ("test", "accuracy")}
@@ -129,10 +141,12 @@ class Found:
     here: list[list[int]]
     whole: int | None
     """With whole batches: the most answers by which parties differ in a round, summed over parties; None if chance has a part."""
+    mended: str = ""
+    """What was mended in the library's version, if anything."""
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        return self.ours, self.library, self.method
+    def key(self) -> tuple[str, str, str, str]:
+        return self.ours, self.library, self.method, self.mended
 
 
 def totals(curves: Sequence[Curve]) -> list[list[int]]:
@@ -151,7 +165,7 @@ def compare(matches: list[Match], library: str, checkout: Path | None) -> Iterat
         write(Path(place), fed)
         runs = {m: [(SOME, seed) for seed in SEEDS] + [(WHOLE, SEEDS[0])] * (not m.chance) for m in matches}
         asked = [
-            Asked(m.method, seed, how, m.asked(how) | first(Path(place), fed, m, seed, how))
+            Asked(m.method, seed, how, m.asked(how) | first(Path(place), fed, m, seed, how), m.network)
             for m in matches
             for how, seed in runs[m]
         ]
@@ -169,7 +183,7 @@ def compare(matches: list[Match], library: str, checkout: Path | None) -> Iterat
             there: list[Curve] = [h["curve"] for h in heard]
             seeds = len(SEEDS)
             whole = None if m.chance else apart(there[-1], here[-1])
-            yield Found(m.ours, library, m.method, totals(there[:seeds]), totals(here[:seeds]), whole)
+            yield Found(m.ours, library, m.method, totals(there[:seeds]), totals(here[:seeds]), whole, m.mended)
 
 
 @dataclass
@@ -268,7 +282,7 @@ def page(kept: dict[str, Any]) -> str:
     for found in kept["found"]:
         line = judged(found, kept["tests"])
         (a, s), (b, u) = line.there, line.here
-        mended = ", mended" if "mended" in listed[found.key].options else ""
+        mended = ", mended" if found.mended else ""
         there = f"{NAMES[found.library]} `{found.method.rpartition('.')[2]}`{mended}"
         whole = "–" if found.whole is None else str(found.whole)
         rows.append(
@@ -293,7 +307,7 @@ def write_csv(path: Path, kept: dict[str, Any]) -> None:
     """All curves, a row a point."""
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(["ours", "library", "method", "whose", "seed", "round", "accuracy"])
+        rows.writerow(["ours", "library", "method", "mended", "whose", "seed", "round", "accuracy"])
         for f in kept["found"]:
             for whose, curves in (("theirs", f.there), ("ours", f.here)):
                 for seed, curve in enumerate(curves):

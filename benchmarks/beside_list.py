@@ -23,6 +23,7 @@ class Match:
     """Whether something else is drawn at random, so that whole batches prove nothing."""
     first: str = ""
     """Which of our server's fields the library is to begin with, beside the network's weights."""
+    network: str = "mlp2"
     why: str = ""
     """What differs, in a sentence."""
 
@@ -31,8 +32,13 @@ class Match:
         return self.ours.partition("(")[0]
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        return self.ours, self.library, self.method
+    def mended(self) -> str:
+        """Which function mends the library's version, if any."""
+        return str(self.options.get("mended", ""))
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        return self.ours, self.library, self.method, self.mended
 
     def spec(self, how: How) -> str:
         """Our method as it is named in runs of this kind."""
@@ -41,12 +47,29 @@ class Match:
     def asked(self, how: How) -> dict[str, Any]:
         """The library's options in runs of this kind."""
         known = {"{epochs}": how.epochs, "{lr}": how.lr, "{lr/parties}": how.lr / PARTIES}
-        return {name: known.get(value, value) if isinstance(value, str) else value for name, value in self.options.items()}
+
+        def filled(given: dict[str, Any]) -> dict[str, Any]:
+            return {
+                name: filled(value) if isinstance(value, dict) else known.get(value, value) if isinstance(value, str) else value
+                for name, value in given.items()
+            }
+
+        return filled(self.options)
 
 
 PARTIES = 10
 SPLIT: dict[str, Any] = {"split": True}
 PERSONAL: dict[str, Any] = {"watched": "test_metrics_personalized"}
+FILES: dict[str, Any] = {"from_files": True, "save_folder_name": "temp", "feature_dim": 200}
+STEPS = "server_lr=0.01,beta1=0.9,beta2=0.99,tau=0.001"
+ADAPTIVE: dict[str, Any] = {"eta": 0.01, "beta_1": 0.9, "beta_2": 0.99, "tau": 0.001}
+FIRST: dict[str, Any] = {"mended": "first_moments"}
+MOMENTS: dict[str, Any] = {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 0.001}
+APFL: dict[str, Any] = {"client": {"lam": 0.5}, "server": {"tau": 1}}
+PFEDME: dict[str, Any] = {"client": {"k": 5}, "optimizer": {"lamda": 5.0, "mu": 0.0}, "watched": "trained"}
+PFEDME |= {"server": {"beta": 1.0, "weighted": False}}
+CLIPPING = "DifferentialPrivacyServerSideFixedClipping"
+CLIPPED: dict[str, Any] = {"inside": "FedAvg", "alike": True, "clipping_norm": 0.5}
 
 MATCHES = [
     Match("solo", "pfllib", "serverlocal.Local"),
@@ -58,10 +81,96 @@ MATCHES = [
         why="its regulariser is made of copies of the weights (`state_dict`), so that no gradient comes of it: PFLlib's FedMTL "
         "is everybody alone.",
     ),
+    Match("solo", "htfllib", "serverlocal.Local", FILES),
     Match("fedavg", "pfllib", "serveravg.FedAvg", SPLIT),
     Match("fedavg", "flower", "FedAvg"),
     Match("fedavg", "fluke", "fedavg.FedAVG"),
+    Match("fedbn", "pfllib", "serverbn.FedBN", network="normed"),
+    Match("fedbn", "fluke", "fedbn.FedBN", {"watched": "received"}, network="normed"),
+    Match("fedprox(mu=0.1)", "fluke", "fedprox.FedProx", {"client": {"mu": 0.1}}),
+    Match("scaffold", "fluke", "scaffold.SCAFFOLD", {"server": {"weighted": False}}),
+    Match("moon(mu=1,tau=0.5)", "fluke", "moon.MOON", {"client": {"mu": 1.0, "tau": 0.5}}),
+    Match("ditto(lam=1)", "fluke", "ditto.Ditto", {"client": {"lam": 1.0, "tau": "{epochs}"}, "watched": "personal"}),
+    Match("apfl(adaptive=false)", "fluke", "apfl.APFL", APFL | {"watched": "personal"}),
+    Match("apfl(adaptive=false)", "fluke", "apfl.APFL", APFL | {"watched": "mixed", "mended": "own_gradient"}),
+    Match("fedper", "fluke", "fedper.FedPer", {"shared": "encoder", "watched": "received"}),
+    Match(
+        "fedrep(head_epochs={epochs})",
+        "fluke",
+        "fedrep.FedRep",
+        {"shared": "encoder", "watched": "received", "client": {"tau": "{epochs}"}},
+    ),
+    Match(
+        "fedbabu(finetune_epochs=0)",
+        "fluke",
+        "fedbabu.FedBABU",
+        {"shared": "encoder", "watched": "received", "client": {"mode": "full", "fine_tuning_epochs": 0}},
+    ),
+    Match("fedrod", "fluke", "fedrod.FedROD", {"watched": "two_heads"}),
+    Match("lg-fedavg", "fluke", "lg_fedavg.LGFedAVG", {"shared": "head", "watched": "received"}),
+    Match(
+        "per-fedavg(alpha={lr})",
+        "fluke",
+        "per_fedavg.PerFedAVG",
+        {"client": {"mode": "FO", "beta": "{lr}"}, "watched": "adapted"},
+        chance=True,
+    ),
+    Match(
+        "per-fedavg(alpha={lr})",
+        "fluke",
+        "per_fedavg.PerFedAVG",
+        {"client": {"mode": "FO", "beta": "{lr}"}, "watched": "adapted", "mended": "from_before"},
+        chance=True,
+    ),
+    Match("pfedme(lam=5,inner_lr={lr},inner_steps=5,beta=1)", "fluke", "pfedme.PFedMe", PFEDME),
+    Match("pfedme(lam=5,inner_lr={lr},inner_steps=5,beta=1)", "fluke", "pfedme.PFedMe", PFEDME | {"mended": "held_to_copies"}),
+    Match(
+        "fedproto(weights=uniform,min_count=1)",
+        "fluke",
+        "fedproto.FedProto",
+        {"client": {"n_protos": 10, "lam": 1.0}, "watched": "nearest", "mended": "prototypes_after"},
+    ),
+    Match(
+        "fedala(p=1,s=100,eta=1)",
+        "fluke",
+        "fedala.FedALA",
+        {"client": {"ala_sample_size": 1.0, "conergence_threshold": 0.1}, "watched": "taken_over"},
+    ),
+    Match("fedavg+serveropt(optimizer=momentum)", "fluke", "fedavgm.FedAVGM"),
+    Match("fedavg+serveropt(optimizer=momentum)", "fluke", "fedavgm.FedAVGM", {"mended": "from_zero"}),
+    Match(f"fedavg+serveropt(optimizer=adam,{STEPS})", "fluke", "fedopt.FedOpt", {"server": MOMENTS | {"mode": "adam"}}),
+    Match(f"fedavg+serveropt(optimizer=adam,{STEPS})", "fluke", "fedopt.FedOpt", {"server": MOMENTS | {"mode": "adam"}} | FIRST),
+    Match(f"fedavg+serveropt(optimizer=yogi,{STEPS})", "fluke", "fedopt.FedOpt", {"server": MOMENTS | {"mode": "yogi"}} | FIRST),
+    Match(
+        f"fedavg+serveropt(optimizer=adagrad,{STEPS})",
+        "fluke",
+        "fedopt.FedOpt",
+        {"server": MOMENTS | {"mode": "adagrad"}} | FIRST,
+    ),
+    Match("fedavg+dp(noise=0,clip=1)", "fluke", "dpfedavg.DPFedAVG", {"client": {"noise_mul": 0.0, "max_grad_norm": 1.0}}),
+    Match(
+        "fedavg+dp(noise=0.5,clip=1)",
+        "fluke",
+        "dpfedavg.DPFedAVG",
+        {"client": {"noise_mul": 0.5, "max_grad_norm": 1.0}},
+        chance=True,
+    ),
     Match("fedprox(mu=0.1)", "pfllib", "serverprox.FedProx", {"mu": 0.1}),
+    Match(
+        "fedprox(mu=0.1)",
+        "flower",
+        "FedProx",
+        {"proximal_mu": 0.1},
+        why="Flower's strategy sends μ and leaves the term to the parties; its documentation prints norms there, not their "
+        "squares, and that is what was run. The paper's eq. 2 has (μ/2) ‖w − w^t‖².",
+    ),
+    Match(
+        "fedprox(mu=0.1)",
+        "flower",
+        "FedProx",
+        {"proximal_mu": 0.1, "mended": "squared"},
+        why="with squares the two are the same.",
+    ),
     Match("scaffold", "pfllib", "serverscaffold.SCAFFOLD", {"server_learning_rate": 1.0}),
     Match("moon(mu=1,tau=0.5)", "pfllib", "servermoon.MOON", SPLIT | {"mu": 1.0, "tau": 0.5}),
     Match(
@@ -94,6 +203,7 @@ MATCHES = [
     Match("fedbabu(finetune_epochs=0)", "pfllib", "serverbabu.FedBABU", SPLIT | {"fine_tuning_epochs": 0}),
     Match("fedrod", "pfllib", "serverrod.FedROD", SPLIT),
     Match("lg-fedavg", "pfllib", "serverlg.LG_FedAvg", SPLIT),
+    Match("lg-fedavg", "htfllib", "serverlg.LG_FedAvg", FILES),
     Match(
         "fd(gamma=1,distance=ce)",
         "pfllib",
@@ -139,7 +249,7 @@ MATCHES = [
         why="PFLlib divides KL by the number of classes too, lets each loss move both models, and averages parties alike.",
     ),
     Match(
-        "fml(alpha=0.5,beta=0.5,deploy=personal)",
+        "fml(alpha=0.5,beta=0.5)",
         "pfllib",
         "serverfml.FML",
         {"alpha": 0.5, "beta": 0.5, "mended": "constant_answers"},
@@ -180,8 +290,7 @@ MATCHES = [
         "fedtgp(lam=10,min_count=1)",
         "htfllib",
         "servertgp.FedTGP",
-        {"from_files": True, "save_folder_name": "temp", "feature_dim": 200, "lamda": 10.0}
-        | {"server_epochs": 100, "margin_threthold": 100.0, "mended": "sure_roots"},
+        FILES | {"lamda": 10.0, "server_epochs": 100, "margin_threthold": 100.0, "mended": "sure_roots"},
         first="F",
         why="HtFLlib takes prototypes from the model on disk before it puts the trained one there, so that they are those of the "
         "round before; and its distances are roots of differences that rounding makes negative, after which nothing is a number. "
@@ -222,16 +331,59 @@ MATCHES = [
         "the authors' figure has those that are sent. Mended, from the same initial embeddings and valve.",
     ),
     Match("q-ffl(q=1)", "flower", "QFedAvg", {"q": 1.0, "client_learning_rate": "{lr}"}),
-    Match("fedavg+serveropt(opt=momentum)", "flower", "FedAvgM", {"server_momentum": 0.9}),
-    Match("fedavg+serveropt(opt=adam)", "flower", "FedAdam", {"eta": 0.01, "beta_1": 0.9, "beta_2": 0.99, "tau": 0.001}),
-    Match("fedavg+serveropt(opt=momentum)", "fluke", "fedavgm.FedAVGM", {"server": {"momentum": 0.9}}),
+    Match("fedavg+serveropt(optimizer=momentum)", "flower", "FedAvgM", {"server_momentum": 0.9}),
     Match(
-        "fedavg+serveropt(opt=adam)",
-        "fluke",
-        "fedopt.FedOpt",
-        {"server": {"mode": "adam", "lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 0.001}},
+        f"fedavg+serveropt(optimizer=adam,{STEPS})",
+        "flower",
+        "FedAdam",
+        ADAPTIVE,
+        why="Flower begins with v = 0 and corrects m and v for it, as Adam does. The paper's Algorithm 2 begins with v ≥ τ² and "
+        "has no correction.",
+    ),
+    Match(
+        f"fedavg+serveropt(optimizer=adam,{STEPS})",
+        "flower",
+        "FedAdam",
+        ADAPTIVE | FIRST,
+        why="with v = τ² before round 1, and without the correction: then the two are the same.",
+    ),
+    Match(
+        f"fedavg+serveropt(optimizer=yogi,{STEPS})",
+        "flower",
+        "FedYogi",
+        ADAPTIVE,
+        why="Flower begins with v = 0, where Algorithm 2 has v ≥ τ²: what changes little moves up to twice as far.",
+    ),
+    Match(
+        f"fedavg+serveropt(optimizer=yogi,{STEPS})",
+        "flower",
+        "FedYogi",
+        ADAPTIVE | FIRST,
+        why="with v = τ² before round 1: then the two are the same.",
+    ),
+    Match(
+        "fedavg+serveropt(optimizer=adagrad,server_lr=0.01)",
+        "flower",
+        "FedAdagrad",
+        {"eta": 0.01, "tau": 0.001},
+        why="Flower begins with v = 0, where Algorithm 2 has v ≥ τ².",
+    ),
+    Match(
+        "fedavg+serveropt(optimizer=adagrad,server_lr=0.01)",
+        "flower",
+        "FedAdagrad",
+        {"eta": 0.01, "tau": 0.001} | FIRST,
+        why="with v = τ² before round 1: then the two are the same.",
     ),
     Match("fedavg+median", "flower", "FedMedian"),
     Match("fedavg+trimmed(share=0.2)", "flower", "FedTrimmedAvg", {"beta": 0.2}),
     Match("fedavg+krum(f=2)", "flower", "Krum", {"num_malicious_nodes": 2}),
+    Match(
+        "fedavg+krum(f=2,m=5)",
+        "flower",
+        "MultiKrum",
+        {"num_malicious_nodes": 2, "num_nodes_to_select": 5, "alike": True},
+    ),
+    Match("fedavg+dp(level=party,noise=0,clip=0.5)", "flower", CLIPPING, CLIPPED | {"noise_multiplier": 0.0}),
+    Match("fedavg+dp(level=party,noise=0.1,clip=0.5)", "flower", CLIPPING, CLIPPED | {"noise_multiplier": 0.1}, chance=True),
 ]

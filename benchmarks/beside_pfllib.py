@@ -290,6 +290,10 @@ class Split(nn.Module):
         super().__init__()
         self.base, self.head = whole.body, whole.fc
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        answers: torch.Tensor = self.head(self.base(x))
+        return answers
+
 
 def run(folder: Path, asked: Asked) -> Curve:
     """One method with the library's own loop over rounds; `method` is its server's file and class, as in serveravg.FedAvg."""
@@ -298,7 +302,7 @@ def run(folder: Path, asked: Asked) -> Curve:
     # All samples in one batch: a party's own number of them is its batch size.
     everything = lambda client, batch_size=None: client.load_some(client.samples)  # noqa: E731
     base.Client.load_train_data = base.Client.load_some if how.batch else everything
-    model = network(folder, asked.seed)
+    model = network(folder, asked)
     settings: dict[str, Any] = PLAIN | {"local_epochs": how.epochs, "local_learning_rate": how.lr, "batch_size": how.batch or 10}
     settings |= {"num_clients": len(parties(folder)), "global_rounds": how.rounds, "algorithm": asked.method}
     args = Namespace(**settings | options)
