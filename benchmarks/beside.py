@@ -161,6 +161,8 @@ def apart(one: Curve, other: Curve) -> int:
 def compare(matches: list[Match], library: str, checkout: Path | None) -> Iterator[Found]:
     """Run every match of a library, theirs and ours; what fails on either side is said, and left out."""
     fed = federation()
+    known: dict[tuple[str, int, How], Curve] = {}
+    """Our runs so far: what was mended over there, and what was not, are compared with the same."""
     with tempfile.TemporaryDirectory(prefix="beside-") as place:
         write(Path(place), fed)
         runs = {m: [(SOME, seed) for seed in SEEDS] + [(WHOLE, SEEDS[0])] * (not m.chance) for m in matches}
@@ -176,10 +178,12 @@ def compare(matches: list[Match], library: str, checkout: Path | None) -> Iterat
                 print(f"{m.ours}: {library} failed: {failed}", flush=True)
                 continue
             try:
-                here = [ours(m, fed, seed, how) for how, seed in runs[m]]
+                for how, seed in runs[m]:
+                    known[m.ours, seed, how] = known.get((m.ours, seed, how)) or ours(m, fed, seed, how)
             except comity.Refusal as why:
                 print(f"{m.ours}: {why}", flush=True)
                 continue
+            here = [known[m.ours, seed, how] for how, seed in runs[m]]
             there: list[Curve] = [h["curve"] for h in heard]
             seeds = len(SEEDS)
             whole = None if m.chance else apart(there[-1], here[-1])
@@ -255,10 +259,11 @@ NAMES = {"pfllib": "PFLlib", "htfllib": "HtFLlib", "flower": "Flower", "fluke": 
 INTRO = """# Methods beside other libraries
 
 What Comity makes of a method, and what another library makes of it: ten parties with label-skewed digits (Dirichlet, α = 0.1; 20
-to 80 training samples each), the network `mlp2`, the same split, the same initial weights, the same learning rate, and options
-that mean the same. Accuracy is that of all parties' test samples after each round, by the models that the method deploys; a
-library that evaluates before it trains is read one round later. `python benchmarks/beside.py` runs all of it, and writes this
-page from [the curves](results/data/beside/curves.json). Other libraries' code is called, and none of it is here.
+to 80 training samples each), the network `mlp2` (for FedBN a smaller one with BatchNorm), the same split, the same initial
+weights, the same learning rate, and options that mean the same. Accuracy is that of all parties' test samples after each round,
+by the models that the method deploys; a library that evaluates before it trains is read one round later.
+`python benchmarks/beside.py` runs all of it, and writes this page from [the curves](results/data/beside/curves.json). Other
+libraries' code is called, and none of it is here.
 
 - **Batches of ten, twenty rounds, three seeds** (learning rate 0.05, one epoch): means and standard deviations over seeds after
   round 20, and the gap between the two mean curves, in the round where it is largest against what chance allows: three standard
