@@ -75,16 +75,17 @@ def mixed(client: Any, server: Any) -> nn.Module:
 
 def taken_over(client: Any, server: Any) -> nn.Module:
     """FedALA: the newest global model, of whose head as much is taken over as the party has learnt last."""
-    model = copy.deepcopy(server.model)
+    taken: Any = copy.deepcopy(server.model)
     own = client.model.head.parameters()
-    for new, old, weight in zip(model.head.parameters(), own, client.weights or [1.0, 1.0], strict=True):
+    for new, old, weight in zip(taken.head.parameters(), own, client.weights or [1.0, 1.0], strict=True):
         new.data = old.data + (new.data - old.data) * weight
+    model: nn.Module = taken
     return model
 
 
 def adapted(client: Any, server: Any) -> nn.Module:
     """Per-FedAvg: the server's model after one step on a batch of the party's."""
-    model = copy.deepcopy(server.model)
+    model: nn.Module = copy.deepcopy(server.model)
     x, y = next(iter(client.train_set))
     gradients = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), list(model.parameters()))
     for weight, gradient in zip(model.parameters(), gradients, strict=True):
@@ -114,8 +115,8 @@ def first_moments(clients: list[Any], server: Any) -> None:
     In fluke Δ is multiplied by the server's learning rate, and so is the step that is made of it.
     """
     server.v_t = {name: torch.full_like(v, server.hyper_params.tau**2) for name, v in server.v_t.items()}
-    base, aggregate = sys.modules["fluke.server"], server.aggregate
-    average = base.aggregate_models
+    base: Any = sys.modules["fluke.server"]
+    aggregate, average = server.aggregate, base.aggregate_models
 
     def aggregated(eligible: Any, models: Any) -> None:
         base.aggregate_models = lambda model, models, weights, eta, **named: average(model, models, weights, 1.0, **named)
@@ -123,6 +124,12 @@ def first_moments(clients: list[Any], server: Any) -> None:
         base.aggregate_models = average
 
     server.aggregate = aggregated
+
+
+def ten_passes(clients: list[Any], server: Any) -> None:
+    """FedALA: whether weights have converged is seen from ten passes over a party's samples, not from ten batches."""
+    for client in clients:
+        client.hyper_params.update(loss_window_size=10 * len(client.train_set))
 
 
 def prototypes_after(clients: list[Any], server: Any) -> None:
@@ -152,7 +159,8 @@ def from_before(clients: list[Any], server: Any) -> None:
 
         def fitted(*args: Any) -> Any:
             client.optimizer, client.scheduler = client._optimizer_cfg(client.model)
-            step, weights, before = client.optimizer.step, list(client.model.parameters()), []
+            step, weights = client.optimizer.step, list(client.model.parameters())
+            before: list[Tensor] = []
 
             def stepped(closure: Any, beta: float = 0.0) -> None:
                 if not beta:
@@ -246,7 +254,7 @@ def own_gradient(clients: list[Any], server: Any) -> None:
         mend(client)
 
 
-MENDS = (first_moments, from_before, from_zero, held_to_copies, own_gradient, prototypes_after)
+MENDS = (first_moments, from_before, from_zero, held_to_copies, own_gradient, prototypes_after, ten_passes)
 MENDED = {each.__name__: each for each in MENDS}
 
 

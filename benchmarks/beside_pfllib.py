@@ -287,11 +287,11 @@ def trained_answers(server: Any, first: First) -> None:
 
         client.train = trained
 
-    counts = [samples(client, is_train=True)[1].bincount(minlength=CLASSES) for client in server.clients]
+    counts = torch.stack([samples(client, is_train=True)[1].bincount(minlength=CLASSES) for client in server.clients])
 
     def pooled(means: list[dict[int, torch.Tensor]]) -> dict[int, torch.Tensor]:
         heard = [(counts[i], mean) for i, mean in zip(server.uploaded_ids, means, strict=True)]
-        return {c: sum(n[c] * mean[c] for n, mean in heard if c in mean) / sum(counts)[c] for c in range(CLASSES)}
+        return {c: sum(n[c] * mean[c] for n, mean in heard if c in mean) / counts[:, c].sum() for c in range(CLASSES)}
 
     for client in server.clients:
         after(client)

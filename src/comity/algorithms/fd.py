@@ -13,7 +13,7 @@ pooled over all parties, oneself included). The paper leaves oneself out and com
 exclude_self=true, distance=ce. Mean logits are taken after local training, in evaluation mode. Classes that nobody has
 shown yet teach nothing.
 Compared: the same as PFLlib's (distance=ce), once that compares softmax outputs, as the paper does, of the trained model, by
-sample counts; HtFLlib's is as PFLlib's. See docs/methods-beside.md.
+sample counts; HtFLlib's is within chance, with the first of these. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
