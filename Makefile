@@ -119,7 +119,7 @@ bench-ray: $(VENV)/ray-ready
 bench-peers: $(VENV)/ready
 	cd benchmarks && ../$(BIN)/python peers.py
 
-# Methods beside other libraries' on one split: about twenty minutes; `make bench-beside PFLLIB=../PFLlib HTFLLIB=../HtFLlib`.
+# Methods beside other libraries' on one split, which takes a while; `make bench-beside PFLLIB=../PFLlib HTFLLIB=../HtFLlib`.
 bench-beside: $(VENV)/ready
 	$(BIN)/python benchmarks/beside.py $(if $(PFLLIB),--pfllib $(PFLLIB)) $(if $(HTFLLIB),--htfllib $(HTFLLIB))
 

@@ -31,8 +31,8 @@ from typing import Any
 
 import numpy as np
 import venvs
-from beside_list import MATCHES, PARTIES, Match
-from beside_work import CLASSES, Asked, Curve, How, write_asked
+from beside_list import LIBRARIES, MATCHES, PARTIES, Match
+from beside_work import CLASSES, Asked, Curve, How, normed, write_asked
 from torch import Tensor
 
 import comity
@@ -44,11 +44,12 @@ HERE = Path(__file__).resolve().parent
 KEPT = HERE.parent / "docs" / "results" / "data" / "beside" / "curves.json"
 PAGE = HERE.parent / "docs" / "methods-beside.md"
 CHECKOUTS = ("pfllib", "htfllib")
-LIBRARIES = (*CHECKOUTS, "flower", "fluke")
 SEEDS = (0, 1, 2)
 SOME = How()
 WHOLE = How(batch=None, epochs=3, lr=0.1)
 """Few and small steps, so that rounding has no time to grow."""
+OWN = {"mlp2": None, "normed": normed}
+"""Networks that are given to Comity; None is its own."""
 
 
 def federation() -> comity.Federation:
@@ -69,15 +70,24 @@ def save(path: Path, tensors: Mapping[str, Tensor]) -> None:
     np.savez(path, **arrays)
 
 
+def called(name: str) -> str:
+    """A weight's name in the libraries' network, by its name in ours."""
+    part, _, rest = name.replace("~", "").partition(".")
+    known = {"encoder": "body", "head": "fc", "fc1": "body.fc1", "fc2": "body.fc2", "fc3": "fc"}
+    return f"{known[part]}.{rest}"
+
+
 def write(folder: Path, fed: comity.Federation) -> None:
-    """The federation, and the initial weights that Comity draws for each seed."""
+    """The federation, and the initial weights that Comity draws for each network and seed."""
     arrays: dict[str, Tensor] = {}
     for i, own in enumerate(fed.parties.values()):
         arrays |= {f"{i}.x": own.train.x, f"{i}.y": own.train.y, f"{i}.x_test": own.test.x, f"{i}.y_test": own.test.y}
     save(folder / "parties.npz", arrays)
-    task = prepare(experiment({"algorithm": "fedavg"}), fed).info.task
-    for seed in SEEDS:
-        save(folder / f"weights-{seed}.npz", task.init(Key.root(seed).fold("init")))
+    for network, given in OWN.items():
+        task = prepare(experiment({"algorithm": "fedavg"}), fed, given).info.task
+        for seed in SEEDS:
+            weights = task.init(Key.root(seed).fold("init"))
+            save(folder / f"{network}-{seed}.npz", {called(name): value for name, value in weights.items()})
 
 
 def first(folder: Path, fed: comity.Federation, match: Match, seed: int, how: How) -> dict[str, str]:
@@ -97,6 +107,7 @@ def ours(match: Match, fed: comity.Federation, seed: int, how: How) -> Curve:
     most = max(len(own.train) for own in fed.parties.values())
     settings: dict[str, Any] = {"rounds": how.rounds, "epochs": how.epochs, "lr": how.lr, "batch": how.batch or most}
     settings |= match.settings if how.batch else {}
+    settings |= {"model": given} if (given := OWN[match.network]) else {}
     result = comity.run(match.spec(how), fed, seed=seed, engine="loop", workers=1, progress=False, **settings)
     tests = {name: len(own.test) for name, own in fed.parties.items()}
     found = {(n.round, n.party): n.value for n in result.metrics if (n.split, n.metric) == ("test", "accuracy")}
@@ -129,10 +140,12 @@ class Found:
     here: list[list[int]]
     whole: int | None
     """With whole batches: the most answers by which parties differ in a round, summed over parties; None if chance has a part."""
+    mended: str = ""
+    """What was mended in the library's version, if anything."""
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        return self.ours, self.library, self.method
+    def key(self) -> tuple[str, str, str, str]:
+        return self.ours, self.library, self.method, self.mended
 
 
 def totals(curves: Sequence[Curve]) -> list[list[int]]:
@@ -147,11 +160,13 @@ def apart(one: Curve, other: Curve) -> int:
 def compare(matches: list[Match], library: str, checkout: Path | None) -> Iterator[Found]:
     """Run every match of a library, theirs and ours; what fails on either side is said, and left out."""
     fed = federation()
+    known: dict[tuple[str, int, How], Curve] = {}
+    """Our runs so far: what was mended over there, and what was not, are compared with the same."""
     with tempfile.TemporaryDirectory(prefix="beside-") as place:
         write(Path(place), fed)
         runs = {m: [(SOME, seed) for seed in SEEDS] + [(WHOLE, SEEDS[0])] * (not m.chance) for m in matches}
         asked = [
-            Asked(m.method, seed, how, m.asked(how) | first(Path(place), fed, m, seed, how))
+            Asked(m.method, seed, how, m.asked(how) | first(Path(place), fed, m, seed, how), m.network)
             for m in matches
             for how, seed in runs[m]
         ]
@@ -162,14 +177,16 @@ def compare(matches: list[Match], library: str, checkout: Path | None) -> Iterat
                 print(f"{m.ours}: {library} failed: {failed}", flush=True)
                 continue
             try:
-                here = [ours(m, fed, seed, how) for how, seed in runs[m]]
+                for how, seed in runs[m]:
+                    known[m.ours, seed, how] = known.get((m.ours, seed, how)) or ours(m, fed, seed, how)
             except comity.Refusal as why:
                 print(f"{m.ours}: {why}", flush=True)
                 continue
+            here = [known[m.ours, seed, how] for how, seed in runs[m]]
             there: list[Curve] = [h["curve"] for h in heard]
             seeds = len(SEEDS)
             whole = None if m.chance else apart(there[-1], here[-1])
-            yield Found(m.ours, library, m.method, totals(there[:seeds]), totals(here[:seeds]), whole)
+            yield Found(m.ours, library, m.method, totals(there[:seeds]), totals(here[:seeds]), whole, m.mended)
 
 
 @dataclass
@@ -241,10 +258,11 @@ NAMES = {"pfllib": "PFLlib", "htfllib": "HtFLlib", "flower": "Flower", "fluke": 
 INTRO = """# Methods beside other libraries
 
 What Comity makes of a method, and what another library makes of it: ten parties with label-skewed digits (Dirichlet, α = 0.1; 20
-to 80 training samples each), the network `mlp2`, the same split, the same initial weights, the same learning rate, and options
-that mean the same. Accuracy is that of all parties' test samples after each round, by the models that the method deploys; a
-library that evaluates before it trains is read one round later. `python benchmarks/beside.py` runs all of it, and writes this
-page from [the curves](results/data/beside/curves.json). Other libraries' code is called, and none of it is here.
+to 80 training samples each), the network `mlp2` (for FedBN a smaller one with BatchNorm), the same split, the same initial
+weights, the same learning rate, and options that mean the same. Accuracy is that of all parties' test samples after each round,
+by the models that the method deploys; a library that evaluates before it trains is read one round later.
+`python benchmarks/beside.py` runs all of it, and writes this page from [the curves](results/data/beside/curves.json). Other
+libraries' code is called, and none of it is here.
 
 - **Batches of ten, twenty rounds, three seeds** (learning rate 0.05, one epoch): means and standard deviations over seeds after
   round 20, and the gap between the two mean curves, in the round where it is largest against what chance allows: three standard
@@ -260,6 +278,14 @@ is marked, and what was mended is below.
 
 """
 
+LEFT_OUT = """## Left out
+
+HtFLlib's FedGen averages heads only, which makes it another method than ours and PFLlib's (and what its generator learns is not
+kept from round to round). Of `ldp` Flower has a version that adds noise to weights; ours adds it to representations. None of the
+four libraries has `adcol`, `affine-robust`, `afl`, `centralized`, `drfa`, `fada`, `fed-sps`, `fedmeta`, `fedreptile`, `feduad`,
+`fedufo`, `mr`, `partialfed`, `prbm`, `relay` or `relay-p2p`.
+"""
+
 
 def page(kept: dict[str, Any]) -> str:
     """docs/methods-beside.md."""
@@ -268,7 +294,7 @@ def page(kept: dict[str, Any]) -> str:
     for found in kept["found"]:
         line = judged(found, kept["tests"])
         (a, s), (b, u) = line.there, line.here
-        mended = ", mended" if "mended" in listed[found.key].options else ""
+        mended = ", mended" if found.mended else ""
         there = f"{NAMES[found.library]} `{found.method.rpartition('.')[2]}`{mended}"
         whole = "–" if found.whole is None else str(found.whole)
         rows.append(
@@ -286,14 +312,14 @@ def page(kept: dict[str, Any]) -> str:
         *rows,
     ]
     said = f"Of {len(words)} comparisons {counted}. Compared with {versions}."
-    return INTRO.format(tests=kept["tests"]) + "\n".join([*table, "", said, "", "## Why", "", *notes]) + "\n"
+    return INTRO.format(tests=kept["tests"]) + "\n".join([*table, "", said, "", "## Why", "", *notes, "", LEFT_OUT])
 
 
 def write_csv(path: Path, kept: dict[str, Any]) -> None:
     """All curves, a row a point."""
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(["ours", "library", "method", "whose", "seed", "round", "accuracy"])
+        rows.writerow(["ours", "library", "method", "mended", "whose", "seed", "round", "accuracy"])
         for f in kept["found"]:
             for whose, curves in (("theirs", f.there), ("ours", f.here)):
                 for seed, curve in enumerate(curves):

@@ -104,6 +104,12 @@ def write(folder: Path, place: Path, held_out: int) -> None:
             np.savez(place / "dataset" / "beside" / kind / f"{i}.npz", data=np.array({"x": x.numpy(), "y": y.numpy()}))
 
 
+def samples(client: Any, is_train: bool) -> Pair:
+    """What a party trains or tests on."""
+    x, y = zip(*library().read_client_data(client.dataset, client.id, is_train=is_train, few_shot=0), strict=True)
+    return torch.stack(x), torch.stack(y)
+
+
 First = dict[str, torch.Tensor]
 """What Comity's server begins with, where it is more than the network's weights."""
 
@@ -221,8 +227,7 @@ def mixed_before(server: Any, first: First) -> None:
         client.local_initialization = learnt
 
     for client in server.clients:
-        x, y = zip(*library().read_client_data(client.dataset, client.id, is_train=False, few_shot=0), strict=True)
-        mend(client, (torch.stack(x), torch.stack(y)))
+        mend(client, samples(client, is_train=False))
     server.test_metrics = lambda: ([], [1], [client.right for client in server.clients], [0])
 
 
@@ -269,6 +274,63 @@ def soft_targets(server: Any, first: First) -> None:
         mend(client)
 
 
+def trained_answers(server: Any, first: First) -> None:
+    """FD: `soft_targets`; and mean logits are of the trained model, and count by samples."""
+    soft_targets(server, first)
+
+    def after(client: Any) -> None:
+        train, (x, y) = client.train, samples(client, is_train=True)
+
+        def trained() -> None:
+            train()
+            client.logits = {int(c): client.model(x[y == c]).detach().mean(0) for c in y.unique()}
+
+        client.train = trained
+
+    counts = torch.stack([samples(client, is_train=True)[1].bincount(minlength=CLASSES) for client in server.clients])
+
+    def pooled(means: list[dict[int, torch.Tensor]]) -> dict[int, torch.Tensor]:
+        heard = [(counts[i], mean) for i, mean in zip(server.uploaded_ids, means, strict=True)]
+        return {c: sum(n[c] * mean[c] for n, mean in heard if c in mean) / counts[:, c].sum() for c in range(CLASSES)}
+
+    for client in server.clients:
+        after(client)
+    sys.modules[type(server).__module__].__dict__["proto_aggregation"] = pooled
+
+
+def soft_targets_filed(server: Any, first: First) -> None:
+    """`soft_targets`, where mean logits are in a file."""
+    here = sys.modules[type(server).__module__].__dict__
+    receive = server.receive_logits
+
+    def heard() -> None:
+        receive()
+        means = here["load_item"](server.role, "global_logits", server.save_folder_name)
+        soft = {label: mean.softmax(0) for label, mean in means.items()}
+        here["save_item"](soft, server.role, "global_logits", server.save_folder_name)
+
+    server.receive_logits = heard
+
+
+def prototypes_filed(server: Any, first: First) -> None:
+    """FedProto: `prototypes_after`, where models and prototypes are in files; the function is that of HtFLlib's FedTGP."""
+    of_trained = importlib.import_module("flcore.clients.clienttgp").clientTGP.collect_protos
+    for client in server.clients:
+        client.collect_protos = functools.partial(of_trained, client)
+    prototypes_after(server, first)
+
+
+def shuffled(server: Any, first: First) -> None:
+    """Parties shuffle their samples before every pass; HtFLlib leaves them as they are."""
+
+    def load(client: Any, batch_size: int | None = None) -> Any:
+        data = library().read_client_data(client.dataset, client.id, is_train=True, few_shot=0)
+        return torch.utils.data.DataLoader(data, batch_size or client.batch_size, shuffle=True, drop_last=True)
+
+    for client in server.clients:
+        client.load_train_data = functools.partial(load, client)
+
+
 MENDS = (
     constant_answers,
     cores_sent,
@@ -276,9 +338,13 @@ MENDS = (
     mixed_before,
     own_thetas,
     prototypes_after,
+    prototypes_filed,
+    shuffled,
     soft_targets,
+    soft_targets_filed,
     sure_policy,
     sure_roots,
+    trained_answers,
 )
 MENDED = {each.__name__: each for each in MENDS}
 
@@ -290,6 +356,10 @@ class Split(nn.Module):
         super().__init__()
         self.base, self.head = whole.body, whole.fc
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        answers: torch.Tensor = self.head(self.base(x))
+        return answers
+
 
 def run(folder: Path, asked: Asked) -> Curve:
     """One method with the library's own loop over rounds; `method` is its server's file and class, as in serveravg.FedAvg."""
@@ -298,7 +368,7 @@ def run(folder: Path, asked: Asked) -> Curve:
     # All samples in one batch: a party's own number of them is its batch size.
     everything = lambda client, batch_size=None: client.load_some(client.samples)  # noqa: E731
     base.Client.load_train_data = base.Client.load_some if how.batch else everything
-    model = network(folder, asked.seed)
+    model = network(folder, asked)
     settings: dict[str, Any] = PLAIN | {"local_epochs": how.epochs, "local_learning_rate": how.lr, "batch_size": how.batch or 10}
     settings |= {"num_clients": len(parties(folder)), "global_rounds": how.rounds, "algorithm": asked.method}
     args = Namespace(**settings | options)
@@ -319,7 +389,10 @@ def run(folder: Path, asked: Asked) -> Curve:
                 for i in range(args.num_clients):
                     base.save_item(Split(model), f"Client_{i}", "model", "first")
             base.read_client_data.cache_clear()
-            server = getattr(importlib.import_module(f"flcore.servers.{file}"), name)(args, 0)
+            module: Any = importlib.import_module(f"flcore.servers.{file}")
+            if ours["from_files"]:
+                module.BaseHeadSplit = lambda *args, **named: Split(copy.deepcopy(model))  # a server's own model
+            server = getattr(module, name)(args, 0)
             seeded(asked.seed)  # each of its clients has seeded everything with 0
             server.batch_size = how.batch or 1000
             for client in server.clients:

@@ -1,6 +1,6 @@
 """What the libraries of `beside.py` share: one federation and one network in a folder, and what is to be run on them.
 
-The folder has `parties.npz` (what each party trains and tests on), `weights-SEED.npz` (the initial weights of a seed) and
+The folder has `parties.npz` (what each party trains and tests on), `NETWORK-SEED.npz` (a network's initial weights) and
 `asked.json` (one run after the other, see `Asked`). A library is run in an environment of its own, by a script that calls
 `answer` with a function from a run to its curve; what it says on standard output is one line of JSON a run.
 
@@ -10,11 +10,13 @@ A curve is a list by round, from round 0, before any training, of how many test 
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import sys
 import traceback
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,18 +49,34 @@ class Asked:
     seed: int
     how: How = field(default_factory=How)
     options: dict[str, Any] = field(default_factory=dict)
+    network: str = "mlp2"
+
+
+def mlp2(shape: Sequence[int], classes: int) -> tuple[nn.Module, nn.Module]:
+    """Comity's network of this name, in two parts: two hidden layers, and a head that answers."""
+    fc1, fc2 = nn.Linear(math.prod(shape), 200), nn.Linear(200, 200)
+    body = OrderedDict(flat=nn.Flatten(), fc1=fc1, relu1=nn.ReLU(), fc2=fc2, relu2=nn.ReLU())
+    return nn.Sequential(body), nn.Linear(200, classes)
+
+
+def normed(shape: Sequence[int], classes: int) -> tuple[nn.Module, nn.Module]:
+    """A smaller one with BatchNorm after each hidden layer; Comity takes it as a user's own."""
+    fc1, fc2 = nn.Linear(math.prod(shape), 50), nn.Linear(50, 50)
+    body = OrderedDict(flat=nn.Flatten(), fc1=fc1, bn1=nn.BatchNorm1d(50), relu1=nn.ReLU())
+    body |= OrderedDict(fc2=fc2, bn2=nn.BatchNorm1d(50), relu2=nn.ReLU())
+    return nn.Sequential(body), nn.Linear(50, classes)
+
+
+NETWORKS = {"mlp2": mlp2, "normed": normed}
 
 
 class Network(nn.Module):
-    """Comity's mlp2, under names of its own: two hidden layers, and a head called `fc`."""
+    """A network with initial weights of Comity's: a body, and a head called `fc`."""
 
-    def __init__(self, weights: dict[str, Tensor]) -> None:
+    def __init__(self, kind: str, shape: Sequence[int], weights: dict[str, Tensor]) -> None:
         super().__init__()
-        layers = [nn.Linear(w.shape[1], w.shape[0]) for w in (weights[f"fc{n}.weight"] for n in (1, 2, 3))]
-        for n, layer in enumerate(layers, 1):
-            layer.load_state_dict({kind: weights[f"fc{n}.{kind}"] for kind in ("weight", "bias")})
-        self.body = nn.Sequential(nn.Flatten(), layers[0], nn.ReLU(), layers[1], nn.ReLU())
-        self.fc: nn.Module = layers[2]
+        self.body, self.fc = NETWORKS[kind](shape, CLASSES)
+        self.load_state_dict(weights)
 
     def forward(self, x: Tensor) -> Tensor:
         answer: Tensor = self.fc(self.body(x))
@@ -71,9 +89,10 @@ def arrays(path: Path) -> dict[str, Tensor]:
         return {name: torch.from_numpy(kept[name]) for name in kept.files}
 
 
-def network(folder: Path, seed: int) -> Network:
-    """The network with the initial weights of a seed."""
-    return Network(arrays(folder / f"weights-{seed}.npz"))
+def network(folder: Path, asked: Asked) -> Network:
+    """The network that is asked for, with the initial weights of its seed."""
+    shape = parties(folder)[0][0][0].shape[1:]
+    return Network(asked.network, shape, arrays(folder / f"{asked.network}-{asked.seed}.npz"))
 
 
 def parties(folder: Path) -> list[tuple[Pair, Pair]]:

@@ -23,6 +23,7 @@ FLUKE = (
 STAND_IN = """
 import sys
 import types
+from importlib.machinery import ModuleSpec
 
 
 class Absent(types.ModuleType):
@@ -36,6 +37,7 @@ class Absent(types.ModuleType):
 
 for part in ("", ".models", ".datasets", ".datasets.utils", ".transforms"):
     sys.modules["torchvision" + part] = Absent("torchvision" + part)
+    sys.modules["torchvision" + part].__spec__ = ModuleSpec("torchvision" + part, None)  # torchmetrics asks whether it is there
 """
 
 PACKAGES = {

@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from comity import algorithms
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -41,6 +43,16 @@ def test_what_was_found_is_of_the_list(beside):
     keys = [m.key for m in beside.MATCHES]
     assert len(set(keys)) == len(keys)
     assert {f.key for f in beside.read()["found"]} <= set(keys)
+
+
+def test_the_card_of_whatever_was_compared_says_with_whom(beside):
+    silent = []
+    for each in beside.read()["found"]:
+        name = each.ours.partition("(")[0].rpartition("+")[2]
+        said = algorithms.card(name).text.partition("\nCompared: ")[2]
+        if beside.NAMES[each.library] not in said:
+            silent.append((name, each.library))
+    assert silent == []
 
 
 def test_two_libraries_may_differ_by_as_much_as_seeds_do(beside):

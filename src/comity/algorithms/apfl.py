@@ -15,6 +15,8 @@ gradients are those above; wrappers' terms belong to f_i, hence to both. α_i st
 every step (their code: at a round's first, its gradient plus 0.02 α_i). BatchNorm statistics of v̄_i are its own, not mixed. A
 newcomer's v_i starts at the w it receives. PFLlib differs: v_i is trained by f_i(v_i) and replaced by the mixture after each
 round, and α_i starts at 1.
+Compared: apart from PFLlib's, as said. With adaptive=false the same as fluke's, once v_i has a gradient there, as Algorithm 1
+says: it has none. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ exponentially unless told, has no ½ before ‖p_i − p_0‖², and begins with
 sum, and sends the mixture in the core model's place. All parties take part in the paper; here the last core models of those
 that do not are used. BatchNorm's statistics are those of the party's own core model. A newcomer trains the mixture by p_0 of
 the core models that it gets.
+Compared: core models are trained as in PFLlib's, once that sends them; as it is, its curves are lower, within chance. See
+docs/methods-beside.md.
 """
 
 from __future__ import annotations

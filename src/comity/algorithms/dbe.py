@@ -14,6 +14,7 @@ Symbols: K = values in a representation; offset = z̄^p_i; consensus = z̄^g; m 
 Deviations: the ½ in MR is the authors' code's, with which κ = 50 was tuned (printed: half=false). z̄_i is the exact mean, as
 printed (the code: init_mean=ema). The offset is trained by the experiment's optimizer. κ and μ are the 4-layer CNN's; with
 BatchNorm use kappa=auto, which tries κ = 0, 1, 5 and 50 for some rounds each and takes what is best on validation samples.
+Compared: the same as PFLlib's, with init_mean=ema. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ steps = 2E epochs.
 Symbols: w = the global model; v_i = the personal model, which is deployed.
 Deviations: v_i is trained for the experiment's epochs, on the same batches as w_i. λ = 1 (the paper tunes {0.1, 1, 2}). Wrappers'
 terms for shared parameters go to w_i only.
+Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

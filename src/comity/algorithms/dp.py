@@ -15,6 +15,8 @@ Deviations: a party's records are n_i throughout, so two neighbours differ in on
 level=party all parties count alike, and a cohort is drawn without replacement: what that gains is accounted for as such.
 What looks at records in any other way than by being trained on them is refused: own steps, BatchNorm, losses that couple a
 batch, counts of labels.
+Compared: level=party is the same as Flower's clipping at the server, level=record as fluke's by Opacus, without noise; with
+noise both are within chance. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ Deviations: defaults are those of the representation-sharing thesis, which uses 
 pooled over all parties, oneself included). The paper leaves oneself out and compares softmax outputs by cross-entropy:
 exclude_self=true, distance=ce. Mean logits are taken after local training, in evaluation mode. Classes that nobody has
 shown yet teach nothing.
+Compared: the same as PFLlib's (distance=ce), once that compares softmax outputs, as the paper does, of the trained model, by
+sample counts; HtFLlib's is within chance, with the first of these. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

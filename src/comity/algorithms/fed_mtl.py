@@ -20,6 +20,7 @@ authors' code was. relation=surrogate is what is mostly run under this name (PFL
 not looked at): Ω = I − 11ᵀ/m for good and λ₁ = λ₂ = 2 · 10^−(⌊log₁₀ d⌋ + 2) for d weights, which is next to nothing. PFLlib has
 11ᵀ in the place of I, and of Ω a single number. BatchNorm's statistics stay with the party. A newcomer starts at the mean of W
 and is held to it.
+Compared: relation=surrogate is the same as PFLlib's, whose regulariser has no gradient: it is SOLO. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ before it evaluates, also at parties that were not drawn. BatchNorm's statistics
 were read in the authors' talk and poster, the rest in their code; s = 80, p = 1 and η = 1 are theirs.
 At a glance: personal = the p highest layers, mixed with the global ones; exchanged = all weights, both ways; kept = the p highest
 layers and W_i; steps = E epochs, and one over s % of the samples for W_i (more in a party's second round).
+Compared: measured as said here, the same as PFLlib's, and as fluke's once W_i has as long to converge; as they are, apart. See
+docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ At a glance: personal = after fine-tuning the whole model, before it nothing; ex
 Symbols: θ = the stages up to the cut, shared; θ_cls^0 = the head, the same for all since it is drawn from one key and never sent.
 Deviations: τ_f = 10, as in PFLlib, at the experiment's learning rate. Newcomers fine-tune for the epochs that the experiment
 grants them. Wrappers' terms for shared parameters are not asked of fine-tuned models.
+Compared: the same as PFLlib's and fluke's, before fine-tuning. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

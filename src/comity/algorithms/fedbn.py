@@ -10,6 +10,7 @@ weights and statistics; steps = E epochs.
 Symbols: kept = the names of BatchNorm layers, found by their type, never by a substring.
 Deviations: averages are weighted by sample counts, as everywhere here; the authors' code averages uniformly
 (equal when sizes are). On a network without BatchNorm this is FedAvg bit for bit.
+Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ in the code; other heads are refused. λ = 5 is the code's for MNIST. PFLlib is 
 samples if they do not fill a batch. The authors' talk was read; the paper's text, and with it the softmax, could not be had.
 At a glance: personal = a head; exchanged = the body, a head and the policy's weights, both ways; kept = the own head; steps = E
 epochs.
+Compared: within chance of PFLlib's with a softmax for Gumbel's; on whole batches the same, as long as rounding does not grow.
+See docs/methods-beside.md.
 """
 
 from __future__ import annotations

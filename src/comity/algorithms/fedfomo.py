@@ -18,6 +18,7 @@ the experiment's validation samples, or every fifth training sample if there are
 the printed text. That code takes the ℓ1 norm unless told (norm=l1), and divides what it adds to P by |Σ w|. If no model does
 better θ_i stays, as the update says and the code does; PFLlib goes on from what was trained. PFLlib has no ε. BatchNorm's
 statistics are combined with the weights, and are no part of the norm. A newcomer gets M − 1 models at random.
+Compared: within chance of PFLlib's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

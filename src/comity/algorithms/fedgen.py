@@ -15,6 +15,7 @@ Deviations: as in PFLlib, heads are weighted by sample counts (paper: alike), th
 1 (paper: in every round), Adam keeps its moments from round to round, λ = 1 and η_d = 0 (authors' code: λ = 10, decaying, η_d =
 1, and a pull of a sample's answer to that for its class). ε is normal as in the paper (both codes: uniform). Generated z pass
 heads in evaluation mode, so that BatchNorm statistics come from data only, and without a wrapper's offset.
+Compared: within chance of PFLlib's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

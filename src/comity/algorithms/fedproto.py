@@ -19,6 +19,8 @@ HtFLlib take the nearest of all. Before anything is known heads answer; test los
 with its appendices, and all three codes were read.
 At a glance: personal = all weights; exchanged = mean representations of each class, and class counts up; kept = the whole model,
 and the server everybody's last prototypes; steps = E epochs.
+Compared: the same as PFLlib's, HtFLlib's and fluke's (weights=uniform), once their prototypes are eq. 3's. See
+docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ training samples of class c at party i; sg = a constant.
 Deviations: both are minimised at once, step by step. A class that a party lacks drops out of its balanced softmax (log 0 = −∞),
 so its row of h^G stays as received. h^P_i starts equal to h^G. The variant whose h^P_i comes from a hypernetwork is left
 out. Wrappers' terms go to the generic loss. If mr has a cut of its own behind the model's, the personal head begins there.
+Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

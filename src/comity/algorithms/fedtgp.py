@@ -19,6 +19,8 @@ under that seed 96.9 %). Its loss is a batch's mean. A class that nobody has sho
 text could not be had: its formulas are those of the authors' talk, S = 100, τ = 100 and λ those of their code and answers.
 At a glance: personal = all weights; exchanged = mean representations of each class up, learnt prototypes down; kept = the whole
 model, and the server what makes the prototypes; steps = E epochs, and S epochs over prototypes at the server.
+Compared: the same as HtFLlib's, once its prototypes are those of the round and its roots are of no negative numbers. See
+docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ the other's answers are constants, as in deep mutual learning, from which the me
 classes, too, clips gradients, and has a gradient of each loss for both models. Personal models could be of any architecture;
 here they are of the common one, and start equal to the copy. A wrapper's terms go to CE in L_m. A newcomer's personal model
 starts at the w it receives.
+Compared: the same as PFLlib's, once what is said of it is mended, clipping aside; as they are, PFLlib's and HtFLlib's are
+apart. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ they do not fill a batch. The authors' poster was read for the equations, their 
 could not be had.
 At a glance: personal = the head; exchanged = the body's, the valve's and the embeddings' weights, both ways; kept = the head;
 steps = E epochs.
+Compared: within chance of PFLlib's with conditions from Ĉ; on whole batches the same, as long as rounding does not grow. See
+docs/methods-beside.md.
 """
 
 from __future__ import annotations

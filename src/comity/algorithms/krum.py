@@ -14,6 +14,8 @@ with fewer than 2f + 3 replies does not count; f = 0 protects from nobody, and i
 of a single party: where parties' data differ, that is a poor model for the others, faults or none. The paper sets no default
 for f; m of its experiments could not be checked.
 At a glance: personal = what the host's is; exchanged = what the host exchanges; kept = what the host keeps; steps = the host's.
+Compared: the same as Flower's Krum, and as its MultiKrum where parties tell equal counts: it weighs by them. See
+docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ sizes differ, so does fedavg. Parties whose data differ are far from each other,
 The server holds all replies at once, |S| models where fedavg holds one. BatchNorm's statistics are treated as weights are.
 A median of fewer than 3 replies is their mean, and protects from nobody: a run says so.
 At a glance: personal = what the host's is; exchanged = what the host exchanges; kept = what the host keeps; steps = the host's.
+Compared: the same as Flower's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ times the curvature is above 1, HF climbs (on digits α = 0.1 diverges, 0.05 doe
 batch. Algorithm 1 decides against two public versions, MTFL's with two inner steps and flgo's, whose next step goes on from w̃.
 At a glance: personal = one gradient step from the common model; exchanged = the weights, both ways; kept = nothing; steps = E
 epochs of two gradients (HF: four).
+Compared: within chance of PFLlib's, and of fluke's once its second step begins at w, as in Algorithm 1, not at w̃. See
+docs/methods-beside.md.
 """
 
 from __future__ import annotations

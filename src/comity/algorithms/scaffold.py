@@ -12,6 +12,7 @@ another; steps = E epochs.
 Symbols: x = the server's theta; y_i = a party's; K = its local steps. Control variates cover the shared parameters
 only (not buffers, not what is private), so a party's private offset is trained by plain SGD.
 Deviations: none; l.16 averages uniformly, as printed. Option II assumes plain SGD: momentum and Adam are refused.
+Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

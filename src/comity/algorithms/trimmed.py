@@ -11,6 +11,7 @@ Deviations: weights after E epochs in place of gradients, all parties count alik
 most to what leaves a median. The paper sets no default for β; its experiments use 0.05 of 40 machines and 0.1 of 10, which is
 from memory and could not be checked.
 At a glance: personal = what the host's is; exchanged = what the host exchanges; kept = what the host keeps; steps = the host's.
+Compared: the same as Flower's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
