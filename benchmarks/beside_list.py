@@ -255,7 +255,7 @@ LISTED = [
         why="as PFLlib's: mended by the function that HtFLlib's FedTGP has for it.",
     ),
     Match(
-        "fedtgp(lam=10,min_count=1)",
+        "fedtgp(lam=10,min_count=1,server_lr=0)",
         "htfllib",
         "servertgp.FedTGP",
         FILES | {"lamda": 10.0, "server_epochs": 100, "margin_threthold": 100.0, "mended": "sure_roots"},
