@@ -11,7 +11,8 @@ import pytest
 import typer
 import yaml
 
-from comity.cli import deploy, running  # noqa: F401 -- each adds its commands
+# All of them, as the command line is made once for all tests (conftest.py): what is missing here would be missing there.
+from comity.cli import audit, data, deploy, finished, looking, papers, running, watching  # noqa: F401 -- each adds its commands
 from comity.cli.options import app
 from comity.core.algorithm import LEAVES
 from comity.sites.law import Law
