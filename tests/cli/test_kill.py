@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import OFTEN, Child, Nursery, complaint, contents, one_sentence, rounds, states, wait_for, works
+from harness import OFTEN, OWN, SMALL, Child, Nursery, complaint, contents, one_sentence, rounds, states, wait_for, works
 
 METHODS = ("fedavg+dbe", "scaffold", "adcol")
 ENGINES = {"loop": ("--engine", "loop"), "process": ("--engine", "process", "--workers", "2")}
@@ -197,6 +197,20 @@ def load():
     )
     ended = nursery.run("run", "fedavg", "--data", "./sly.py", "--out", tmp_path / "out", cwd=str(tmp_path))
     one_sentence(ended, code)
+
+
+def test_an_interrupt_before_a_work_begins_is_one_sentence(nursery: Nursery, tmp_path: Path) -> None:
+    """A work that was made and never begun is nothing to be warned of where the run is stopped anyway."""
+    stopped = """@work
+    def local(self, mine, m, party, key):
+        made = super().local(mine, m, party, key)
+        import os, signal
+        os.kill(os.getpid(), signal.SIGINT)
+        return made"""
+    (tmp_path / "mine.py").write_text(OWN.format(stopped), encoding="utf-8")
+    out = tmp_path / "out"
+    ended = nursery.run("run", "./mine.py", *SMALL, "--out", out, cwd=str(tmp_path))
+    assert f"comity resume {out}" in complaint(ended, 130)
 
 
 def test_an_interrupt_after_the_end_says_nothing() -> None:

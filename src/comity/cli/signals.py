@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from types import FrameType
 
@@ -41,6 +42,8 @@ class Signals:
 
         def interrupt(number: int, frame: FrameType | None) -> None:
             self.exit_code = 128 + number
+            # A work that was made and not yet begun: where all is stopped that is no fault.
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
             raise KeyboardInterrupt
 
         with self._handled(interrupt), self._heard():
