@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from comity.studies.cells import Cell, Figure
 from comity.studies.claims import Verdict, untested, verdicts
 from comity.studies.pages import lines, page, rewrite
 from comity.studies.reproduce import implemented
-from comity.studies.reproduction import read
+from comity.studies.reproduction import Reproduction, read
 
 COLUMN = Column(name="c", title="C", measure="mean")
 
@@ -238,6 +239,69 @@ def test_pages_are_written_again_from_what_was_kept(own: Path, tmp_path: Path) -
     assert "is damaged" in one_sentence(comity("reproduce", "--table", "--out", pages), 1, 2)
 
 
+PART = ("--scale", "smoke", "--columns", "mean")
+
+
+@pytest.fixture
+def kept(own: Path, tmp_path: Path) -> Path:
+    """Pages of SOLO alone, seeds 0 and 1."""
+    works("reproduce", own, *PART, "--rows", "solo", "--seeds", "0,1", "--out", tmp_path / "first")
+    (tmp_path / "pages" / "data").mkdir(parents=True)
+    works("reproduce", tmp_path / "first", "--table", "--out", tmp_path / "pages")
+    return tmp_path / "pages"
+
+
+def test_parts_are_joined_to_the_whole(own: Path, kept: Path, tmp_path: Path) -> None:
+    """Other seeds, another row and another column: every figure and verdict is that of all in one go."""
+    whole, parts, both = tmp_path / "whole", tmp_path / "parts", ("--rows", "solo,fedavg", "--seeds", "0,1,2")
+    works("reproduce", own, "--scale", "smoke", "--columns", "mean,first", *both, "--out", whole)
+    works("reproduce", own, *PART, "--rows", "solo", "--seeds", "2", "--out", parts / "a")
+    works("reproduce", own, *PART, "--rows", "fedavg", "--seeds", "0,1,2", "--out", parts / "b")
+    works("reproduce", own, "--scale", "smoke", "--columns", "first", *both, "--out", parts / "c")
+    works("reproduce", parts, "--table", "--join", "--out", kept)
+    (path,) = (kept / "data").glob("*.json")
+    together, once = read(path), read(whole / "result.json")
+    assert together.command.count(" && ") == 3
+    assert together.seeds == [0, 1, 2]
+    assert together.settings == once.settings
+    assert lines(together.cells) == lines(once.cells)
+    assert verdicts(together.table, together.cells, False) == verdicts(once.table, once.cells, False)
+    assert together.seconds > once.seconds / 2
+    assert not together.stale()
+
+
+def test_without_join_the_new_takes_the_place_of_the_old(own: Path, kept: Path, tmp_path: Path) -> None:
+    works("reproduce", own, *PART, "--rows", "solo", "--seeds", "2", "--out", tmp_path / "second")
+    works("reproduce", tmp_path / "second", "--table", "--out", kept)
+    (path,) = (kept / "data").glob("*.json")
+    assert read(path).seeds == [2]
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda made: replace(made, cells=[replace(c, figures={1: replace(c.figures[1], value=99.0)}) for c in made.cells]),
+     "SOLO in Mean under seed 1 was"),
+    (lambda made: replace(made, settings={"digits": {"solo": {"rounds": 7}}}), "solo on digits was run with other settings"),
+    (lambda made: replace(made, scale="reduced"), "Only parts of one table at one scale can be joined"),
+], ids=["figures", "settings", "scale"])  # fmt: skip
+def test_parts_that_disagree_are_not_joined(
+    change: Callable[[Reproduction], Reproduction], said: str, kept: Path, tmp_path: Path
+) -> None:
+    before = {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()}
+    (tmp_path / "other").mkdir()
+    change(read(tmp_path / "first" / "result.json")).write(tmp_path / "other" / "result.json")
+    assert said in one_sentence(comity("reproduce", tmp_path / "other", "--table", "--join", "--out", kept), 1, 2)
+    assert {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()} == before
+
+
+def test_what_is_measured_against_all_rows_is_not_joined_row_by_row(own: Path, tmp_path: Path) -> None:
+    own.write_text(OWN.replace('measure = "mean"', 'measure = "rounds_to_lowest"', 1), encoding="utf-8")
+    for row in ("solo", "fedavg"):
+        works("reproduce", own, *PART, "--rows", row, "--out", tmp_path / "parts" / row)
+    (tmp_path / "pages" / "data").mkdir(parents=True)
+    said = one_sentence(comity("reproduce", tmp_path / "parts", "--table", "--join", "--out", tmp_path / "pages"), 1, 2)
+    assert "Mean is measured against all rows at once" in said
+
+
 def test_a_headline_is_one_of_the_claims(own: Path) -> None:
     own.write_text(OWN.replace('"Together is better"', '"Together is better", "solo > fedavg" = "Alone is"'), encoding="utf-8")
     assert "the headline solo > fedavg is none of the claims" in one_sentence(comity("reproduce", str(own)), 1, 2)
@@ -259,6 +323,7 @@ def test_the_cost_beforehand(own: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("arguments", "said"), [
     ([], "reproduce needs the name of an experiment, as in dbe/table5: 'comity list experiments' has them all."),
     (["nowhere", "--table", "--out", "docs/results"], "There is no folder nowhere"),
+    (["OWN", "--join"], "--join is about the pages: give --table with it"),
     (["--table", "--out", "src"], "src has no data/ that pages could be made of: name another with --out."),
     (["dbe/table55"], "There is no experiment 'dbe/table55'. Did you mean 'dbe/table5'?"),
     (["OWN", "--scale", "tiny"], "--scale must be one of smoke, reduced, full, not 'tiny'."),

@@ -55,6 +55,7 @@ def reproduce(
     rounds: Annotated[int | None, typer.Option(help="other than the scale's")] = None,
     only_plan: Annotated[bool, typer.Option("--plan", help="only say what it will cost here")] = False,
     rewrite: Annotated[bool, typer.Option("--table", help="only write the pages in docs/results again, from saved runs")] = False,
+    join: Annotated[bool, typer.Option("--join", help="with --table: add other seeds, rows or columns to what is kept")] = False,
     jobs: Jobs = "1",
     out: Out = None,
     track: Track = None,
@@ -69,8 +70,10 @@ def reproduce(
     from comity.studies.side_by_side import chosen_jobs
 
     if rewrite:
-        _rewrite(name, out)
+        _rewrite(name, out, join)
         return
+    if join:
+        raise Refusal("--join is about the pages: give --table with it, and the folder of what is to be added.")
     if name is None:
         raise Refusal("reproduce needs the name of an experiment, as in dbe/table5: 'comity list experiments' has them all.")
     at_once = chosen_jobs(jobs)
@@ -132,7 +135,7 @@ def _show(made: Reproduction, folder: Path) -> None:
     screen.out.print(f"{pages.cost(made)}. The table and the runs are in {folder}", soft_wrap=True)
 
 
-def _rewrite(runs: str | None, out: Path | None) -> None:
+def _rewrite(runs: str | None, out: Path | None, join: bool) -> None:
     """The pages again, from what is kept beside them and from reproductions below a folder."""
     from comity.cli import screen
     from comity.studies import pages
@@ -143,7 +146,7 @@ def _rewrite(runs: str | None, out: Path | None) -> None:
     saved = Path(runs) if runs else Path("runs") / "reproduce"
     if runs and not saved.is_dir():
         raise Refusal(f"There is no folder {runs}: with --table, name the folder of reproductions, or nothing.")
-    for path in pages.rewrite(folder, saved if saved.is_dir() else None):
+    for path in pages.rewrite(folder, saved if saved.is_dir() else None, join):
         screen.out.print(f"{path}", soft_wrap=True)
 
 

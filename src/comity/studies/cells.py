@@ -149,6 +149,8 @@ CONVENTIONS = {
 }
 LAST_ROUND = ("mean", "weighted", "global", "party")
 """Measures that papers take in the last round alone."""
+AGAINST_OTHERS = ("rounds_to_lowest",)
+"""Measures that depend on what the column's other rows came to."""
 NONE = {"epsilon": "infinite", "epsilon_server": "infinite"}
 """What is said where a run has no such figure; if not this, that it was never reached."""
 LESS_IS_BETTER = (

@@ -14,6 +14,7 @@ from comity.papers import Claim
 from comity.studies import helps
 from comity.studies.cells import Cell
 from comity.studies.claims import Verdict, untested, verdicts
+from comity.studies.joining import joined
 from comity.studies.reproduction import RESULT, Reproduction, read
 from comity.units import duration, size
 
@@ -247,13 +248,21 @@ def file_of(name: str) -> str:
     return f"{Path(name).stem if name.endswith('.toml') else own}.md"
 
 
-def rewrite(pages: Path, runs: Path | None) -> list[Path]:
-    """Write all pages again, from what is kept beside them and what lies below `runs`, which is kept from now on."""
+def rewrite(pages: Path, runs: Path | None, join: bool = False) -> list[Path]:
+    """Write all pages again, from what is kept beside them and what lies below `runs`, which is kept from now on.
+
+    It takes the place of what was kept of its table, or, where asked to `join`, is added to it.
+    """
     kept = pages / KEPT
     kept.mkdir(parents=True, exist_ok=True)
+    made: dict[Path, Reproduction] = {}
     for result in sorted(runs.rglob(RESULT)) if runs else ():
-        made = read(result)
-        made.write(kept / Path(file_of(made.name)).with_suffix(".json"))
+        new = read(result)
+        path = kept / Path(file_of(new.name)).with_suffix(".json")
+        before = made.get(path) or (read(path) if path.exists() else None)
+        made[path] = joined(before, new) if join and before else new
+    for path, one in made.items():  # all or none: a part that cannot be joined is found before anything is written
+        one.write(path)
     every = [read(path) for path in sorted(kept.glob("*.json"))]
     written = {pages / name: text for made in every for name, text in files(made).items()}
     written[pages / "README.md"] = overview(every, *(_words(kept / name) for name in WORDS))

@@ -1,0 +1,73 @@
+"""A paper's table that was run in parts, some seeds, rows or columns at a time, put together again.
+
+What two parts have in common must be the same to the last digit: that is what shows that the code which ran one is as good as
+the code which ran the other. What is measured against other runs of its column is joined only with the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from comity.errors import Refusal
+from comity.studies.cells import AGAINST_OTHERS, Cell
+from comity.studies.reproduction import Reproduction
+
+ByRun = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+
+def joined(first: Reproduction, more: Reproduction) -> Reproduction:
+    """Both parts as one reproduction, whose command is both commands."""
+    if (first.name, first.scale, first.changes) != (more.name, more.scale, more.changes):
+        raise Refusal(f"Only parts of one table at one scale can be joined, not those of '{first.command}' and '{more.command}'.")
+    return replace(
+        first,
+        command=f"{first.command} && {more.command}",
+        code=" and ".join(dict.fromkeys([*first.code.split(" and "), *more.code.split(" and ")])),
+        seconds=round(first.seconds + more.seconds, 1),
+        memory=max(first.memory, more.memory),
+        settings=_settings(first.name, first.settings, more.settings),
+        cells=_cells(first, more),
+    )
+
+
+def _settings(table: str, first: ByRun, more: ByRun) -> ByRun:
+    """Of all runs; those of one that is in both must be the same."""
+    made = {run: dict(rows) for run, rows in first.items()}
+    for run, rows in more.items():
+        mine = made.setdefault(run, {})
+        for row, settings in rows.items():
+            if mine.setdefault(row, settings) != settings:
+                raise Refusal(f"{table}: {row} on {run} was run with other settings before, so the parts cannot be joined.")
+    return made
+
+
+def _cells(first: Reproduction, more: Reproduction) -> list[Cell]:
+    """All cells in the table's order."""
+    table = first.table
+    one, two = ({(cell.column.name, cell.row.name): cell for cell in part.cells} for part in (first, more))
+    made = []
+    for column in table.columns:
+        rows = [{row for name, row in part if name == column.name} for part in (one, two)]
+        if all(rows) and rows[0] != rows[1] and column.measure.partition(":")[0] in AGAINST_OTHERS:
+            raise Refusal(f"{first.name}: {column.title} is measured against all rows at once, so the parts cannot be joined.")
+        for row in table.rows:
+            parts = [part[column.name, row.name] for part in (one, two) if (column.name, row.name) in part]
+            if parts:
+                made.append(_cell(first.name, parts))
+    return made
+
+
+def _cell(table: str, parts: list[Cell]) -> Cell:
+    """A cell with the seeds of all its parts."""
+    figures = dict(parts[0].figures)
+    for seed, figure in parts[-1].figures.items():
+        before = figures.setdefault(seed, figure)
+        if before.value != figure.value:
+            raise Refusal(
+                f"{table}: {parts[0].row.title} in {parts[0].column.title} under seed {seed} was {before.value:.6g} and is now "
+                f"{figure.value:.6g}, so the parts cannot be joined: run all of it again."
+            )
+    why = "; ".join(dict.fromkeys(part.why for part in parts if part.why and (part.figures or not figures)))
+    return replace(parts[0], figures=dict(sorted(figures.items())), why=why)
