@@ -416,10 +416,10 @@ def test_fed_mtl_w_step_finds_the_minimum_for_a_given_relation() -> None:
     a, b = torch.tensor([1.0, 2.0, 4.0]).double(), torch.tensor([3.0, -1.0, 0.5]).double()
     omega = torch.tensor([[2.0, -1.5, 0.3], [-1.5, 2.0, 0.0], [0.3, 0.0, 1.0]]).double()
     method = FedMtl(lam1=0.7, lam2=0.2)
-    how = Training(lr=0.1, batch=1, steps=60)
+    how = Training(lr=0.1, batch=1, steps=10)
     parties = [party_of(quadratic(), rows(a[t].item(), b[t].item()), how, t, 3) for t in range(3)]
     w = torch.zeros(3, 1).double()
-    for _ in range(100):
+    for _ in range(40):
         letters = method.held(Relations({"body.w": w}, omega), range(3))
         done = [worked(method.local({"body.w": w[t]}, letters[t], parties[t], Key(0)))[1].theta["body.w"] for t in range(3)]
         w = torch.stack(done)
@@ -440,8 +440,8 @@ def test_fed_mtl_both_steps_in_turn_end_where_they_should() -> None:
     """With one weight each W has rank one: Σ is 3 along W, so Ω there is 1/(0.9 · 3 + 0.1), and w = b / (1 + λ₁/2.8)."""
     method = FedMtl(lam1=1.0)
     b = (2.0, 3.0, -2.0)
-    net, s = net_of(method, quadratic(0.0), [rows(1.0, each) for each in b], Training(lr=0.05, batch=1, steps=20))
-    s = rounds(method, net, s, 150)
+    net, s = net_of(method, quadratic(0.0), [rows(1.0, each) for each in b], Training(lr=0.05, batch=1, steps=10))
+    s = rounds(method, net, s, 115)
     assert s.W["body.w"][:, 0].tolist() == pytest.approx([each / (1 + 1 / 2.8) for each in b], abs=1e-6)
     assert s.omega[0, 1] < 0 < s.omega[0, 2], "−Ω_st says how much s and t are alike"
 
