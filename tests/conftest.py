@@ -109,7 +109,12 @@ LONG = (  # what others show in part; `make test-long` runs these, and CI does. 
     "engines/test_resume.py::test_stopped_under_a_methods_variants",
     "engines/test_resume.py::test_stopped_with_half_the_parties_a_round",
     "engines/test_seam.py::test_every_method_is_the_same_everywhere",
-    "engines/test_sites_restarts.py::test_a_server_that_is_killed_between_any_two_exchanges",  # ..._again_and_again stays
+    "engines/test_sites_restarts.py::test_a_server_that_is_killed_between_any_two_exchanges",
+    "equations/test_fed_sps.py::test_process_equals_loop",  # options, here and below: the methods themselves are in engines/
+    "equations/test_fed_sps.py::test_resumed",
+    "equations/test_fedufo.py::test_process_equals_loop",
+    "equations/test_fedufo.py::test_resumed",
+    "equations/test_relay.py::test_every_place_and_every_interruption",
 )
 FEW = ("fedavg", "scaffold+dbe", "adcol", "fedufo", "fed-sps(attack_steps=2)", "relay", "relay-p2p")
 """The five papers' methods, and among them: weights, states, two calls a round, a model at the server, parcels between peers."""

@@ -191,12 +191,14 @@ class Sly:
 
 def load():
     Sly()
-    time.sleep(5)
+    time.sleep(50)
 """,
         encoding="utf-8",
     )
+    begun = time.monotonic()
     ended = nursery.run("run", "fedavg", "--data", "./sly.py", "--out", tmp_path / "out", cwd=str(tmp_path))
     one_sentence(ended, code)
+    assert time.monotonic() - begun < 40, "it was heard only when what went on had come to its end"
 
 
 def test_an_interrupt_before_a_work_begins_is_one_sentence(nursery: Nursery, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import os
 import signal
@@ -69,8 +68,8 @@ class Signals:
         usual = sys.unraisablehook
 
         def hook(thrown_away: sys.UnraisableHookArgs) -> None:
-            if issubclass(thrown_away.exc_type, KeyboardInterrupt):
-                threading.Timer(0.01, _thread.interrupt_main, (self.exit_code - 128,)).start()
+            if issubclass(thrown_away.exc_type, KeyboardInterrupt):  # in the main thread, as only there signals raise
+                threading.Timer(0.01, signal.pthread_kill, (threading.get_ident(), self.exit_code - 128)).start()
             else:
                 usual(thrown_away)
 
