@@ -19,7 +19,8 @@ from written import Written, amounts, compared, loaded
 from comity.data import load
 from comity.report import report
 from comity.report.charts import MANY, colour_of
-from comity.report.gather import Group, Method, Run
+from comity.report.gather import Group, Method
+from comity.report.readable import Run
 
 KINDS = ("none", "invert", "rotate", "noise", "contrast", "blur")
 

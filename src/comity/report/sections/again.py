@@ -6,7 +6,8 @@ import shlex
 from pathlib import Path
 
 from comity.report.blocks import Code, Section, Table
-from comity.report.gather import Group, Run
+from comity.report.gather import Group
+from comity.report.readable import Run
 
 
 def again(group: Group, folder: Path) -> Section:

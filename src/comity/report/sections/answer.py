@@ -20,7 +20,8 @@ from comity.measure.summary import blocks
 from comity.measure.targets import Reached, common_target, reached
 from comity.report.blocks import Block, Facts, Section, Table, Text
 from comity.report.charts import capital
-from comity.report.gather import Group, Method, Run
+from comity.report.gather import Group, Method
+from comity.report.readable import Run
 from comity.report.sections.absences import absences
 from comity.report.sections.gains import between, by_seed, picked, too_few
 from comity.spec import parse, split

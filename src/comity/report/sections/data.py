@@ -18,7 +18,8 @@ from comity.measure.representations import Projection
 from comity.measure.separability import LEAST, separability
 from comity.report.blocks import Chart, Data, Pictures, Section, VegaSpec
 from comity.report.charts import PARTIES, first_of, heat, legend, quantity, tall, tip, word
-from comity.report.gather import PARTS, Group, Run
+from comity.report.gather import Group
+from comity.report.readable import PARTS, Run
 from comity.spec import parse
 
 PICTURED = 12

@@ -21,7 +21,8 @@ from comity.core.wrapper import chain
 from comity.errors import Refusal, describe
 from comity.report.blocks import Chart, Data, Section, VegaSpec
 from comity.report.charts import PARTIES, by_method, first_of, heat, line_of_points, quantity, tall, tip, whole_rounds, word
-from comity.report.gather import Group, Method, Run
+from comity.report.gather import Group, Method
+from comity.report.readable import Run
 from comity.report.sections.wire import talks
 from comity.spec import parse, split
 

@@ -18,7 +18,8 @@ from comity.measure.fairness import fairness
 from comity.measure.gain import Gain, gains_of, paired
 from comity.report.blocks import Chart, Data, Section, Table, VegaSpec
 from comity.report.charts import by_method, capital, fraction, heat, legend, tall, tip, word
-from comity.report.gather import Group, Method, Run
+from comity.report.gather import Group, Method
+from comity.report.readable import Run
 from comity.studies.answers import Estimate, estimates, judged, named
 
 SHOWN = 40
