@@ -141,7 +141,8 @@ def page(made: Reproduction) -> str:
     table = made.table
     parts = [
         f"# {table.title}",
-        f"`{made.command}`, run at {made.code}: {len(found)} settings, seeds {', '.join(map(str, made.seeds))}.",
+        f"`{made.command}`, run at {made.code}. {made.remark}".rstrip(),
+        f"{len(found)} settings, seeds {', '.join(map(str, made.seeds))}.",
         table.notes,
         "The tables have the parties' mean accuracy in points above SOLO, and half the width of its 95% interval over seeds "
         "(Student's t, paired by seed). **Bold**: the interval does not hold zero, the method clearly helps or hurts. Over "

@@ -1,7 +1,8 @@
 """A paper's table that was run in parts, some seeds, rows or columns at a time, put together again.
 
-What two parts have in common must be the same to the last digit: that is what shows that the code which ran one is as good as
-the code which ran the other. What is measured against other runs of its column is joined only with the same rows.
+The page of what was joined names all commands and commits. A run that is in two parts counts as it was first, and the page says
+how far such runs came out apart: a processor of another kind rounds in its own way, and other code would show there, too. What is
+measured against other runs of its column is joined only with the same rows.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from comity.errors import Refusal
 from comity.studies.cells import AGAINST_OTHERS, Cell
 from comity.studies.reproduction import Reproduction
 
+SAME = 1e-9
+"""Percent: below this two figures are one."""
 ByRun = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
@@ -29,6 +32,7 @@ def joined(first: Reproduction, more: Reproduction) -> Reproduction:
         memory=max(first.memory, more.memory),
         settings=_settings(first.name, first.settings, more.settings),
         cells=_cells(first, more),
+        remark=" ".join(filter(None, (first.remark, _apart(first, more), more.remark))),
     )
 
 
@@ -55,19 +59,32 @@ def _cells(first: Reproduction, more: Reproduction) -> list[Cell]:
         for row in table.rows:
             parts = [part[column.name, row.name] for part in (one, two) if (column.name, row.name) in part]
             if parts:
-                made.append(_cell(first.name, parts))
+                made.append(_cell(parts))
     return made
 
 
-def _cell(table: str, parts: list[Cell]) -> Cell:
+def _cell(parts: list[Cell]) -> Cell:
     """A cell with the seeds of all its parts."""
-    figures = dict(parts[0].figures)
-    for seed, figure in parts[-1].figures.items():
-        before = figures.setdefault(seed, figure)
-        if before.value != figure.value:
-            raise Refusal(
-                f"{table}: {parts[0].row.title} in {parts[0].column.title} under seed {seed} was {before.value:.6g} and is now "
-                f"{figure.value:.6g}, so the parts cannot be joined: run all of it again."
-            )
+    figures = {seed: figure for part in reversed(parts) for seed, figure in part.figures.items()}
     why = "; ".join(dict.fromkeys(part.why for part in parts if part.why and (part.figures or not figures)))
     return replace(parts[0], figures=dict(sorted(figures.items())), why=why)
+
+
+def _apart(first: Reproduction, more: Reproduction) -> str:
+    """How far runs that are in both parts came out apart."""
+    known = {(cell.column.name, cell.row.name): cell.figures for cell in first.cells}
+    gaps = [
+        abs(known[cell.column.name, cell.row.name][seed].value - figure.value)
+        for cell in more.cells
+        for seed, figure in cell.figures.items()
+        if seed in known.get((cell.column.name, cell.row.name), {})
+    ]
+    if not gaps:
+        return ""
+    same = sum(gap < SAME for gap in gaps)
+    rest = (
+        ""
+        if same == len(gaps)
+        else f", the others at most {max(gaps):.2f} apart, as on a processor of another kind or with other code"
+    )
+    return f"Of {len(gaps)} figures that two parts have both, {same} came out the same{rest}."

@@ -41,6 +41,8 @@ class Reproduction:
     settings: Mapping[str, Mapping[str, Mapping[str, Any]]]
     """By the runs' names and by row."""
     cells: Sequence[Cell]
+    remark: str = ""
+    """Where it was put together of parts: how far those agree."""
 
     @property
     def table(self) -> Table:
@@ -113,7 +115,7 @@ def read(path: Path) -> Reproduction:
     except KeyError as why:
         raise ComityError(f"{path} has a row or column {why} that {plain['name']} no longer has: run it again.") from why
     about = ("name", "scale", "command", "code", "seconds", "memory", "changes", "settings")
-    return Reproduction(**{name: plain[name] for name in about}, cells=cells)
+    return Reproduction(**{name: plain[name] for name in about}, cells=cells, remark=plain.get("remark", ""))
 
 
 def _plain(value: Any) -> Any:
