@@ -96,7 +96,7 @@ def ragged() -> comity.Federation:
     """North has the most samples and west the fewest; one training part leaves a last batch of one."""
     digits = comity.load("digits")
     parties, at = {}, 0
-    for name, learn, test in (("north", 27, 9), ("east", 14, 6), ("south", 18, 11), ("west", 12, 5)):
+    for name, learn, test in (("north", 47, 12), ("east", 23, 9), ("south", 34, 17), ("west", 12, 5)):
         x, y = digits.x[at : at + learn + test], digits.y[at : at + learn + test]
         parties[name] = ((x[:learn], y[:learn]), (x[learn:], y[learn:]))
         at += learn + test
