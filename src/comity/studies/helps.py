@@ -141,7 +141,7 @@ def page(made: Reproduction) -> str:
     table = made.table
     parts = [
         f"# {table.title}",
-        f"`{made.command}`, run at {made.code}. {made.remark}".rstrip(),
+        made.origin,
         f"{len(found)} settings, seeds {', '.join(map(str, made.seeds))}.",
         table.notes,
         "The tables have the parties' mean accuracy in points above SOLO, and half the width of its 95% interval over seeds "

@@ -7,12 +7,12 @@ measured against other runs of its column is joined only with the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from comity.errors import Refusal
-from comity.studies.cells import AGAINST_OTHERS, Cell
+from comity.studies.cells import AGAINST_OTHERS, Cell, Figure
 from comity.studies.reproduction import Reproduction
 
 SAME = 1e-9
@@ -21,18 +21,22 @@ ByRun = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
 def joined(first: Reproduction, more: Reproduction) -> Reproduction:
-    """Both parts as one reproduction, whose command is both commands."""
+    """Both parts as one reproduction, whose command is both commands; what was joined before is not joined again."""
     if (first.name, first.scale, first.changes) != (more.name, more.scale, more.changes):
         raise Refusal(f"Only parts of one table at one scale can be joined, not those of '{first.command}' and '{more.command}'.")
+    settings = _settings(first.name, first.settings, more.settings)
+    both = _in_both(first, more)
+    if len(both) == sum(len(cell.figures) for cell in more.cells) and all(one == two for one, two in both):  # by the clock, too
+        return first
     return replace(
         first,
         command=f"{first.command} && {more.command}",
         code=" and ".join(dict.fromkeys([*first.code.split(" and "), *more.code.split(" and ")])),
         seconds=round(first.seconds + more.seconds, 1),
         memory=max(first.memory, more.memory),
-        settings=_settings(first.name, first.settings, more.settings),
+        settings=settings,
         cells=_cells(first, more),
-        remark=" ".join(filter(None, (first.remark, _apart(first, more), more.remark))),
+        remark=" ".join(filter(None, (first.remark, _apart(both), more.remark))),
     )
 
 
@@ -50,7 +54,7 @@ def _settings(table: str, first: ByRun, more: ByRun) -> ByRun:
 def _cells(first: Reproduction, more: Reproduction) -> list[Cell]:
     """All cells in the table's order."""
     table = first.table
-    one, two = ({(cell.column.name, cell.row.name): cell for cell in part.cells} for part in (first, more))
+    one, two = _by_place(first), _by_place(more)
     made = []
     for column in table.columns:
         rows = [{row for name, row in part if name == column.name} for part in (one, two)]
@@ -70,21 +74,29 @@ def _cell(parts: list[Cell]) -> Cell:
     return replace(parts[0], figures=dict(sorted(figures.items())), why=why)
 
 
-def _apart(first: Reproduction, more: Reproduction) -> str:
-    """How far runs that are in both parts came out apart."""
-    known = {(cell.column.name, cell.row.name): cell.figures for cell in first.cells}
-    gaps = [
-        abs(known[cell.column.name, cell.row.name][seed].value - figure.value)
-        for cell in more.cells
+def _by_place(part: Reproduction) -> dict[tuple[str, str], Cell]:
+    """Its cells by column and row."""
+    return {(cell.column.name, cell.row.name): cell for cell in part.cells}
+
+
+def _in_both(first: Reproduction, more: Reproduction) -> list[tuple[Figure, Figure]]:
+    """What came of the runs that are in both parts: in the first, in the other."""
+    known = _by_place(first)
+    return [
+        (known[place].figures[seed], figure)
+        for place, cell in _by_place(more).items()
         for seed, figure in cell.figures.items()
-        if seed in known.get((cell.column.name, cell.row.name), {})
+        if place in known and seed in known[place].figures
     ]
-    if not gaps:
+
+
+def _apart(both: Sequence[tuple[Figure, Figure]]) -> str:
+    """How far runs that are in both parts came out apart."""
+    if not both:
         return ""
+    gaps = [abs(one.value - two.value) for one, two in both]
     same = sum(gap < SAME for gap in gaps)
-    rest = (
-        ""
-        if same == len(gaps)
-        else f", the others at most {max(gaps):.2f} apart, as on a processor of another kind or with other code"
-    )
-    return f"Of {len(gaps)} figures that two parts have both, {same} came out the same{rest}."
+    told = f"Of {len(gaps)} figures that two parts have both, {same} came out the same"
+    if same < len(gaps):
+        told += f", the others at most {max(gaps):.2f} apart, as on a processor of another kind or with other code"
+    return f"{told}."

@@ -71,7 +71,7 @@ def page(made: Reproduction) -> str:
     parts = [
         f"# {made.name}: {table.title}",
         f"{table.source}. Scale {made.scale}, seeds {seeds}; {cost(made)}.",
-        f"`{made.command}`, run at {made.code}. {made.remark}".rstrip(),
+        made.origin,
         table.notes,
         "Settings of each run:",
         "\n".join(f"- {text}" for text in settings_of(made.settings)),

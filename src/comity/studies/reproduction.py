@@ -50,6 +50,11 @@ class Reproduction:
         return papers.table(self.name)
 
     @property
+    def origin(self) -> str:
+        """What it was made by, for a page."""
+        return f"`{self.command}`, run at {self.code}. {self.remark}".rstrip()
+
+    @property
     def seeds(self) -> list[int]:
         """All that were used."""
         return sorted({seed for cell in self.cells for seed in cell.figures})
