@@ -119,6 +119,20 @@ def test_a_message_still_in_use_is_not_overwritten():
     assert [t[0].item() for t in kept] == [0, 1, 2, 3, 4]
 
 
+def test_padding_in_a_reused_memory_file_is_zero():
+    here, there = Channel.pair()
+    here.send(torch.full((256,), 0xAA, dtype=torch.uint8))
+    there.receive()
+    gc.collect(0)
+    there.send(None)
+    here.receive()  # gives the file back
+    here.send([torch.ones(3), torch.ones(5, dtype=torch.uint8)])
+    there.receive()
+    assert here._numbers == 1
+    assert bytes(there._mapped[1][12:64]) == bytes(52)
+    assert bytes(there._mapped[1][69:128]) == bytes(59)
+
+
 def test_no_descriptor_is_left_open():
     def count() -> int:
         return len(os.listdir("/proc/self/fd"))

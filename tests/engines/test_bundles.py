@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from matrix import ragged
@@ -53,6 +54,17 @@ def test_a_bundle_is_copied_when_it_is_read() -> None:
     assert not second["x"].any()
     assert second["none"].shape == (0, 3)
     assert second["yes"].dtype == torch.bool
+
+
+def test_padding_between_tensors_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle goes to other machines: memory that nobody wrote would carry old contents of this process there."""
+    monkeypatch.setattr(np, "empty", lambda shape, dtype: np.full(shape, 0xAA, dtype))
+    tensors = [torch.ones(3), torch.ones(5, dtype=torch.uint8), torch.ones(16), torch.tensor(True)]
+    _, bundle = packed(tensors)
+    expected = np.zeros(4 * 64, np.uint8)
+    for k, tensor in enumerate(tensors):
+        expected[64 * k : 64 * k + tensor.nbytes] = tensor.reshape(-1).view(torch.uint8).numpy()
+    assert bundle.tobytes() == expected.tobytes()
 
 
 def test_a_tree_without_tensors() -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from comity.core.codec import flatten, unflatten
-from comity.engines.channel import ALIGN, places_of, views_at
+from comity.engines.channel import ALIGN, places_of, views_at, write_tensors
 
 Bytes = NDArray[np.uint8]
 
@@ -27,8 +27,7 @@ def laid_out(tensors: Sequence[Tensor]) -> tuple[list[list[Any]], Bytes]:
     places, size = places_of(list(tensors))
     bundle = np.empty(size, np.uint8)
     if size:
-        with torch.no_grad():
-            torch._foreach_copy_(views_at(places, bundle.data), [tensor.detach() for tensor in tensors])
+        write_tensors(tensors, places, bundle.data)
     return places, bundle
 
 

@@ -2,7 +2,8 @@
 
 The tensors of a message lie in an unnamed memory file whose descriptor travels with the header: they are written once, read
 without copying, and nothing is left behind when a process is killed. A file belongs to its receiver while any tensor in it
-lives; then it is offered back, so that a steady exchange allocates nothing. Each tensor starts at a multiple of 64 bytes, as
+lives; then it is offered back, so that a steady exchange allocates nothing. Behind a message, a file may still hold a longer
+one from before: the same receiver has had that already. Each tensor starts at a multiple of 64 bytes, as
 torch's own memory does: results of BLAS can depend on alignment, and all engines must agree bit for bit.
 """
 
@@ -16,6 +17,7 @@ import socket
 import struct
 import tempfile
 import weakref
+from collections.abc import Sequence
 from functools import cache
 from math import prod
 from typing import Any
@@ -75,6 +77,20 @@ def views_at(places: list[list[Any]], memory: memoryview | None) -> list[Tensor]
     return tensors
 
 
+def write_tensors(tensors: Sequence[Tensor], places: list[list[Any]], memory: memoryview) -> None:
+    """Copy tensors to their places in `memory`, and zero the padding behind each.
+
+    Memory that is used again holds old contents of this process, which must not leave with a message.
+    """
+    with torch.no_grad():
+        torch._foreach_copy_(views_at(places, memory), [tensor.detach() for tensor in tensors])
+    for tensor, (_, _, at) in zip(tensors, places, strict=True):
+        padding = -tensor.nbytes % ALIGN
+        if padding and at != NOWHERE:
+            end = at + tensor.nbytes
+            memory[end : end + padding] = bytes(padding)
+
+
 class Channel:
     """One end of a two-way line between two processes."""
 
@@ -113,8 +129,7 @@ class Channel:
         if size:
             number = self._file(size)
             fd, memory = self._sent[number]
-            with torch.no_grad():
-                torch._foreach_copy_(views_at(places, memoryview(memory)), [tensor.detach() for tensor in tensors])
+            write_tensors(tensors, places, memoryview(memory))
             descriptors.append(fd)
         news = [self._done[:], self._closed[:]]  # emptied in place: finalizers hold on to the list
         del self._done[: len(news[0])], self._closed[:]
