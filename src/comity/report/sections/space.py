@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from comity.core.key import Key
@@ -16,6 +15,7 @@ from comity.measure.separability import LEAST, separability
 from comity.report.blocks import Chart, Data, Section, Table, VegaSpec
 from comity.report.charts import MANY, SHAPES, legend_of, quantity, tip
 from comity.report.gather import Group, Method
+from comity.report.plane import plane
 from comity.report.sections.data import class_names
 from comity.report.sections.diagnostics import diagnostics
 
@@ -74,7 +74,7 @@ def _maps(method: str, found: list[Representation], names: list[str]) -> list[Ch
         found = [r for r in found if r.layer.endswith(OFFSET)]
     if len({r.features.shape[1] for r in found}) > 1:
         return []  # parties' representations differ in width: there is no common space
-    flat = _plane(torch.cat([r.features for r in found]).numpy())
+    flat = plane(torch.cat([r.features for r in found]).numpy())
     rows: list[dict[str, Any]] = []
     at = 0
     for r in found:
@@ -95,21 +95,6 @@ def _maps(method: str, found: list[Representation], names: list[str]) -> list[Ch
     seen = {row["class"] for row in rows}
     classes = [name for name in names if name in seen]
     return [_scatter(method, when, data, parties, classes) for when in WHEN if any(r.when == when for r in found)]
-
-
-def _plane(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Rows in the plane, rounded: a page need not know a pixel's thousandth."""
-    from sklearn.decomposition import PCA
-    from sklearn.manifold import TSNE
-
-    if len(z) < 8:
-        flat = np.zeros((len(z), 2))
-    else:
-        z = PCA(min(30, *z.shape), random_state=0).fit_transform(z)
-        flat = TSNE(
-            perplexity=min(30, len(z) / 4), init="pca", learning_rate="auto", max_iter=500, random_state=0, n_jobs=1
-        ).fit_transform(z)
-    return np.asarray(np.round(flat, 2))
 
 
 def _scatter(method: str, when: str, data: Data, parties: list[str], classes: list[str]) -> Chart:
