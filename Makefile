@@ -7,12 +7,9 @@ export OMP_NUM_THREADS := 1
 
 .PHONY: audit demo demo-sites five check quick test test-long soak docs test-browser test-sites test-ray screenshot bench bench-scale bench-ray bench-peers bench-beside clean
 
-# torch first and pinned: any other request for it pulls gigabytes of GPU packages.
+# pip's output goes to $(VENV)/install.log and is shown only if a step fails.
 $(VENV)/ready: pyproject.toml constraints.txt
-	@echo 'Setting up $(VENV) (once; a minute or two) ...'
-	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check "torch==2.13.0"
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@PYTHON=$(PYTHON) sh scripts/install.sh $(VENV) dev
 	@touch $@
 
 demo: $(VENV)/ready
@@ -57,8 +54,7 @@ soak: $(VENV)/ready
 
 # The site's tools, beside the others but only when wanted.
 $(VENV)/docs-ready: $(VENV)/ready
-	@echo 'Adding what builds the documentation to $(VENV) ...'
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs]"
+	@sh scripts/install.sh $(VENV) dev,docs
 	@touch $@
 
 # The site, from docs/ and the docstrings, into build/site; needs no network once its tools are there. Not --quiet: it would
@@ -74,8 +70,7 @@ test-browser: $(VENV)/ready
 
 # NVIDIA FLARE, beside the others but only when wanted.
 $(VENV)/sites-ready: $(VENV)/ready
-	@echo 'Adding NVIDIA FLARE to $(VENV) ...'
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,sites]"
+	@sh scripts/install.sh $(VENV) dev,sites
 	@touch $@
 
 # A real server and real sites on this machine, with faults: some minutes.
@@ -84,8 +79,7 @@ test-sites: $(VENV)/sites-ready
 
 # Ray, beside the others but only when wanted.
 $(VENV)/ray-ready: $(VENV)/ready
-	@echo 'Adding Ray to $(VENV) (about 240 MB) ...'
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,ray]"
+	@sh scripts/install.sh $(VENV) dev,ray
 	@touch $@
 
 # Runs on a Ray cluster of two nodes, both this machine, and on a Ray of their own: about four minutes.
