@@ -95,7 +95,7 @@ def first(folder: Path, fed: comity.Federation, match: Match, seed: int, how: Ho
     if not match.first:
         return {}
     job = prepare(experiment({"algorithm": match.spec(how), "seed": seed}), fed)
-    state = job.algorithm.server(job.root.fold("init"), job.info)
+    state = job.algorithm.init_server(job.root.fold("init"), job.info)
     weights = state if isinstance(state, dict) else getattr(state, match.first)
     name = f"first-{match.name}-{seed}.npz"
     save(folder / name, weights)

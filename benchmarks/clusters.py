@@ -147,7 +147,7 @@ class Running:
         self.job = job
         self.engine = engine or job.engine()
         self.net = job.net(self.engine, Quiet())
-        self.state = job.algorithm.server(job.root.fold("init"), self.net.info)
+        self.state = job.algorithm.init_server(job.root.fold("init"), self.net.info)
         self.start = time.perf_counter() - begin
         self.t = 0
 

@@ -86,7 +86,7 @@ class Federated:
         self._net = self.job.net(self._engine, Quiet())
         self.parties = Clock()
         self._engine.work = self.parties.around_iterator(self._engine.work)
-        self.s = self.job.algorithm.server(self.job.root.fold("init"), self.job.info)
+        self.s = self.job.algorithm.init_server(self.job.root.fold("init"), self.job.info)
         self.s = self.job.algorithm.start(self.s, self._net)
         self._t = 0
 

@@ -41,7 +41,7 @@ def compare(work: str, data: Data, engine: str, workers: int, rounds: int) -> tu
     bare = Bare(work, data, workers)
     running = job.engine()
     net = job.net(running, Quiet())
-    s = job.algorithm.server(job.root.fold("init"), job.info)
+    s = job.algorithm.init_server(job.root.fold("init"), job.info)
     floor, ours = [], []
     try:
         for t in range(rounds + 1):  # the first warms up both

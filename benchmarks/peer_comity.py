@@ -44,7 +44,7 @@ def train(contest: Contest, job: Job) -> None:
     try:
         net.begin(t)
         net.charge_introduction(job.info.parties)
-        s = job.algorithm.start(job.algorithm.server(job.root.fold("init"), job.info), net)
+        s = job.algorithm.start(job.algorithm.init_server(job.root.fold("init"), job.info), net)
         while True:
             contest.pause()
             t += 1

@@ -49,7 +49,7 @@ def main() -> None:
     settings = {"algorithm": "fedavg", "model": args.work, "batch": BATCH, "lr": LR, "engine": args.engine, "workers": 1}
     job = prepare(config.experiment(settings), federation)
     net = job.net(job.engine(), Quiet())
-    s = job.algorithm.server(job.root.fold("init"), job.info)
+    s = job.algorithm.init_server(job.root.fold("init"), job.info)
     net.begin(1)
     shown("bare loop", Bare(args.work, data, 1).round, args.rows)
     shown(f"Comity, {args.engine}", lambda: job.algorithm.round(s, net, 1), args.rows)

@@ -81,7 +81,7 @@ def child(settings: dict[str, Any]) -> None:
     keep_freed_memory()
     engine = job.engine()
     net = job.net(engine, Quiet())
-    s = job.algorithm.start(job.algorithm.server(job.root.fold("init"), job.info), net)
+    s = job.algorithm.start(job.algorithm.init_server(job.root.fold("init"), job.info), net)
     print(json.dumps({"start": time.perf_counter() - begin}), flush=True)
     for t, _ in enumerate(sys.stdin, 1):
         begin = time.perf_counter()

@@ -21,7 +21,7 @@ job = prepare(experiment, federation_of(experiment))
 engine = job.engine()
 net = job.net(engine, Quiet())
 net.begin(1)
-job.algorithm.round(job.algorithm.server(job.root.fold("init"), job.info), net, 1)
+job.algorithm.round(job.algorithm.init_server(job.root.fold("init"), job.info), net, 1)
 engine.close()
 """
 

@@ -90,7 +90,7 @@ def serve(settings: dict[str, Any]) -> None:
     net = job.net(engine, watched.Quiet()) if hasattr(job, "engine") else engine
     clock = time.perf_counter if settings["engine"] == "process" else time.process_time
     net.begin(0)
-    s = job.algorithm.start(job.algorithm.server(job.root.fold("init"), job.info), net)
+    s = job.algorithm.start(job.algorithm.init_server(job.root.fold("init"), job.info), net)
     print("ready", flush=True)
     for t, _ in enumerate(sys.stdin, 1):
         net.begin(t)

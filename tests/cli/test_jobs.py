@@ -344,8 +344,8 @@ def test_one_display_on_a_terminal(nursery: Nursery, tmp_path: Path) -> None:
 
 
 def test_what_a_run_prints_is_printed_beside_the_display(nursery: Nursery, tmp_path: Path) -> None:
-    talk = "def view(self, theta, i):\n        import warnings\n        print('so far')\n        warnings.warn('take care')\n"
-    (tmp_path / "mine.py").write_text(OWN.format(talk + "        return super().view(theta, i)"), encoding="utf-8")
+    talk = "def message_for(self, theta, i):\n        import warnings\n        print('so far')\n        warnings.warn('take care')\n"
+    (tmp_path / "mine.py").write_text(OWN.format(talk + "        return super().message_for(theta, i)"), encoding="utf-8")
     args = ("compare", tmp_path / "mine.py", *SMALL, "--jobs", "2", "--no-report", "--out")
     ended = nursery.run(*args, tmp_path / "one")
     assert ended.code == 0, ended.err

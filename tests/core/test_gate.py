@@ -49,40 +49,40 @@ def words(hint: Any) -> str:
 
 
 MODELS = (Params, dict[int, Params])
-MODEL = {"local": ("Model", "Model"), "welcome": ("Model", "None")}
+MODEL = {"local": ("Model", "Model"), "warm_up": ("Model", "None")}
 WRAPPER = {
     "agree": ("Mean", "None"),
     "judge": ("Model", "Score"),
     "mean": ("Model", "Mean"),
     "weigh": ("Tried", "None"),
-    "welcome": ("Model", "None"),
+    "warm_up": ("Model", "None"),
 }
 DECLARED: dict[str, dict[str, tuple[str, str]]] = {
-    "adcol": {"align": ("Game", "None"), "local": ("Game", "Reps"), "welcome": ("Game", "None")},
+    "adcol": {"align": ("Game", "None"), "local": ("Game", "Reps"), "warm_up": ("Game", "None")},
     "affine-robust": MODEL,
-    "afl": {"local": ("Model", "Judged"), "welcome": ("Model", "None")},
+    "afl": {"local": ("Model", "Judged"), "warm_up": ("Model", "None")},
     "apfl": MODEL,
-    "centralized": {"hand_over": ("Empty", "Data"), "welcome": ("Model", "None")},
+    "centralized": {"hand_over": ("Empty", "Data"), "warm_up": ("Model", "None")},
     "fedavg+dbe": WRAPPER,
     "ditto": MODEL,
-    "drfa": {"judge": ("Snapshot", "float"), "local": ("Until", "Snapped"), "welcome": ("Until", "None")},
-    "fedavg+dp": {"welcome": ("Model", "None")},
-    "fedavg+krum": {"welcome": ("Model", "None")},
-    "fedavg+median": {"welcome": ("Model", "None")},
-    "fedavg+trimmed": {"welcome": ("Model", "None")},
-    "relay+ldp": {"welcome": ("Teacher", "None")},
+    "drfa": {"judge": ("Snapshot", "float"), "local": ("Until", "Snapped"), "warm_up": ("Until", "None")},
+    "fedavg+dp": {"warm_up": ("Model", "None")},
+    "fedavg+krum": {"warm_up": ("Model", "None")},
+    "fedavg+median": {"warm_up": ("Model", "None")},
+    "fedavg+trimmed": {"warm_up": ("Model", "None")},
+    "relay+ldp": {"warm_up": ("Teacher", "None")},
     "fada": {
         "adapt": ("dict[int, Lesson]", "Adapted"),
         "local": ("dict[int, Lesson]", "dict[int, Shown]"),
-        "welcome": ("Model", "None"),
+        "warm_up": ("Model", "None"),
     },
-    "fd": {"local": ("Teacher", "Answers"), "welcome": ("Teacher", "None")},
+    "fd": {"local": ("Teacher", "Answers"), "warm_up": ("Teacher", "None")},
     "fed-sps": {
         "assist": ("Empty", "dict[int, Sealed[Help]]"),
         "local": ("Empty | More", "dict[int, float]"),
         "send": ("Group", "dict[int, Sealed[Model]]"),
         "tuned": ("Empty", "None"),
-        "welcome": ("Empty", "None"),
+        "warm_up": ("Empty", "None"),
     },
     "fedavg": MODEL,
     "fedbabu": MODEL | {"tune": ("Model", "None")},
@@ -91,7 +91,7 @@ DECLARED: dict[str, dict[str, tuple[str, str]]] = {
         "agree": ("Labels", "None"),
         "count": ("Empty", "Labels"),
         "local": ("Taught", "Model"),
-        "welcome": ("Taught", "None"),
+        "warm_up": ("Taught", "None"),
     },
     "fedmeta": MODEL | {"hand_over": ("Empty", "Data")},
     "fedper": MODEL,
@@ -99,13 +99,13 @@ DECLARED: dict[str, dict[str, tuple[str, str]]] = {
     "fedrep": MODEL,
     "fedreptile": MODEL,
     "fedrod": MODEL,
-    "feduad": {"align": ("Both", "Both"), "prior": ("Both", "Sealed[Prior]"), "welcome": ("Both", "None")},
+    "feduad": {"align": ("Both", "Both"), "prior": ("Both", "Sealed[Prior]"), "warm_up": ("Both", "None")},
     "fedufo": {
         "align": ("Both", "Both"),
         "local": ("Both", "Both"),
         "look": ("Both", "float"),
         "prior": ("Both", "Sealed[Prior]"),
-        "welcome": ("Both", "None"),
+        "warm_up": ("Both", "None"),
     },
     "lg-fedavg": MODEL,
     "moon": MODEL,
@@ -113,22 +113,22 @@ DECLARED: dict[str, dict[str, tuple[str, str]]] = {
     "fedavg+mr": WRAPPER,
     "fedavg+prbm": WRAPPER,
     "per-fedavg": MODEL,
-    "q-ffl": {"local": ("Model", "Trained"), "welcome": ("Model", "None")},
-    "relay": {"local": ("Teacher", "Upload"), "show": ("Empty", "Upload"), "welcome": ("Teacher", "None")},
-    "relay-p2p": {"local": ("Empty", "None"), "tell": ("Group", "dict[int, Sealed[Told]]"), "welcome": ("Empty", "None")},
-    "scaffold": {"local": ("Control", "Change"), "welcome": ("Control", "None")},
-    "fedavg+serveropt": {"welcome": ("Model", "None")},
-    "solo": {"local": ("Empty", "Empty"), "welcome": ("Empty", "None")},
-    "apple": {"local": ("Cores", "Core"), "welcome": ("Cores", "None")},
-    "fed-mtl": {"local": ("Held", "Model"), "welcome": ("Held", "None")},
+    "q-ffl": {"local": ("Model", "Trained"), "warm_up": ("Model", "None")},
+    "relay": {"local": ("Teacher", "Upload"), "show": ("Empty", "Upload"), "warm_up": ("Teacher", "None")},
+    "relay-p2p": {"local": ("Empty", "None"), "tell": ("Group", "dict[int, Sealed[Told]]"), "warm_up": ("Empty", "None")},
+    "scaffold": {"local": ("Control", "Change"), "warm_up": ("Control", "None")},
+    "fedavg+serveropt": {"warm_up": ("Model", "None")},
+    "solo": {"local": ("Empty", "Empty"), "warm_up": ("Empty", "None")},
+    "apple": {"local": ("Cores", "Core"), "warm_up": ("Cores", "None")},
+    "fed-mtl": {"local": ("Held", "Model"), "warm_up": ("Held", "None")},
     "fedala": MODEL,
     "fedcp": MODEL,
     "fml": MODEL,
     "gpfl": MODEL,
     "pfedme": MODEL,
-    "fedfomo": {"local": ("Empty", "Model"), "weigh": ("Offered", "dict[int, float]"), "welcome": ("Empty", "None")},
-    "fedproto": {"local": ("Guide", "Prototypes"), "welcome": ("Guide", "None")},
-    "fedtgp": {"local": ("Guide", "Prototypes"), "welcome": ("Guide", "None")},
+    "fedfomo": {"local": ("Empty", "Model"), "weigh": ("Offered", "dict[int, float]"), "warm_up": ("Empty", "None")},
+    "fedproto": {"local": ("Guide", "Prototypes"), "warm_up": ("Guide", "None")},
+    "fedtgp": {"local": ("Guide", "Prototypes"), "warm_up": ("Guide", "None")},
 }
 NAMED_VIEWS = {"drfa": "Until", "feduad": "Both", "fedufo": "Both", "fedgen": "Taught", "scaffold": "Control"}
 NAMED_VIEWS |= {"fedproto": "Guide", "fedtgp": "Guide"}
@@ -152,7 +152,7 @@ def test_a_hosts_letters_are_the_hosts() -> None:
     made = comity.algorithms.compose("scaffold+dbe")
     assert signature(made, 1, "local") == (Control, Change)
     assert signature(made, 0, "judge") == (Control, Score)
-    assert signature(made, 0, "welcome").letter is view_type(made) is Control
+    assert signature(made, 0, "warm_up").letter is view_type(made) is Control
 
 
 @pytest.mark.parametrize("text", DECLARED)
@@ -195,7 +195,7 @@ class Between(AveragedModel[C], Generic[C]):
 class Undeclared(Between[Params]):
     """Its overriding `local` says nothing, so it is as the one that it overrides; its `other` says nothing at all."""
 
-    def client(self, key: Key, party: Party) -> Params:
+    def init_party(self, key: Key, party: Party) -> Params:
         return {}
 
     async def local(self, mine, m, party, key):
@@ -212,13 +212,13 @@ class Undeclared(Between[Params]):
     def settled(self, mine: Params, theta: Params) -> Params:
         return mine
 
-    def model(self, mine: Params, m: Model, party: Party) -> Params:
+    def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
         return m.theta
 
 
 def test_what_is_not_annotated_is_as_what_it_overrides() -> None:
     assert signature(Undeclared(), 0, "local") == (Model, Any)  # AveragesWeights leaves replies open
-    assert signature(Undeclared(), 0, "welcome") == (Model, None)
+    assert signature(Undeclared(), 0, "warm_up") == (Model, None)
     assert records_of(Undeclared()) == {Model, Own, Cipher}
 
 
@@ -354,7 +354,7 @@ def test_too_large() -> None:
         gate_of("fed-sps", 3).check_parcel(Model(THETA))
 
 
-@pytest.mark.parametrize("name", ["client", "__init__", "round", "view", "model", "trained", "evaluate", "wire_shapes", "", None])
+@pytest.mark.parametrize("name", ["init_party", "__init__", "round", "message_for", "deployed_model", "trained", "evaluate", "wire_shapes", "", None])
 def test_no_works(name: Any) -> None:
     for check in (gate_of("fedavg").check_letter, gate_of("fedavg").check_reply):
         with pytest.raises(Refusal, match="FedAvg has no work"):

@@ -41,12 +41,12 @@ def test_a_mark_changes_nothing() -> None:
 
 def test_works_along_the_chain_and_along_inheritance() -> None:
     dbe = compose("fedavg+dbe")
-    assert [marked(dbe, 0, name) for name in ("mean", "agree", "weigh", "judge", "welcome", "local")] == [True] * 5 + [False]
-    assert [marked(dbe, 1, name) for name in ("local", "welcome", "mean")] == [True, True, False]
+    assert [marked(dbe, 0, name) for name in ("mean", "agree", "weigh", "judge", "warm_up", "local")] == [True] * 5 + [False]
+    assert [marked(dbe, 1, name) for name in ("local", "warm_up", "mean")] == [True, True, False]
     assert marked(Overriding(), 0, "local")
 
 
-NO_WORKS = ("client", "server", "round", "view", "model", "trained", "averaged", "__init__", "__class__", "shares", "", "nothing")
+NO_WORKS = ("init_party", "init_server", "round", "message_for", "deployed_model", "trained", "averaged", "__init__", "__class__", "shares", "", "nothing")
 
 
 @pytest.mark.parametrize("name", NO_WORKS)

@@ -54,13 +54,13 @@ class Gossip(Algorithm[Empty, Params, Empty]):
     def check(self, info: Info) -> None:
         info.same_architecture("gossip")
 
-    def server(self, key: Key, info: Info) -> Empty:
+    def init_server(self, key: Key, info: Info) -> Empty:
         return Empty()
 
-    def client(self, key: Key, party: Party) -> Params:
+    def init_party(self, key: Key, party: Party) -> Params:
         return party.task.init(key)
 
-    def view(self, s: Empty, i: int) -> Empty:
+    def message_for(self, s: Empty, i: int) -> Empty:
         return Empty()
 
     def round(self, s: Empty, net: Net, t: int) -> Empty:
@@ -80,7 +80,7 @@ class Gossip(Algorithm[Empty, Params, Empty]):
         mixed = average({0: mine, 1: theirs.theta}, {0: 1 - self.share, 1: self.share})
         return (await party.fit(plain, mixed, key)).theta, Empty()
 
-    def model(self, mine: Params, m: Empty, party: Party) -> Params:
+    def deployed_model(self, mine: Params, m: Empty, party: Party) -> Params:
         return mine
 
     def join_traffic(self, info: Info) -> Traffic:

@@ -302,7 +302,7 @@ def site(text: str = "scaffold") -> Site:
 
 def letter_of(s: Site, after: Call | None) -> Letter:
     job = prepare(config.experiment({"algorithm": "scaffold", "model": "mlp2(width=6)", "engine": "loop"}), ragged())
-    return Letter(s.algorithm.view(s.algorithm.server(job.root.fold("init"), job.info), 1), after)
+    return Letter(s.algorithm.message_for(s.algorithm.init_server(job.root.fold("init"), job.info), 1), after)
 
 
 def test_asking_twice_gives_the_same_reply() -> None:

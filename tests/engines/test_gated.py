@@ -119,4 +119,4 @@ def test_so_does_what_their_options_send(text: str, watched: Watched, tmp_path: 
 @pytest.mark.parametrize("text", ["fedavg+dbe", "adcol(hidden=8)", "relay", "fedgen(gen_steps=5)", "fedbabu", "fedufo", "solo"])
 def test_so_does_what_newcomers_get(text: str, watched: Watched, tmp_path: Path) -> None:
     run(text, tmp_path, newcomers=1, rounds=1)
-    assert watched.passed["welcome"] == 1
+    assert watched.passed["warm_up"] == 1

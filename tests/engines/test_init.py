@@ -96,9 +96,9 @@ def test_what_a_party_keeps_is_its_own_from_the_start(text: str) -> None:
     made = prepare(config.experiment({"algorithm": text, "init": "own", "engine": "loop"}), ragged())
     engine = made.engine()
     assert isinstance(engine, LoopEngine)
-    server = made.algorithm.server(made.root, made.info)
+    server = made.algorithm.init_server(made.root, made.info)
     for i, party in enumerate(made.parties):
-        theta = made.algorithm.model(engine.sites[i].mine, made.algorithm.view(server, i), party)
+        theta = made.algorithm.deployed_model(engine.sites[i].mine, made.algorithm.message_for(server, i), party)
         mine = party.task.network.init(Key.root(0).fold("party", i, "init"))
         kept = ("fc3.weight",) if text == "fedper" else tuple(mine)
         assert all(torch.equal(theta[k], mine[k]) for k in kept)
@@ -211,6 +211,6 @@ def test_newcomers_are_offered_what_all_have_learned(tmp_path: Path) -> None:
     said = {m.split: m.value for m in result.metrics if m.party == "west" and m.metric == "loss"}
     held = result.job.parties[3].data.test
     for split, begin in (("test-joined", w), ("test-alone", own(result, 3))):
-        theta = Trainer(begin, SGD).train(stream(result, 3, 3, "welcome"))
+        theta = Trainer(begin, SGD).train(stream(result, 3, 3, "warm_up"))
         loss = nn.functional.cross_entropy(head(theta, features(theta, held.x)), held.y)
         assert said[split] == pytest.approx(float(loss), rel=1e-4)

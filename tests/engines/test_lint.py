@@ -432,7 +432,7 @@ BAD = {
     tapes: ["from comity.core.kernels import TAPE", "kernels.TAPE.get()"],
     plain_works: [
         "class A:\n    def local(self, mine, m, party, key):\n        return mine, None",
-        "class A:\n    def welcome(self, F_i: Params, letter: Model, party: Party, key: Key) -> None: ...",
+        "class A:\n    def warm_up(self, F_i: Params, letter: Model, party: Party, key: Key) -> None: ...",
     ],
     seeds: ["import torch\ntorch.get_rng_state()", "import torch\ntorch.cuda.set_rng_state(s)"],
     engines: [
@@ -455,8 +455,8 @@ GOOD = {
     outside_isinstance: ["from types import FunctionType\nisinstance(f, FunctionType)"],
     plain_works: [
         "class A:\n    async def local(self, mine, m, party, key):\n        return mine, None",
-        "class A:\n    def model(self, mine, m, party): ...",
-        "class A:\n    def client(self, key, party): ...",
+        "class A:\n    def deployed_model(self, mine, m, party): ...",
+        "class A:\n    def init_party(self, key, party): ...",
     ],
     seeds: ["import torch\ntorch.Generator().manual_seed(3)"],
     engines: ["from comity.core import Net", "import torch"],

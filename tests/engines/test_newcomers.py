@@ -152,7 +152,7 @@ def test_newcomers_are_not_asked_before_they_join(text: str, joined: Callable[..
         assert not [line for line in lines if set(line.split(",")) & set(LATE)]
     assert witness.untouched.keys() == {2, 3}
     for i, state in witness.untouched.items():
-        assert plainly(state) == plainly(job.algorithm.client(Key.root(0).fold("init"), job.parties[i]))
+        assert plainly(state) == plainly(job.algorithm.init_party(Key.root(0).fold("init"), job.parties[i]))
 
 
 def test_rounds_are_those_of_a_federation_without_them(text: str, joined: Callable[..., Joined], tmp_path: Path) -> None:
@@ -195,9 +195,9 @@ def test_what_a_warm_up_trains_is_deployed(text: str, joined: Callable[..., Join
     """A method that welcomes newcomers changes what they would deploy; another gives them what they are offered."""
     result, witness = joined(text)
     outer, core = chain(result.job.algorithm)[0], chain(result.job.algorithm)[-1]
-    welcomes = type(core).welcome is not Algorithm.welcome or type(core).join is not Algorithm.join
+    welcomes = type(core).warm_up is not Algorithm.warm_up or type(core).join is not Algorithm.join
     for i, name in enumerate(LATE, start=2):
-        offered = outer.model(witness.untouched[i], outer.view(server_state(result), i), result.job.parties[i])
+        offered = outer.deployed_model(witness.untouched[i], outer.message_for(server_state(result), i), result.job.parties[i])
         got = result.model(name).theta
         assert any(not torch.equal(got[k], v) for k, v in trainable(offered).items()) == welcomes
 
@@ -248,13 +248,13 @@ MODEL = FLOATS * (64 * 12 + 12 + 12 * 12 + 12 + 12 * 10 + 10)
     ("text", "letters"),
     [
         ("solo", {}),
-        ("fedavg", {"welcome": MODEL}),
-        ("fedper", {"welcome": MODEL - FLOATS * (12 * 10 + 10)}),
-        ("scaffold", {"welcome": 2 * MODEL}),
-        ("fd", {"welcome": FLOATS * 10 * 10 + 10}),
-        ("fedavg+dbe", {"agree": FLOATS * 12, "welcome": MODEL}),
-        ("fedavg+prbm", {"welcome": MODEL}),
-        ("scaffold+mr", {"agree": FLOATS * 12, "welcome": 2 * MODEL}),
+        ("fedavg", {"warm_up": MODEL}),
+        ("fedper", {"warm_up": MODEL - FLOATS * (12 * 10 + 10)}),
+        ("scaffold", {"warm_up": 2 * MODEL}),
+        ("fd", {"warm_up": FLOATS * 10 * 10 + 10}),
+        ("fedavg+dbe", {"agree": FLOATS * 12, "warm_up": MODEL}),
+        ("fedavg+prbm", {"warm_up": MODEL}),
+        ("scaffold+mr", {"agree": FLOATS * 12, "warm_up": 2 * MODEL}),
     ],
 )
 def test_letters_to_newcomers_by_hand(text: str, letters: dict[str, int], tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def held(tree: Any, name: str) -> Params:
 
 def warmed_up(result: comity.Result, theta: Params, loss: Callable[[Params, Batch], Tensor] = cross_entropy) -> Params:
     """West's weights after its warm-up from `theta`, by torch."""
-    batches = list(stream(result, 3, T + 1, "welcome"))
+    batches = list(stream(result, 3, T + 1, "warm_up"))
     assert len(batches) == 10 * 2  # 11 samples, ten epochs unless told
     return Trainer(theta, plain_sgd).train(iter(batches), loss)
 
@@ -350,7 +350,7 @@ def test_dbes_newcomer_gets_the_consensus_and_a_zero_offset(tmp_path: Path, monk
     work = Site.work
 
     def noting(site: Site, call: Any, *args: Any) -> Any:
-        if call.work == "welcome":
+        if call.work == "warm_up":
             seen.append(site.mine)
         return work(site, call, *args)
 
@@ -434,7 +434,7 @@ def test_a_newcomers_own_batch_and_rate_count_and_its_epochs_are_the_warm_ups(tm
     own = {"west": {"batch": 4, "lr": 0.02, "epochs": 7}}
     result = run("fedavg", tmp_path, newcomers=1, party=own, **PLAIN)
     received = result.model("north").theta
-    batches = list(stream(result, 3, T + 1, "welcome"))
+    batches = list(stream(result, 3, T + 1, "warm_up"))
     assert [len(batch.y) for batch in batches] == [4, 4, 3] * 10
     expected = Trainer(received, lambda params: torch.optim.SGD(params, lr=0.02)).train(iter(batches))
     assert_close(result.model("west").theta, expected)

@@ -263,7 +263,7 @@ def test_one_sum_a_worker_crosses(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for sums in (False, True):
         run("fedavg", tmp_path / str(sums), **QUICK | SUMS | {"rounds": 1, "partial_sums": sums})
     job = prepare(config.experiment({"algorithm": "fedavg", **QUICK}), ragged())
-    model = payload(job.algorithm.server(job.root.fold("init"), job.info))
+    model = payload(job.algorithm.init_server(job.root.fold("init"), job.info))
     assert engines[False].passed - engines[True].passed == pytest.approx(2 * model, rel=0.1)  # four replies, two sums
 
 
@@ -303,7 +303,7 @@ def test_a_lost_worker_is_asked_again_for_its_whole_sum(tmp_path: Path, monkeypa
     net = job.net(engine, Quiet())
     net.begin(1)
     net.open()
-    job.algorithm.round(job.algorithm.server(job.root.fold("init"), job.info), net, 1)
+    job.algorithm.round(job.algorithm.init_server(job.root.fold("init"), job.info), net, 1)
     assert says == [2], "one message a worker"
 
 

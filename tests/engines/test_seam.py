@@ -123,7 +123,7 @@ def remarks(text: str, place: str) -> list[str]:
     try:
         net = made.net(engine, Quiet())
         net.begin(1)
-        made.algorithm.round(made.algorithm.server(made.root.fold("init"), made.info), net, 1)
+        made.algorithm.round(made.algorithm.init_server(made.root.fold("init"), made.info), net, 1)
         return list(net.remarks)
     finally:
         engine.close()
@@ -372,12 +372,12 @@ def test_works_that_take_turns_keep_their_own_draws() -> None:
     """Two parties, training by training in turns: the bits of one after the other."""
     made = prepare(config.experiment({"algorithm": author("logged", trainings=2), **SMALL}), ragged(), DROPS)
     assert not gains_by_stacking(made.info.task.network)
-    s = made.algorithm.server(made.root.fold("init"), made.info)
+    s = made.algorithm.init_server(made.root.fold("init"), made.info)
     call = Call("local", 0, 1, 0)
     replies: dict[str, list[Params]] = {"in turns": [], "one by one": []}
     for order in replies:
         engine = LoopEngine(SiteStore(made.algorithm, made.parties, made.root), OneByOne())
-        works = [engine.sites[i].begin(call, Letter(made.algorithm.view(s, i), None), {}) for i in (0, 1)]
+        works = [engine.sites[i].begin(call, Letter(made.algorithm.message_for(s, i), None), {}) for i in (0, 1)]
         turns = [0, 1, 0, 1] if order == "in turns" else [0, 0, 1, 1]
         for i in turns:
             works[i].train()

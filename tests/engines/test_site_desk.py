@@ -181,7 +181,7 @@ def test_parcels_as_large_as_messages_may_be() -> None:
     assert head.inbox[0].size == 1
 
 
-UNMARKED = ["client", "round", "__init__", "__class__", "model", "view", "server", "loss", "averaged", "no such", ""]
+UNMARKED = ["init_party", "round", "__init__", "__class__", "deployed_model", "message_for", "init_server", "loss", "averaged", "no such", ""]
 
 
 @pytest.mark.parametrize("name", UNMARKED)

@@ -45,7 +45,7 @@ def test_only_those_who_keep_something_stay() -> None:
         engine = job.engine()
         net = job.net(engine, Quiet())
         net.begin(1)
-        job.algorithm.round(job.algorithm.server(job.root.fold("init"), job.info), net, 1)
+        job.algorithm.round(job.algorithm.init_server(job.root.fold("init"), job.info), net, 1)
         assert len(engine.sites._sites) == staying  # type: ignore[attr-defined]
 
 

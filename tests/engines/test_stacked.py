@@ -51,7 +51,7 @@ def after(made: Job) -> list[torch.Tensor]:
     engine = made.engine()
     assert isinstance(engine, LoopEngine)
     net = made.net(engine, Quiet())
-    s = made.algorithm.start(made.algorithm.server(made.root.fold("init"), made.info), net)
+    s = made.algorithm.start(made.algorithm.init_server(made.root.fold("init"), made.info), net)
     for t in range(1, made.experiment.rounds + 1):
         net.begin(t)
         s = made.algorithm.round(s, net, t)
@@ -142,7 +142,7 @@ def test_a_kept_state_keeps_no_block(double: None) -> None:
     engine = made.engine()
     assert isinstance(engine, LoopEngine)
     net = made.net(engine, Quiet())
-    s = made.algorithm.server(made.root.fold("init"), made.info)
+    s = made.algorithm.init_server(made.root.fold("init"), made.info)
     net.begin(1)
     made.algorithm.round(s, net, 1)
     for i in made.info.parties:

@@ -22,7 +22,7 @@ class Tuned(FedAvg):
         return False
 
     def finish(self, s: Params, net: Net) -> Params:
-        net.call(self.tune, {i: self.view(s, i) for i in net.info.parties})
+        net.call(self.tune, {i: self.message_for(s, i) for i in net.info.parties})
         return s
 
     @work

@@ -95,13 +95,13 @@ def two_parties() -> Bank:
 
 
 def test_fd_pools_by_class_counts():
-    teacher = Fd().view(two_parties(), 0)
+    teacher = Fd().message_for(two_parties(), 0)
     assert torch.equal(teacher.logits, torch.tensor([[2.0, 0.5], [0.0, 4.0]]))  # (3·1 + 1·5)/4, (3·0 + 1·2)/4
     assert teacher.known.tolist() == [True, True]
 
 
 def test_fd_excluding_oneself_leaves_unseen_classes_out():
-    teacher = Fd(exclude_self=True).view(two_parties(), 0)
+    teacher = Fd(exclude_self=True).message_for(two_parties(), 0)
     assert torch.equal(teacher.logits[0], torch.tensor([5.0, 2.0]))
     assert teacher.known.tolist() == [True, False]
 

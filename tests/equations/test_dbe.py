@@ -271,7 +271,7 @@ def test_table4_fedprox_holds_the_shared_weights_only() -> None:
         wrapped = dbe.wrap_party(party, dbe.extra(Key(0), party))
         w_t = {k: v.double() for k, v in task.init(Key(1)).items()}
         w = {k: v.double() + 0.5 for k, v in wrapped.task.init(Key(1)).items()}
-        stepped = worked(dbe.host.trained(w, dbe.host.view(w_t, 0), wrapped, Key(2)))
+        stepped = worked(dbe.host.trained(w, dbe.host.message_for(w_t, 0), wrapped, Key(2)))
         grads.append({k: w[k] - stepped[k] for k in w})  # by a step of 1
     plain, prox = grads
     torch.testing.assert_close(prox[OFFSET], plain[OFFSET], rtol=0, atol=1e-6)
@@ -318,7 +318,7 @@ def test_table3_parties_draw_different_noise_on_what_they_upload() -> None:
     dbe = Dbe(host=FedAvg(), noise_s=1.0, noise_q=1.0)  # noise alone
     net, s = net_of(dbe, task, [data, data], Training(lr=0.0))
     net.begin(0)
-    replies = net.call(dbe.mean, {i: dbe.view(s, i) for i in (0, 1)})
+    replies = net.call(dbe.mean, {i: dbe.message_for(s, i) for i in (0, 1)})
     assert not torch.equal(replies[0].z, replies[1].z)
     consensus = net.state(0).extra.z  # the mean of two draws with the same keys
     torch.testing.assert_close(consensus, (replies[0].z + replies[1].z) / 2, rtol=0, atol=1e-6)

@@ -328,7 +328,7 @@ def test_lambda0_and_lambda_lr_in_a_round(alpha_lambda: float) -> None:
     task = task_of("linear", (3,), 2)
     data = Samples(noise(8, 3), torch.zeros(8, dtype=torch.int64))
     fed = wasserstein(lambda0=lam0, lambda_lr=alpha_lambda, epsilon=0.5)
-    assert fed.client(Key(0), party_of(task, data, FULL)).lam == lam0
+    assert fed.init_party(Key(0), party_of(task, data, FULL)).lam == lam0
     lam = lam0
     for _ in range(3):
         party = replace(party_of(task, data, FULL), inbox={1: Model(line(*W))})
@@ -763,7 +763,7 @@ def normed() -> tuple[Task, Samples]:
 
 def alone_with(fed: FedSps, task: Task, data: Samples, how: Training) -> Params:
     party = party_of(task, data, how)
-    return worked(fed.local(fed.client(Key(1), party), Empty(), party, Key(5)))[0].h
+    return worked(fed.local(fed.init_party(Key(1), party), Empty(), party, Key(5)))[0].h
 
 
 def test_alpha_mode_eval_takes_running_values_and_leaves_them() -> None:

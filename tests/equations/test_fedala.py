@@ -86,7 +86,7 @@ def test_alg1_round_by_round() -> None:
     start = 0.4 + (0.1 - 0.4) * W
     assert net.state(0).previous[NAME].item() == pytest.approx(start - 0.1 * (start - 4))
     mine = net.state(0)
-    deployed = method.model(mine, Model(s), net.engine.sites[0].party)[NAME].item()
+    deployed = method.deployed_model(mine, Model(s), net.engine.sites[0].party)[NAME].item()
     assert deployed == pytest.approx(mine.previous[NAME].item() + (s[NAME].item() - mine.previous[NAME].item()) * W)
 
 

@@ -431,7 +431,7 @@ def test_fedbabu_fine_tuning_by_hand(which: str, moves: tuple[str, ...]) -> None
     assert reply is None
     assert_close(mine, expected)
     other = {k: torch.zeros_like(v) for k, v in rest.items()}
-    assert_close(method.model(mine, Model(other), party), expected)
+    assert_close(method.deployed_model(mine, Model(other), party), expected)
 
 
 def test_fedbabu_reports_before_and_after_and_pays_for_the_last_download() -> None:
@@ -490,7 +490,7 @@ def test_apfl_alg1_two_steps_by_hand() -> None:
     assert_close(mine.w, w)
     assert_close(mine.v, v)
     assert mine.alpha.item() == pytest.approx(alpha, abs=1e-6)
-    assert_close(Apfl().model(mine, Model({}), party_of(task, data, how)), mixed(alpha, v, w))
+    assert_close(Apfl().deployed_model(mine, Model({}), party_of(task, data, how)), mixed(alpha, v, w))
 
 
 @pytest.mark.parametrize(("v", "expected"), [(4.0, 1.0), (-4.0, 0.0)])
@@ -547,7 +547,7 @@ def test_apfl_finds_each_partys_optimum_and_the_common_one() -> None:
     assert w["body.w"].item() == pytest.approx(4.0, abs=1e-3)
     for i, b in enumerate((0.0, 8.0)):
         mine = net.state(i)
-        assert method.model(mine, None, None)["body.w"].item() == pytest.approx(b, abs=0.3)  # type: ignore[arg-type]
+        assert method.deployed_model(mine, None, None)["body.w"].item() == pytest.approx(b, abs=0.3)  # type: ignore[arg-type]
 
 
 def test_apfl_mr_is_asked_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -612,7 +612,7 @@ def test_fedgen_newcomer_learns_the_histogram() -> None:
 
 def test_fedbabu_newcomer_fine_tunes_by_hand() -> None:
     method, party, head, rest = babu(finetune="head", finetune_epochs=7)
-    mine, _ = worked(method.welcome(head, Model(rest), party, Key(3)))
+    mine, _ = worked(method.warm_up(head, Model(rest), party, Key(3)))
     assert_close(mine, step(rest | head, party.data.train, frozenset(head)))
 
 
@@ -622,7 +622,7 @@ def test_apfl_newcomers_own_model_starts_at_the_received_one() -> None:
     first, w = task.init(Key(2)), task.init(Key(1))
     party = party_of(task, data, Training(lr=0.1, batch=8))
     before = ApflState(first, first, torch.tensor(0.25))
-    mine, _ = worked(Apfl(alpha=0.25).welcome(before, Model(w), party, Key(3)))
+    mine, _ = worked(Apfl(alpha=0.25).warm_up(before, Model(w), party, Key(3)))
     assert_close(mine.v, step(w, data, frozenset(w), lr=0.025))
     assert_close(mine.w, step(w, data, frozenset(w)))
     assert mine.alpha.item() == 0.25

@@ -74,7 +74,7 @@ def test_per_fedavg_alg1_on_a_quadratic(order, power):
 def test_per_fedavg_is_deployed_after_one_step_of_the_party():
     method, task = PerFedAvg(alpha=0.1), quadratic(5.0)
     party = party_of(task, rows(A, B, 4), Training(lr=0.05, batch=2, optimizer="adam"))
-    deployed = method.model({}, Model(task.init(Key(0))), party)
+    deployed = method.deployed_model({}, Model(task.init(Key(0))), party)
     assert deployed["body.w"].item() == pytest.approx(5 - 0.1 * A * (5 - B))
 
 
@@ -177,7 +177,7 @@ def by_plain_means(task: Any, data: list[Samples], how: Training, count: int) ->
 
     class Uniform(FedAvg):
         def round(self, theta: Params, net: Net, t: int) -> Params:
-            replies = net.call(self.local, {i: self.view(theta, i) for i in net.sample(t)})
+            replies = net.call(self.local, {i: self.message_for(theta, i) for i in net.sample(t)})
             return average({i: reply.theta for i, reply in replies.items()}, dict.fromkeys(replies, 1.0))
 
     net, s = net_of(Uniform(), task, data, how)

@@ -71,7 +71,7 @@ def test_fedfomo_weights_and_update_by_hand(norm: Literal["l2", "l1"]) -> None:
     expected = {k: v + sum(x / total * (models[n][k] - v) for n, x in better.items()) for k, v in before.items()}
     assert_near(mine.begin, expected)
     assert mine.weighed
-    assert same(method.model(mine, Empty(), party), trained)
+    assert same(method.deployed_model(mine, Empty(), party), trained)
 
 
 def test_fedfomo_stays_where_it_was_if_no_model_does_better() -> None:
@@ -206,7 +206,7 @@ def test_pfedme_alg1_two_batches_by_hand() -> None:
         w = {k: v - 0.05 * 3.0 * (v - theta[k]) for k, v in w.items()}
     assert_near(mine, theta, atol=1e-6)
     assert_near(reply.theta, w, atol=1e-6)
-    assert same(method.model(mine, Model(w), party), mine)
+    assert same(method.deployed_model(mine, Model(w), party), mine)
 
 
 def test_pfedme_finds_the_minimum_of_the_moreau_envelopes() -> None:
@@ -301,14 +301,14 @@ def test_apple_two_steps_by_hand() -> None:
         p = p - 0.02 * (slopes + 0.7 * (p - p0))
     assert_near(reply.theta, cores[1], atol=1e-6)
     assert_near({"p": mine.p}, {"p": p[[1, 0, 2]]}, atol=1e-6)
-    assert_near(method.model(mine, letter, party), mixed(), atol=1e-6)
+    assert_near(method.deployed_model(mine, letter, party), mixed(), atol=1e-6)
     assert reply.asks == []
 
 
 def test_apple_starts_from_the_shares_of_samples() -> None:
     party = apple_party()
     theta, p0 = party.task.init(Key(1)), torch.tensor([0.5, 0.2, 0.3])
-    state = Apple(mix_lr=0).client(Key(1), party)
+    state = Apple(mix_lr=0).init_party(Key(1), party)
     mine, _ = worked(Apple(mix_lr=0).local(state, Cores({0: theta, 2: theta}, p0, 0.0, 1.5), party, Key(3)))
     assert torch.equal(mine.p, p0[[1, 0, 2]])
 
@@ -460,7 +460,7 @@ def test_fed_mtl_surrogate_by_hand() -> None:
     """60 weights: λ = 2 · 10⁻³, so the gradient is 2 · 10⁻³ ((w − w̄) + w), which is 4 · 10⁻³ (w − w̄/2)."""
     method = FedMtl(relation="surrogate", lam1=9.0)
     w = noise(4, 12, 5)
-    held = method.view(Relations({"a": w}, torch.eye(4) - 1 / 4), 2)
+    held = method.message_for(Relations({"a": w}, torch.eye(4) - 1 / 4), 2)
     assert held.weight == pytest.approx(4e-3)
     torch.testing.assert_close(held.to["a"], w.mean(0) / 2)
     net, s = net_of(method, small(), [samples(4, (6,), 3)] * 3, Training(batch=4))
@@ -474,7 +474,7 @@ def test_fed_mtl_without_weights_is_solo() -> None:
 def test_fed_mtl_a_newcomer_starts_at_the_mean() -> None:
     party = party_of(small(), samples(8, (6,), 3), Training(lr=0.1, batch=8))
     mean = party.task.init(Key(2))
-    mine, _ = worked(FedMtl().welcome(party.task.init(Key(1)), Held(mean, 0.0), party, Key(3)))
+    mine, _ = worked(FedMtl().warm_up(party.task.init(Key(1)), Held(mean, 0.0), party, Key(3)))
     g = step(mean, party.data.train, party.task)
     assert_near(mine, {k: v - 0.1 * g[k] for k, v in mean.items()}, atol=1e-6)
 
@@ -544,7 +544,7 @@ def test_fml_mr_is_asked_of_the_copy_alone() -> None:
 def test_fml_a_newcomer_begins_with_what_it_receives() -> None:
     party = party_of(small(), samples(8, (6,), 3), Training(lr=0.1, batch=4))
     first, w = party.task.init(Key(1)), party.task.init(Key(2))
-    mine, _ = worked(Fml().welcome(FmlState({}, first), Model(w), party, Key(3)))
+    mine, _ = worked(Fml().warm_up(FmlState({}, first), Model(w), party, Key(3)))
     alike, reply = worked(Fml().local(FmlState({}, w), Model(w), party, Key(3)))
     assert same(mine.personal, alike.personal)
     assert same(mine.private, reply.theta), "and keeps its copy, which is its model with deploy=global"

@@ -47,7 +47,7 @@ def two_parties() -> list[Samples]:
 def guide(method: FedProto | FedTgp, data: list[Samples], count: int = 1) -> Guide:
     """What parties get after some rounds with a linear model."""
     net, s = net_of(method, task_of("linear", (2,), 3), data, Training(lr=0.1, batch=8))
-    return method.view(rounds(method, net, s, count), 0)
+    return method.message_for(rounds(method, net, s, count), 0)
 
 
 # --- FedProto: eqs. 3 and 6
@@ -122,7 +122,7 @@ def test_fedproto_eq4_the_nearest_known_prototype_answers() -> None:
     far = (z[:, None] - means).square().sum(2)
     for answer, possible in (("nearest", [0, 1, 3]), ("own", [0, 1])):
         method = FedProto(answer=answer)  # type: ignore[arg-type]
-        deployed = method.model(theta, Guide(means, torch.tensor([True, True, False, True])), party)
+        deployed = method.deployed_model(theta, Guide(means, torch.tensor([True, True, False, True])), party)
         logits = method.party_for(party, theta).task.logits(deployed, data.x)
         assert logits.argmax(1).tolist() == [min((row[c].item(), c) for c in possible)[1] for row in far]
         torch.testing.assert_close(logits[:, possible], -far[:, possible], atol=1e-5, rtol=1e-5)
@@ -133,7 +133,7 @@ def test_the_head_answers_if_asked_to_or_if_nothing_is_known(answer: Any, known:
     task, data = task_of("mlp2(width=5)", (6,), 3), samples(9, (6,), 3)
     method, theta = FedProto(answer=answer), task.init(Key(1))
     party = party_of(task, data, Training())
-    deployed = method.model(theta, Guide(noise(3, 5), torch.full((3,), known)), party)
+    deployed = method.deployed_model(theta, Guide(noise(3, 5), torch.full((3,), known)), party)
     assert deployed.keys() == theta.keys()
     assert torch.equal(method.party_for(party, theta).task.logits(deployed, data.x), task.logits(theta, data.x))
 

@@ -148,8 +148,8 @@ def test_control_variates_cover_shared_parameters_without_buffers(bn: Any, witho
     fed = federation((12, 14), shape=(1, 8, 8))
     job = comity.run("scaffold", fed, model="fedbn-cnn(scale=0.03)", bn=bn, rounds=1, batch=4, engine="loop").job
     key, expected = job.root.fold("init"), {k for k in job.info.task.shapes if without not in k}
-    assert set(job.algorithm.server(key, job.info).c) == expected
-    assert set(job.algorithm.client(key, job.parties[0]).c) == expected
+    assert set(job.algorithm.init_server(key, job.info).c) == expected
+    assert set(job.algorithm.init_party(key, job.parties[0]).c) == expected
 
 
 @pytest.mark.parametrize("server_lr", [0.5, 1.0, 4.0])

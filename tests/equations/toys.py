@@ -105,7 +105,7 @@ def net_of(
     root = Key.root(seed)
     net = LoopNet(algorithm, info, root, participation, parties)
     net.begin(0)
-    return net, algorithm.start(algorithm.server(root.fold("init"), info), net)
+    return net, algorithm.start(algorithm.init_server(root.fold("init"), info), net)
 
 
 def fit(

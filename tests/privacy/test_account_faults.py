@@ -54,7 +54,7 @@ SMALL: dict[str, Any] = {"rounds": 1, "model": "mlp2(width=8)", "disc": "linear"
 def test_1_a_swapped_record_moves_the_rows_of_others_so_that_a_row_is_what_is_protected(federation: comity.Federation) -> None:
     job = job_of(algorithm="adcol", set={"disc": "linear"})
     party, call = job.parties[0], Call("local", 0, 1, 0)
-    game = job.algorithm.server(job.root.fold("init"), job.info)
+    game = job.algorithm.init_server(job.root.fold("init"), job.info)
 
     def rows(samples: Samples) -> torch.Tensor:
         site = Site(job.algorithm, replace(party, data=replace(party.data, train=samples)), job.root)
@@ -180,7 +180,7 @@ def test_8_two_runs_with_one_seed_have_nothing_in_common_to_subtract() -> None:
     found = []
     for scale in (1.0, 4.0):
         job = job_of(algorithm="adcol", set={"disc": "linear", "noise": "gauss_l2", "epsilon": scale, "delta": 1e-3})
-        game = job.algorithm.server(job.root.fold("init"), job.info)
+        game = job.algorithm.init_server(job.root.fold("init"), job.info)
         site = Site(job.algorithm, job.parties[0], job.root)
         z = site.work(Call("local", 0, 1, 0), Letter(game, None, True), {}).reply.z
         found.append(((z - z.mean()) / z.std()).flatten())

@@ -123,7 +123,7 @@ def test_rows_of_a_private_model_are_records(federation: comity.Federation, recw
 
 def test_a_partys_change_is_clipped_and_the_mean_noised(federation: comity.Federation) -> None:
     result = run("fedavg+dp(level=party,noise=0,clip=0.01)", federation, rounds=1)
-    before = result.job.algorithm.server(result.job.root.fold("init"), result.job.info).host
+    before = result.job.algorithm.init_server(result.job.root.fold("init"), result.job.info).host
     after = result.model("north").theta
     moved = torch.cat([(after[name] - before[name]).flatten() for name in before])
     assert moved.norm().item() <= 0.01 * (1 + 1e-4)

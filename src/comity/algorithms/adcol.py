@@ -126,18 +126,18 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     def discriminator(self, d: int, n: int) -> Task:
         return discriminator(self.disc, d, self.hidden, n)
 
-    def server(self, key: Key, info: Info) -> Game:
+    def init_server(self, key: Key, info: Info) -> Game:
         D = self.discriminator(info.width, len(info.names)).init(key.fold("discriminator"))
         return Game(D, keep(info.task.init(key), shared_names(info.task, self.aggregate)), Empty())
 
-    def client(self, key: Key, party: Party) -> AdcolState:
+    def init_party(self, key: Key, party: Party) -> AdcolState:
         return AdcolState(self.task(party).init(key), [])
 
     def task(self, party: Party) -> Task:
         task = party.task
         return task if self.objective == "ce" else SelfSupervised(task.network, task.classes, task.cut, kind=self.objective)
 
-    def view(self, s: Game, i: int) -> Game:
+    def message_for(self, s: Game, i: int) -> Game:
         return s
 
     def wire_shapes(self, task: Task, parties: int) -> WireShapes:
@@ -213,11 +213,11 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         return math.ceil(round(self.sampling * n, 9))  # ⌈r·n⌉, not misled by what floating point makes of r·n
 
     @work
-    async def welcome(self, mine: AdcolState, m: Game, party: Party, key: Key) -> tuple[AdcolState, None]:
+    async def warm_up(self, mine: AdcolState, m: Game, party: Party, key: Key) -> tuple[AdcolState, None]:
         mine, _ = await self.local(mine, m, party, key)
         return mine, None
 
-    def model(self, mine: AdcolState, m: Game, party: Party) -> Params:
+    def deployed_model(self, mine: AdcolState, m: Game, party: Party) -> Params:
         return mine.F
 
     def join_traffic(self, info: Info) -> Traffic:

@@ -73,7 +73,7 @@ class AffineRobust(AveragedModel[FlraState]):
         if self.eta2 * self.lam > 1:
             raise Refusal(f"With ascent_lr={self.ascent_lr:g} and lam={self.lam:g} the ascent cannot settle: at most 1/lam.")
 
-    def client(self, key: Key, party: Party) -> FlraState:
+    def init_party(self, key: Key, party: Party) -> FlraState:
         like = party.data.train.x[0]
         change = torch.zeros_like(like) if self.shift == "diagonal" else like.new_zeros(like.numel(), like.numel())
         return FlraState(self.private(party.task.init(key), party.task), {CHANGE: change, OFFSET: torch.zeros_like(like)})
@@ -98,5 +98,5 @@ class AffineRobust(AveragedModel[FlraState]):
     def settled(self, mine: FlraState, theta: Params) -> FlraState:
         return replace(mine, private=theta | mine.private)
 
-    def model(self, mine: FlraState, m: Model, party: Party) -> Params:
+    def deployed_model(self, mine: FlraState, m: Model, party: Party) -> Params:
         return m.theta | mine.private

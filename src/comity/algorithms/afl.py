@@ -38,12 +38,12 @@ class Afl(Agnostic[Model]):
         some = 0 < info.cohort < len(info.names)
         return ["afl is made for rounds with all parties; here λ is raised only for those of a round."] if some else []
 
-    def view(self, s: Mixture, i: int) -> Model:
+    def message_for(self, s: Mixture, i: int) -> Model:
         return Model(s.theta)
 
     def round(self, s: Mixture, net: Net, t: int) -> Mixture:
         mean, losses = Averaging(), {}
-        for i, reply in net.replies(self.local, {i: self.view(s, i) for i in net.sample(t)}):
+        for i, reply in net.replies(self.local, {i: self.message_for(s, i) for i in net.sample(t)}):
             losses[i] = reply.loss
             if s.lam[i]:
                 mean.add(reply.theta, s.lam[i])
@@ -57,7 +57,7 @@ class Afl(Agnostic[Model]):
         w_i = (await party.fit(plain, w, key)).theta
         return self.private(w_i, party.task), Judged(self.shared(w_i, party.task), loss)
 
-    def model(self, mine: Params, m: Model, party: Party) -> Params:
+    def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
         return m.theta | mine
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:

@@ -58,7 +58,7 @@ class Apfl(AveragedModel[ApflState]):
     def one_model(self) -> bool:
         return False
 
-    def client(self, key: Key, party: Party) -> ApflState:
+    def init_party(self, key: Key, party: Party) -> ApflState:
         return ApflState(party.task.init(key), party.task.init(key), torch.tensor(self.alpha))
 
     @work
@@ -84,7 +84,7 @@ class Apfl(AveragedModel[ApflState]):
         return value
 
     @work
-    async def welcome(self, mine: ApflState, m: Model, party: Party, key: Key) -> tuple[ApflState, None]:
+    async def warm_up(self, mine: ApflState, m: Model, party: Party, key: Key) -> tuple[ApflState, None]:
         received = m.theta | self.private(mine.w, party.task)
         mine, _ = await self.local(replace(mine, v=received), m, party, key)
         return mine, None
@@ -92,5 +92,5 @@ class Apfl(AveragedModel[ApflState]):
     def settled(self, mine: ApflState, theta: Params) -> ApflState:
         return mine
 
-    def model(self, mine: ApflState, m: Model, party: Party) -> Params:
+    def deployed_model(self, mine: ApflState, m: Model, party: Party) -> Params:
         return mixture(mine.alpha, mine.v, mine.w)

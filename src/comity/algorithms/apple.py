@@ -122,16 +122,16 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
             return 0.0
         return (math.cos(math.pi * r / L) + 1) / 2 if self.decay == "cosine" else 0.001 ** (r / L)
 
-    def server(self, key: Key, info: Info) -> AppleServer:
+    def init_server(self, key: Key, info: Info) -> AppleServer:
         sizes = torch.tensor(info.sizes, dtype=torch.float32)
         core = drop(info.task.init(key), info.task.private)
         return AppleServer(dict.fromkeys(info.parties, core), sizes / sizes.sum(), {})
 
-    def client(self, key: Key, party: Party) -> AppleState:
+    def init_party(self, key: Key, party: Party) -> AppleState:
         first = party.task.init(key) if self.fewer(party.federation_size) else {}
         return AppleState(party.task.init(key), torch.zeros(0), party.task.init(key), {}, first)
 
-    def view(self, s: AppleServer, i: int) -> Cores:
+    def message_for(self, s: AppleServer, i: int) -> Cores:
         return self.letter(s, i, pull=0.0, base=LEAST)
 
     def letter(self, s: AppleServer, i: int, pull: float, base: float) -> Cores:
@@ -184,12 +184,12 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
         return sorted(asked)
 
     @work
-    async def welcome(self, mine: AppleState, m: Cores, party: Party, key: Key) -> tuple[AppleState, None]:
+    async def warm_up(self, mine: AppleState, m: Cores, party: Party, key: Key) -> tuple[AppleState, None]:
         begin = mine.core | average(m.models, {j: m.p0[j].item() for j in m.models})
         theta = (await party.fit(plain, begin, key)).theta
         return replace(mine, core=theta, mixed=theta), None
 
-    def model(self, mine: AppleState, m: Cores, party: Party) -> Params:
+    def deployed_model(self, mine: AppleState, m: Cores, party: Party) -> Params:
         return mine.mixed
 
     def join_traffic(self, info: Info) -> Traffic:

@@ -49,23 +49,23 @@ class Centralized(Algorithm[Pool, Empty, Model]):
     def check(self, info: Info) -> None:
         info.same_architecture("one central model")
 
-    def server(self, key: Key, info: Info) -> Pool:
+    def init_server(self, key: Key, info: Info) -> Pool:
         return Pool(info.task.init(key), Data(torch.zeros(0), torch.zeros(0)))
 
-    def client(self, key: Key, party: Party) -> Empty:
+    def init_party(self, key: Key, party: Party) -> Empty:
         return Empty()
 
     def start(self, s: Pool, net: Net) -> Pool:
         return Pool(s.theta, together(net.call(self.hand_over, {i: Empty() for i in net.info.parties}).values()))
 
-    def onboard(self, s: Pool, net: Net, ids: Sequence[int]) -> Pool:
+    def catch_up(self, s: Pool, net: Net, ids: Sequence[int]) -> Pool:
         return Pool(s.theta, together([s.data, *net.call(self.hand_over, {i: Empty() for i in ids}).values()]))
 
     @work
     async def hand_over(self, mine: Empty, m: Empty, party: Party, key: Key) -> tuple[Empty, Data]:
         return mine, Data(party.data.train.x, party.data.train.y.int())
 
-    def view(self, s: Pool, i: int) -> Model:
+    def message_for(self, s: Pool, i: int) -> Model:
         return Model(s.theta)
 
     def wire_shapes(self, task: Task, parties: int) -> WireShapes:
@@ -76,7 +76,7 @@ class Centralized(Algorithm[Pool, Empty, Model]):
         task, how = net.info.task, net.info.training
         return Pool(net.fit(plain, s.theta, pool, net.key("local"), None, task=task, training=how).theta, s.data)
 
-    def model(self, mine: Empty, m: Model, party: Party) -> Params:
+    def deployed_model(self, mine: Empty, m: Model, party: Party) -> Params:
         return m.theta
 
     def start_traffic(self, info: Info) -> Traffic:

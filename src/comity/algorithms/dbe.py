@@ -165,16 +165,16 @@ class Dbe(NoisyMean, Piloted):
     def start(self, s: Wrapped[Mean | None], net: Net) -> Wrapped[Mean | None]:
         s = super().start(s, net)
         own = self.host.self_contained  # then parties have what they train from
-        means = net.call(self.mean, {i: Model({} if own else self.view(s, i).theta) for i in net.info.parties})  # l.1-2
+        means = net.call(self.mean, {i: Model({} if own else self.message_for(s, i).theta) for i in net.info.parties})  # l.1-2
         z_bar = average({i: {MEAN: reply.z} for i, reply in means.items()}, dict(enumerate(net.info.sizes)))[MEAN]  # l.3
         net.call(self.agree, dict.fromkeys(net.info.parties, Mean(z_bar)))
         s = replace(s, extra=Mean(z_bar))
         return self.choose(s, net) if self.auto else s
 
-    def onboard(self, s: Wrapped[Mean | None], net: Net, ids: Sequence[int]) -> Wrapped[Mean | None]:
+    def catch_up(self, s: Wrapped[Mean | None], net: Net, ids: Sequence[int]) -> Wrapped[Mean | None]:
         assert s.extra
         net.call(self.agree, dict.fromkeys(ids, s.extra))
-        return super().onboard(s, net, ids)
+        return super().catch_up(s, net, ids)
 
     def join(self, s: Wrapped[Mean | None], net: Net, ids: Sequence[int]) -> Wrapped[Mean | None]:
         assert s.extra
@@ -185,7 +185,7 @@ class Dbe(NoisyMean, Piloted):
     async def mean(self, mine: Wrapped[Mean], m: Model, party: Party, key: Key) -> tuple[Wrapped[Mean], Mean]:
         """One epoch without PRBM and MR; report the mean, throw the weights away."""
         task = self.at_cut(party.task)
-        theta = drop(self.host.model(mine.host, m, party), frozenset({OFFSET}))
+        theta = drop(self.host.deployed_model(mine.host, m, party), frozenset({OFFSET}))
         how = replace(party.training, epochs=self.init_epochs, steps=None)
         loss = plain if self.init_mean == "exact" else self.running
         done = await party.fit(loss, theta, key, task=task, training=how)

@@ -39,7 +39,7 @@ class Ditto(AveragedModel[DittoState]):
     def one_model(self) -> bool:
         return False
 
-    def client(self, key: Key, party: Party) -> DittoState:
+    def init_party(self, key: Key, party: Party) -> DittoState:
         theta = party.task.init(key)
         return DittoState(self.private(theta, party.task), theta)
 
@@ -56,5 +56,5 @@ class Ditto(AveragedModel[DittoState]):
     def settled(self, mine: DittoState, theta: Params) -> DittoState:
         return mine
 
-    def model(self, mine: DittoState, m: Model, party: Party) -> Params:
+    def deployed_model(self, mine: DittoState, m: Model, party: Party) -> Params:
         return mine.v

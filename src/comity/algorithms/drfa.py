@@ -59,7 +59,7 @@ class Drfa(Agnostic[Until]):
     lam_lr: float = option(0.008, "γ_λ, step size of λ for each local step", minimum=0)
     bytes_formula = "Σ_t |S_t| · (4·S + 8)"
 
-    def view(self, s: Mixture, i: int) -> Until:
+    def message_for(self, s: Mixture, i: int) -> Until:
         return Until(s.theta)
 
     def round(self, s: Mixture, net: Net, t: int) -> Mixture:
@@ -99,7 +99,7 @@ class Drfa(Agnostic[Until]):
     async def judge(self, mine: Params, m: Snapshot, party: Party, key: Key) -> tuple[Params, float]:
         return mine, mean_loss(party.task, m.w | mine, party.data.train)
 
-    def model(self, mine: Params, m: Until, party: Party) -> Params:
+    def deployed_model(self, mine: Params, m: Until, party: Party) -> Params:
         return m.theta | mine
 
     def join_traffic(self, info: Info) -> Traffic:

@@ -122,17 +122,17 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
     def identifier(self, width: int) -> Task:
         return discriminator(self.disc, width, self.hidden, 2)
 
-    def server(self, key: Key, info: Info) -> Targets:
+    def init_server(self, key: Key, info: Info) -> Targets:
         pairs = self.targets(info, info.parties)
         first = self.identifier(info.width).init(key.fold("identifier"))
         w = drop(info.task.init(key), info.task.private)
         return Targets(dict.fromkeys(pairs, w), {k: dict.fromkeys(sources, first) for k, sources in pairs.items()})
 
-    def client(self, key: Key, party: Party) -> dict[int, Params]:
+    def init_party(self, key: Key, party: Party) -> dict[int, Params]:
         """What is private of the models that it had a part in, by target."""
         return {NOBODY: keep(party.task.init(key), party.task.private)}
 
-    def view(self, s: Targets, i: int) -> Model:
+    def message_for(self, s: Targets, i: int) -> Model:
         if self.target == "each":
             return Model(s.models[i] if i in s.models else average(s.models, dict.fromkeys(s.models, 1.0)))
         return Model(*s.models.values())
@@ -217,7 +217,7 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         disc, wanted = self.identifier(task.width), judges.wanted.expand(len(z))
         return torch.stack([cross_entropy(disc.logits(D, z), wanted) for D in judges.DI]).mean()
 
-    def model(self, mine: dict[int, Params], m: Model, party: Party) -> Params:
+    def deployed_model(self, mine: dict[int, Params], m: Model, party: Party) -> Params:
         return m.theta | (mine.get(party.id, mine[NOBODY]) if self.target == "each" else [*mine.values()][-1])
 
     def join_traffic(self, info: Info) -> Traffic:

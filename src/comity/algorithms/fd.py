@@ -68,13 +68,13 @@ class Fd(SendsMeans[Bank, Params, Teacher]):
     def check(self, info: Info) -> None:
         info.needs_classes("fd", "sends mean logits of each class")
 
-    def server(self, key: Key, info: Info) -> Bank:
+    def init_server(self, key: Key, info: Info) -> Bank:
         return Bank(info.task.classes, {})
 
-    def client(self, key: Key, party: Party) -> Params:
+    def init_party(self, key: Key, party: Party) -> Params:
         return party.task.init(key)
 
-    def view(self, s: Bank, i: int) -> Teacher:
+    def message_for(self, s: Bank, i: int) -> Teacher:
         sums, total = torch.zeros(s.classes, s.classes), torch.zeros(s.classes)
         for j, answers in sorted(s.last.items()):
             if not (self.exclude_self and j == i):
@@ -87,7 +87,7 @@ class Fd(SendsMeans[Bank, Params, Teacher]):
         return {"Answers.logits": (c, c), "Answers.counts": (c,), "Teacher.logits": (c, c), "Teacher.known": (c,)}
 
     def round(self, s: Bank, net: Net, t: int) -> Bank:
-        return Bank(s.classes, s.last | net.call(self.local, {i: self.view(s, i) for i in net.sample(t)}))
+        return Bank(s.classes, s.last | net.call(self.local, {i: self.message_for(s, i) for i in net.sample(t)}))
 
     @work
     async def local(self, F_i: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, Answers]:
@@ -106,11 +106,11 @@ class Fd(SendsMeans[Bank, Params, Teacher]):
         return cross_entropy(logits, batch.y) + self.gamma * (taught * gap).mean()
 
     @work
-    async def welcome(self, F_i: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, None]:
+    async def warm_up(self, F_i: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, None]:
         F_i, _ = await self.local(F_i, m, party, key)
         return F_i, None
 
-    def model(self, F_i: Params, m: Teacher, party: Party) -> Params:
+    def deployed_model(self, F_i: Params, m: Teacher, party: Party) -> Params:
         return F_i
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:

@@ -80,13 +80,13 @@ class FedMtl(Algorithm[Relations, Params, Held]):
     def sent(self, theta: Params, task: Task) -> Params:
         return trainable(drop(theta, task.private))
 
-    def server(self, key: Key, info: Info) -> Relations:
+    def init_server(self, key: Key, info: Info) -> Relations:
         m = len(info.names)
         first = self.sent(info.task.init(key), info.task)
         omega = torch.eye(m) - 1 / m if self.relation == "surrogate" else torch.eye(m)
         return Relations({k: torch.stack([v] * m) for k, v in first.items()}, omega.to(next(iter(first.values()))))
 
-    def client(self, key: Key, party: Party) -> Params:
+    def init_party(self, key: Key, party: Party) -> Params:
         return party.task.init(key)
 
     def lambdas(self, W: Params) -> tuple[float, float]:
@@ -106,7 +106,7 @@ class FedMtl(Algorithm[Relations, Params, Held]):
         to = {k: torch.tensordot(shares, w, 1) for k, w in s.W.items()}
         return {t: Held({k: a[n] for k, a in to.items()}, c) for n, t in enumerate(ids)}
 
-    def view(self, s: Relations, i: int) -> Held:
+    def message_for(self, s: Relations, i: int) -> Held:
         return self.held(s, [i])[i]
 
     def round(self, s: Relations, net: Net, t: int) -> Relations:
@@ -122,11 +122,11 @@ class FedMtl(Algorithm[Relations, Params, Held]):
         return done.theta, Model(self.sent(done.theta, party.task))
 
     @work
-    async def welcome(self, w_t: Params, m: Held, party: Party, key: Key) -> tuple[Params, None]:
+    async def warm_up(self, w_t: Params, m: Held, party: Party, key: Key) -> tuple[Params, None]:
         w_t, _ = await self.local(w_t | m.to, m, party, key)
         return w_t, None
 
-    def model(self, w_t: Params, m: Held, party: Party) -> Params:
+    def deployed_model(self, w_t: Params, m: Held, party: Party) -> Params:
         return w_t
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:

@@ -98,7 +98,7 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
     def finishes(self) -> bool:
         return self.tune == "end"
 
-    def client(self, key: Key, party: Party) -> FedSpsState:
+    def init_party(self, key: Key, party: Party) -> FedSpsState:
         first = party.task.init(key)
         return FedSpsState(first, self.lambda0, {}, first if self.code_compat else {})
 
@@ -206,7 +206,7 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         some = held.take(torch.tensor(key.fold("held").choose(min(party.training.batch, len(held)), len(held))))
         return gains(party.task, mine.h, gradients(party.task, mine.h, helps), some, party.training.lr * self.beta)
 
-    def model(self, mine: FedSpsState, m: Empty, party: Party) -> Params:
+    def deployed_model(self, mine: FedSpsState, m: Empty, party: Party) -> Params:
         return mine.h
 
     def join_traffic(self, info: Info) -> Traffic:

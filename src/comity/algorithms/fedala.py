@@ -81,7 +81,7 @@ class FedAla(AveragedModel[AlaState]):
         stages = [stage for stage in task.network.stages if any(k.partition(".")[0] == stage for k in names)]
         return frozenset(k for k in names if k.partition(".")[0] in stages[-self.p :])
 
-    def client(self, key: Key, party: Party) -> AlaState:
+    def init_party(self, key: Key, party: Party) -> AlaState:
         return AlaState(self.private(party.task.init(key), party.task), {}, {})
 
     @work
@@ -124,5 +124,5 @@ class FedAla(AveragedModel[AlaState]):
     def settled(self, mine: AlaState, theta: Params) -> AlaState:
         return replace(mine, private=theta | mine.private)
 
-    def model(self, mine: AlaState, m: Model, party: Party) -> Params:
+    def deployed_model(self, mine: AlaState, m: Model, party: Party) -> Params:
         return merged(Both(mine.previous, m.theta | mine.private), mine.W)

@@ -22,16 +22,16 @@ from comity.parts.averaged import AveragesWeights
 class AveragedModel(AveragesWeights[Params, C, Model], Generic[C]):
     """FedAvg for parties that keep a state of whatever kind: methods that add to it are made from this."""
 
-    def server(self, key: Key, info: Info) -> Params:
+    def init_server(self, key: Key, info: Info) -> Params:
         task = self.extended(info.task)
         return self.shared(task.init(key), task)
 
-    def view(self, theta: Params, i: int) -> Model:
+    def message_for(self, theta: Params, i: int) -> Model:
         return Model(theta)
 
     @only_averages
     def round(self, theta: Params, net: Net, t: int) -> Params:
-        letters = {i: self.view(theta, i) for i in net.sample(t)}
+        letters = {i: self.message_for(theta, i) for i in net.sample(t)}
         mean: Model = net.mean(self.local, letters, net.info.sizes).value
         return mean.theta
 
@@ -47,7 +47,7 @@ class AveragedModel(AveragesWeights[Params, C, Model], Generic[C]):
 
 @algorithm
 class FedAvg(AveragedModel[Params]):
-    def client(self, key: Key, party: Party) -> Params:
+    def init_party(self, key: Key, party: Party) -> Params:
         task = self.party_for(party, {}).task
         return self.private(task.init(key), task)
 
@@ -58,5 +58,5 @@ class FedAvg(AveragedModel[Params]):
     def settled(self, mine: Params, theta: Params) -> Params:
         return theta | mine
 
-    def model(self, mine: Params, m: Model, party: Party) -> Params:
+    def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
         return m.theta | mine

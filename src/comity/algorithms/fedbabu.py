@@ -42,7 +42,7 @@ class FedBabu(FedPer):
         return (await party.fit(plain, theta, key, only=body)).theta
 
     def finish(self, theta: Params, net: Net) -> Params:
-        net.call(self.tune, {i: self.view(theta, i) for i in net.info.parties})
+        net.call(self.tune, {i: self.message_for(theta, i) for i in net.info.parties})
         return theta
 
     def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
@@ -55,7 +55,7 @@ class FedBabu(FedPer):
         return await self.tuned(mine, m, party, key, how), None
 
     @work
-    async def welcome(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, None]:
+    async def warm_up(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, None]:
         return await self.tuned(mine, m, party, key, party.training), None
 
     async def tuned(self, mine: Params, m: Model, party: Party, key: Key, how: Training) -> Params:

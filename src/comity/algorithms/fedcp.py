@@ -143,5 +143,5 @@ class FedCp(FedAvg):
         heads = frozenset(k for k in theta if OWN + k in mine)
         return drop(theta, heads) | mine  # the global head stays the one that it is sent
 
-    def model(self, mine: Params, m: Model, party: Party) -> Params:
+    def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
         return self.in_context(m.theta | mine, party.task)

@@ -107,13 +107,13 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
     def one_model(self) -> bool:
         return False
 
-    def server(self, key: Key, info: Info) -> Affinities:
+    def init_server(self, key: Key, info: Info) -> Affinities:
         return Affinities(torch.eye(len(info.names)), {})
 
-    def client(self, key: Key, party: Party) -> FomoState:
+    def init_party(self, key: Key, party: Party) -> FomoState:
         return FomoState(party.task.init(key), party.task.init(key), True)
 
-    def view(self, s: Affinities, i: int) -> Empty:
+    def message_for(self, s: Affinities, i: int) -> Empty:
         return Empty()
 
     def sources(self, info: Info, i: int, others: Sequence[int]) -> list[int]:
@@ -184,7 +184,7 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
     def settled(self, mine: FomoState, theta: Params) -> FomoState:
         return mine
 
-    def model(self, mine: FomoState, m: Empty, party: Party) -> Params:
+    def deployed_model(self, mine: FomoState, m: Empty, party: Party) -> Params:
         return mine.trained
 
     def join_traffic(self, info: Info) -> Traffic:

@@ -134,16 +134,16 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
     def eps(self, count: int, key: Key, device: torch.device) -> Tensor:
         return torch.randn((count, self.noise), generator=key.fold("noise").generator()).to(device)
 
-    def server(self, key: Key, info: Info) -> Source:
+    def init_server(self, key: Key, info: Info) -> Source:
         G = self.generator(info.task).init(key.fold("generator"))
         theta = self.shared(info.task.init(key), info.task)
         return Source(theta, G, None, torch.ones(info.task.classes, dtype=torch.int32))
 
-    def client(self, key: Key, party: Party) -> FedGenState:
+    def init_party(self, key: Key, party: Party) -> FedGenState:
         private = self.private(party.task.init(key), party.task)
         return FedGenState(private, torch.ones(party.task.classes, dtype=torch.int32))
 
-    def view(self, s: Source, i: int) -> Taught:
+    def message_for(self, s: Source, i: int) -> Taught:
         return Taught(s.theta, s.G)
 
     def wire_shapes(self, task: Task, parties: int) -> WireShapes:
@@ -155,7 +155,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         net.call(self.agree, dict.fromkeys(net.info.parties, Labels(labels)))
         return replace(s, labels=labels)
 
-    def onboard(self, s: Source, net: Net, ids: Sequence[int]) -> Source:
+    def catch_up(self, s: Source, net: Net, ids: Sequence[int]) -> Source:
         net.call(self.agree, dict.fromkeys(ids, Labels(s.labels)))
         return s
 
@@ -172,7 +172,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         return replace(mine, labels=m.counts), None
 
     def round(self, s: Source, net: Net, t: int) -> Source:
-        replies = net.call(self.local, {i: self.view(s, i) for i in net.sample(t)})
+        replies = net.call(self.local, {i: self.message_for(s, i) for i in net.sample(t)})
         sizes = {i: net.info.sizes[i] for i in replies}
         total = sum(sizes.values())
         heads = Ensemble([size / total for size in sizes.values()], [reply.theta for reply in replies.values()])
@@ -217,7 +217,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
     def settled(self, mine: FedGenState, theta: Params) -> FedGenState:
         return replace(mine, private=theta | mine.private)
 
-    def model(self, mine: FedGenState, m: Taught, party: Party) -> Params:
+    def deployed_model(self, mine: FedGenState, m: Taught, party: Party) -> Params:
         return m.theta | mine.private
 
     def start_traffic(self, info: Info) -> Traffic:

@@ -109,13 +109,13 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
         said = [] if traces else ["with one epoch there is nothing to trace: a round is one gradient step."]
         return said if not self.meta_lr else [f"each party sends the server {self.share:.0%} of its training samples.", *said]
 
-    def server(self, key: Key, info: Info) -> Guided:
+    def init_server(self, key: Key, info: Info) -> Guided:
         return Guided(self.shared(info.task.init(key), info.task), Data(torch.zeros(0), torch.zeros(0)))
 
-    def client(self, key: Key, party: Party) -> Params:
+    def init_party(self, key: Key, party: Party) -> Params:
         return self.private(party.task.init(key), party.task)
 
-    def view(self, s: Guided, i: int) -> Model:
+    def message_for(self, s: Guided, i: int) -> Model:
         return Model(s.theta)
 
     def wire_shapes(self, task: Task, parties: int) -> WireShapes:
@@ -124,7 +124,7 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
     def start(self, s: Guided, net: Net) -> Guided:
         return self.given(s, [], net, net.info.parties)
 
-    def onboard(self, s: Guided, net: Net, ids: Sequence[int]) -> Guided:
+    def catch_up(self, s: Guided, net: Net, ids: Sequence[int]) -> Guided:
         return self.given(s, [s.data], net, ids)
 
     def given(self, s: Guided, before: list[Data], net: Net, ids: Sequence[int]) -> Guided:
@@ -144,7 +144,7 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
 
     @only_averages
     def round(self, s: Guided, net: Net, t: int) -> Guided:
-        w = net.mean(self.local, {i: self.view(s, i) for i in net.sample(t)}, net.info.sizes).value.theta
+        w = net.mean(self.local, {i: self.message_for(s, i) for i in net.sample(t)}, net.info.sizes).value.theta
         return replace(s, theta=self.updated(w, s.data, net) if self.meta_lr else w)
 
     def updated(self, w: Params, data: Data, net: Net) -> Params:
@@ -188,7 +188,7 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
     def settled(self, mine: Params, theta: Params) -> Params:
         return theta | mine
 
-    def model(self, mine: Params, m: Model, party: Party) -> Params:
+    def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
         return m.theta | mine
 
     def start_traffic(self, info: Info) -> Traffic:

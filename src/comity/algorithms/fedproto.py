@@ -92,7 +92,7 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
         info.needs_classes(type(self).__name__, "sends a mean representation of each class")
         info.same_width(type(self).__name__)
 
-    def client(self, key: Key, party: Party) -> Params:
+    def init_party(self, key: Key, party: Party) -> Params:
         return party.task.init(key)
 
     def wire_shapes(self, task: Task, parties: int) -> WireShapes:
@@ -121,14 +121,14 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
         return Prototypes(*class_means(features_of(party.task, theta, train), train.y, party.task.classes, self.min_count))
 
     @work
-    async def welcome(self, theta: Params, m: Guide, party: Party, key: Key) -> tuple[Params, None]:
+    async def warm_up(self, theta: Params, m: Guide, party: Party, key: Key) -> tuple[Params, None]:
         theta, _ = await self.local(theta, m, party, key)
         return theta, None
 
     def party_for(self, party: Party, mine: Params) -> Party:
         return with_task(party, Nearest.of(party.task))
 
-    def model(self, theta: Params, m: Guide, party: Party) -> Params:
+    def deployed_model(self, theta: Params, m: Guide, party: Party) -> Params:
         known = m.known
         if self.answer == "own":
             known = known & (torch.bincount(party.data.train.y, minlength=party.task.classes) > 0)
@@ -148,15 +148,15 @@ class FedProto(SharesPrototypes[Bank]):
 
     weights: Literal["samples", "uniform"] = option("samples", "global prototypes by sample counts, or parties alike (codes)")
 
-    def server(self, key: Key, info: Info) -> Bank:
+    def init_server(self, key: Key, info: Info) -> Bank:
         return Bank(info.task.classes, info.width, {})
 
-    def view(self, s: Bank, i: int) -> Guide:
+    def message_for(self, s: Bank, i: int) -> Guide:
         sent = [s.last[j] for j in sorted(s.last)]
         return Guide(*pooled([up.means for up in sent], [up.counts for up in sent], s.classes, s.width))  # eq. 6
 
     def round(self, s: Bank, net: Net, t: int) -> Bank:
-        guide = self.view(s, 0)
+        guide = self.message_for(s, 0)
         new = net.call(self.local, dict.fromkeys(net.sample(t), guide))
         return Bank(s.classes, s.width, s.last | new)
 

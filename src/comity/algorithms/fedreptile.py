@@ -28,6 +28,6 @@ class FedReptile(FedAvg):
 
     @only_averages
     def round(self, w: Params, net: Net, t: int) -> Params:
-        mean = net.mean(self.local, {i: self.view(w, i) for i in net.sample(t)}).value
+        mean = net.mean(self.local, {i: self.message_for(w, i) for i in net.sample(t)}).value
         epsilon = self.step * (1 - (t - 1) / net.info.rounds) if self.decay else self.step
         return momentum_step(w, mean.theta, {}, epsilon, 0)[0]

@@ -70,7 +70,7 @@ class FedTgp(SharesPrototypes[Learnt]):
     server_epochs: int = option(100, "S, epochs over the parties' prototypes in a round", minimum=0)
     server_lr: float = option(0.01, "the server's learning rate; 0: the experiment's", minimum=0)
 
-    def server(self, key: Key, info: Info) -> Learnt:
+    def init_server(self, key: Key, info: Info) -> Learnt:
         c, d = info.task.classes, info.width
         drawn = {name: key.fold("prototypes", name).generator() for name in (EMBEDDING, "in", "out")}
         layers = {
@@ -81,11 +81,11 @@ class FedTgp(SharesPrototypes[Learnt]):
         embedding = {EMBEDDING: torch.randn(c, d, generator=drawn[EMBEDDING])}
         return Learnt(embedding | layers, torch.zeros(c, dtype=torch.bool))
 
-    def view(self, s: Learnt, i: int) -> Guide:
+    def message_for(self, s: Learnt, i: int) -> Guide:
         return Guide(made(s.F) * s.known[:, None], s.known)
 
     def round(self, s: Learnt, net: Net, t: int) -> Learnt:
-        guide = self.view(s, 0)
+        guide = self.message_for(s, 0)
         sent = on_device(net.call(self.local, dict.fromkeys(net.sample(t), guide)), s.known.device).values()
         data = Samples(torch.cat([up.means[up.counts > 0] for up in sent]), torch.cat([up.counts.nonzero()[:, 0] for up in sent]))
         if not len(data):

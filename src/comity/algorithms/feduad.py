@@ -112,22 +112,22 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     def discriminator(self, d: int, k: int) -> Task:
         return discriminator(self.disc, d, d, k)
 
-    def server(self, key: Key, info: Info) -> FedUadServer:
+    def init_server(self, key: Key, info: Info) -> FedUadServer:
         D = self.discriminator(info.width, len(info.names)).init(key.fold("discriminator"))
         return FedUadServer(drop(info.task.init(key), info.task.private), D if self.lives("federated") else {}, {}, {})
 
-    def client(self, key: Key, party: Party) -> FedUadState:
+    def init_party(self, key: Key, party: Party) -> FedUadState:
         D = self.discriminator(party.task.width, party.federation_size).init(key.fold("discriminator"))
         return FedUadState(keep(party.task.init(key), party.task.private), {}, None, D if self.lives("local") else {})
 
-    def view(self, s: FedUadServer, i: int) -> Both:
+    def message_for(self, s: FedUadServer, i: int) -> Both:
         return Both(s.w, {})
 
     def wire_shapes(self, task: Task, parties: int) -> WireShapes:
         return {"Both.D": self.discriminator(task.width, parties), "Prior.counts": (task.classes,)}
 
     def round(self, s: FedUadServer, net: Net, t: int) -> FedUadServer:
-        return self.averaged(s, net, self.align, {k: self.view(s, k) for k in net.sample(t)})
+        return self.averaged(s, net, self.align, {k: self.message_for(s, k) for k in net.sample(t)})
 
     def averaged(self, s: FedUadServer, net: Net, posterior: Work, letters: dict[int, Both]) -> FedUadServer:
         parcels: dict[Edge, Sealed] = {}
@@ -213,11 +213,11 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         return value + tell_apart(disc, D, replace(batch, x=z.detach().flatten(1)), owners)
 
     @work
-    async def welcome(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, None]:
+    async def warm_up(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, None]:
         tuned = (await party.fit(plain, m.theta | mine.private, key)).theta
         return replace(mine, private=tuned), None  # a newcomer has no group: it tunes the global model for itself
 
-    def model(self, mine: FedUadState, m: Both, party: Party) -> Params:
+    def deployed_model(self, mine: FedUadState, m: Both, party: Party) -> Params:
         return m.theta | mine.private
 
     def join_traffic(self, info: Info) -> Traffic:

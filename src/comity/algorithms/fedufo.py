@@ -61,7 +61,7 @@ class FedUfo(FedUad):
         held = frozenset[int]()
         one = self.in_stage_one(net.info, t)
         if self.samples("fresh") and not one:
-            looks = net.call(self.look, {k: self.view(s, k) for k in net.info.parties})
+            looks = net.call(self.look, {k: self.message_for(s, k) for k in net.info.parties})
             held = frozenset(looks)  # they have w by now; who did not answer is not favoured
             seen = {k: looks[k] if k in held else math.inf for k in net.info.parties}
         if self.cgl and self.dynamic != "off" and not one:

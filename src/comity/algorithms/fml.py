@@ -61,7 +61,7 @@ class Fml(AveragedModel[FmlState]):
         super().check(info)
         info.needs_classes("fml", "compares what models answer of classes")
 
-    def client(self, key: Key, party: Party) -> FmlState:
+    def init_party(self, key: Key, party: Party) -> FmlState:
         return FmlState(self.private(party.task.init(key), party.task), party.task.init(key))
 
     @work
@@ -83,11 +83,11 @@ class Fml(AveragedModel[FmlState]):
         return L_p + self.beta * task.criterion(m, z_m, batch) + (1 - self.beta) * kl(log_p.detach(), log_m)
 
     @work
-    async def welcome(self, mine: FmlState, m: Model, party: Party, key: Key) -> tuple[FmlState, None]:
-        return await super().welcome(replace(mine, personal=m.theta | mine.private), m, party, key)
+    async def warm_up(self, mine: FmlState, m: Model, party: Party, key: Key) -> tuple[FmlState, None]:
+        return await super().warm_up(replace(mine, personal=m.theta | mine.private), m, party, key)
 
     def settled(self, mine: FmlState, theta: Params) -> FmlState:
         return replace(mine, private=theta | mine.private)
 
-    def model(self, mine: FmlState, m: Model, party: Party) -> Params:
+    def deployed_model(self, mine: FmlState, m: Model, party: Party) -> Params:
         return mine.personal if self.deploy == "personal" else m.theta | mine.private

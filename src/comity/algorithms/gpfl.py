@@ -120,5 +120,5 @@ class Gpfl(FedPer):
         eq5 = task.inner.criterion(task.inner.head(theta, f_P.view_as(f), train=True), f, batch)
         return eq5 + cross_entropy(cosine, batch.y) + self.lam * mlg
 
-    def model(self, mine: Params, m: Model, party: Party) -> Params:
+    def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
         return self.conditioned(m.theta | mine, party)

@@ -53,7 +53,7 @@ class Moon(AveragedModel[MoonState]):
     mu: float = option(1.0, "μ, weight of the contrastive term (eq. 4)", minimum=0)
     tau: float = option(0.5, "τ, temperature (eq. 3)", above=0)
 
-    def client(self, key: Key, party: Party) -> MoonState:
+    def init_party(self, key: Key, party: Party) -> MoonState:
         return MoonState(self.private(party.task.init(key), party.task), {})
 
     @work
@@ -72,5 +72,5 @@ class Moon(AveragedModel[MoonState]):
     def settled(self, mine: MoonState, theta: Params) -> MoonState:
         return replace(mine, private=theta | mine.private)
 
-    def model(self, mine: MoonState, m: Model, party: Party) -> Params:
+    def deployed_model(self, mine: MoonState, m: Model, party: Party) -> Params:
         return m.theta | mine.private

@@ -100,7 +100,7 @@ class PartialFed(AveragedModel[PartialState]):
             return [f"the model has no BatchNorm, so that own={self.own} is own={'head' if 'head' in self.own else 'none'} here."]
         return []
 
-    def client(self, key: Key, party: Party) -> PartialState:
+    def init_party(self, key: Key, party: Party) -> PartialState:
         theta = party.task.init(key)
         return self.kept_of(theta, torch.zeros(1 + max(layers(party.task).values()), 2), party.task)
 
@@ -147,5 +147,5 @@ class PartialFed(AveragedModel[PartialState]):
     def settled(self, mine: PartialState, theta: Params) -> PartialState:
         return replace(mine, own=theta | mine.rest | mine.own, rest={})
 
-    def model(self, mine: PartialState, m: Model, party: Party) -> Params:
+    def deployed_model(self, mine: PartialState, m: Model, party: Party) -> Params:
         return m.theta | mine.own

@@ -99,7 +99,7 @@ class PerFedAvg(FedAvg):
         twist = task.loss(moved(w, self.delta, v), D[2]) - task.loss(moved(w, -self.delta, v), D[2])
         return value + along - own.alpha / (2 * self.delta) * twist
 
-    def model(self, mine: Params, m: Model, party: Party) -> Params:
+    def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
         how = party.training
         one = Training(lr=self.inner(party).alpha, batch=how.batch, steps=1, min_batch=how.min_batch)
         return party.adapted(m.theta | mine, one)

@@ -66,18 +66,18 @@ class PFedMe(AveragesWeights[Params, Params, Model]):
         near = self.inner_lr * self.lam
         return far + ([f"inner_lr · lam = {near:g} is 2 or more, so that personal models run away."] if near >= 2 else [])
 
-    def server(self, key: Key, info: Info) -> Params:
+    def init_server(self, key: Key, info: Info) -> Params:
         return self.shared(info.task.init(key), info.task)
 
-    def client(self, key: Key, party: Party) -> Params:
+    def init_party(self, key: Key, party: Party) -> Params:
         return party.task.init(key)
 
-    def view(self, w: Params, i: int) -> Model:
+    def message_for(self, w: Params, i: int) -> Model:
         return Model(w)
 
     @only_averages
     def round(self, w: Params, net: Net, t: int) -> Params:
-        mean = net.mean(self.local, {i: self.view(w, i) for i in net.sample(t)}).value
+        mean = net.mean(self.local, {i: self.message_for(w, i) for i in net.sample(t)}).value
         return momentum_step(w, mean.theta, {}, lr=self.beta, momentum=0.0)[0]
 
     @work
@@ -99,5 +99,5 @@ class PFedMe(AveragesWeights[Params, Params, Model]):
     def settled(self, theta_i: Params, theta: Params) -> Params:
         return theta_i
 
-    def model(self, theta_i: Params, m: Model, party: Party) -> Params:
+    def deployed_model(self, theta_i: Params, m: Model, party: Party) -> Params:
         return theta_i

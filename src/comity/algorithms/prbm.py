@@ -38,8 +38,8 @@ class Prbm(Dbe):
     def start(self, s: Wrapped[Mean | None], net: Net) -> Wrapped[Mean | None]:
         return replace(s, host=self.host.start(s.host, net))
 
-    def onboard(self, s: Wrapped[Mean | None], net: Net, ids: Sequence[int]) -> Wrapped[Mean | None]:
-        return replace(s, host=self.host.onboard(s.host, net, ids))
+    def catch_up(self, s: Wrapped[Mean | None], net: Net, ids: Sequence[int]) -> Wrapped[Mean | None]:
+        return replace(s, host=self.host.catch_up(s.host, net, ids))
 
     def join(self, s: Wrapped[Mean | None], net: Net, ids: Sequence[int]) -> Wrapped[Mean | None]:
         return replace(s, host=self.host.join(s.host, net, ids))

@@ -46,7 +46,7 @@ class QFfl(FedAvg):
         return said if self.q else [*said, "with q=0 this is fedavg in which all parties count alike."]
 
     def round(self, w: Params, net: Net, t: int) -> Params:
-        replies = net.call(self.local, {k: self.view(w, k) for k in net.sample(t)})
+        replies = net.call(self.local, {k: self.message_for(w, k) for k in net.sample(t)})
         most = TINY + max(reply.loss for reply in replies.values())
         L = 1 / net.info.training.lr
         mean, towards, h = net.averaging(), 0.0, 0.0

@@ -163,13 +163,13 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
     def releases(self, work: str, asked: Asked) -> Releases:
         return {"Upload.shared": NOTHING} if self.aggregate == "none" else {}
 
-    def server(self, key: Key, info: Info) -> Bank:
+    def init_server(self, key: Key, info: Info) -> Bank:
         shared = keep(info.task.init(key), shared_names(info.task, self.aggregate))
         first = {-1: noise(self.m_up, info.task.classes, info.width, key.fold("begin"))} if self.begin == "random" else {}
         peers = [None if wish is None else list(wish) for wish in info.peers]
         return Bank(info.task.classes, info.width, first, dict.fromkeys(first, 0), 0, 0, peers, shared, list(info.places))
 
-    def client(self, key: Key, party: Party) -> Params:
+    def init_party(self, key: Key, party: Party) -> Params:
         return self.first(key, party)
 
     def start(self, s: Bank, net: Net) -> Bank:
@@ -179,11 +179,11 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
 
     def round(self, s: Bank, net: Net, t: int) -> Bank:
         s = replace(s, round=t, draw=net.key("observations").bits)
-        new = net.call(self.local, {u: self.view(s, u) for u in net.sample(t)})
+        new = net.call(self.local, {u: self.message_for(s, u) for u in net.sample(t)})
         shared = average({u: up.shared for u, up in new.items()}, {u: net.info.sizes[u] for u in new})
         return replace(s.stored(new, t), shared=shared)
 
-    def view(self, s: Bank, u: int) -> Teacher:
+    def message_for(self, s: Bank, u: int) -> Teacher:
         return s.teacher(u, s.heard_by(u, self.max_age), self.m_down, self.age_decay, self.exclude_self)
 
     def wire_shapes(self, task: Task, parties: int) -> WireShapes:
@@ -206,11 +206,11 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
         return made if self.weights == "samples" else replace(made, counts=(made.counts > 0).int())
 
     @work
-    async def welcome(self, mine: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, None]:
+    async def warm_up(self, mine: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, None]:
         mine, _ = await self.local(mine, m, party, key)
         return mine, None
 
-    def model(self, mine: Params, m: Teacher, party: Party) -> Params:
+    def deployed_model(self, mine: Params, m: Teacher, party: Party) -> Params:
         return mine
 
     def sent(self, info: Info) -> int:

@@ -55,7 +55,7 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
         told: dict[str, Sequence[Training]] = {"tell": []} if stage == "round" else {}
         return {**told, **super().declared_trainings(stage, how)}
 
-    def client(self, key: Key, party: Party) -> RelayPeerState:
+    def init_party(self, key: Key, party: Party) -> RelayPeerState:
         c, d = party.task.classes, party.task.width
         return RelayPeerState(self.first(key, party), torch.zeros(c, d), torch.zeros(c, dtype=torch.int32))
 
@@ -97,7 +97,7 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
         theta = await self.taught(mine.theta, Teacher(mean, heard > 0, obs, seen, {}), party, key)
         return RelayPeerState(theta, mean, heard), None
 
-    def model(self, mine: RelayPeerState, m: Empty, party: Party) -> Params:
+    def deployed_model(self, mine: RelayPeerState, m: Empty, party: Party) -> Params:
         return mine.theta
 
     def join_traffic(self, info: Info) -> Traffic:

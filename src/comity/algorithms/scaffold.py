@@ -63,20 +63,20 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
         if info.training.optimizer != "sgd" or info.training.momentum:
             raise Refusal("scaffold's control variates assume plain SGD: use --optimizer sgd without momentum.")
 
-    def server(self, key: Key, info: Info) -> Control:
+    def init_server(self, key: Key, info: Info) -> Control:
         x = self.shared(info.task.init(key), info.task)
         return Control(x, zeros(x))
 
-    def client(self, key: Key, party: Party) -> ScaffoldState:
+    def init_party(self, key: Key, party: Party) -> ScaffoldState:
         theta = party.task.init(key)
         return ScaffoldState(self.private(theta, party.task), zeros(self.shared(theta, party.task)))
 
-    def view(self, s: Control, i: int) -> Control:
+    def message_for(self, s: Control, i: int) -> Control:
         return s
 
     @only_averages
     def round(self, s: Control, net: Net, t: int) -> Control:
-        mean, heard = net.mean(self.local, {i: self.view(s, i) for i in net.sample(t)})
+        mean, heard = net.mean(self.local, {i: self.message_for(s, i) for i in net.sample(t)})
         y = mean.theta
         x = y | {k: s.theta[k] + self.server_lr * (y[k] - s.theta[k]) for k in s.c}  # l.16; buffers are averaged
         share = len(heard) / len(net.info.names)
@@ -97,7 +97,7 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
     def settled(self, mine: ScaffoldState, theta: Params) -> ScaffoldState:
         return replace(mine, private=theta | mine.private)
 
-    def model(self, mine: ScaffoldState, m: Control, party: Party) -> Params:
+    def deployed_model(self, mine: ScaffoldState, m: Control, party: Party) -> Params:
         return m.theta | mine.private
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:

@@ -20,13 +20,13 @@ class Solo(Algorithm[Empty, Params, Empty]):
     start_weights = ""
     bytes_formula = "0"
 
-    def server(self, key: Key, info: Info) -> Empty:
+    def init_server(self, key: Key, info: Info) -> Empty:
         return Empty()
 
-    def client(self, key: Key, party: Party) -> Params:
+    def init_party(self, key: Key, party: Party) -> Params:
         return party.task.init(key)
 
-    def view(self, s: Empty, i: int) -> Empty:
+    def message_for(self, s: Empty, i: int) -> Empty:
         return Empty()
 
     def round(self, s: Empty, net: Net, t: int) -> Empty:
@@ -38,11 +38,11 @@ class Solo(Algorithm[Empty, Params, Empty]):
         return (await party.fit(plain, F_i, key)).theta, Empty()
 
     @work
-    async def welcome(self, F_i: Params, m: Empty, party: Party, key: Key) -> tuple[Params, None]:
+    async def warm_up(self, F_i: Params, m: Empty, party: Party, key: Key) -> tuple[Params, None]:
         F_i, _ = await self.local(F_i, m, party, key)
         return F_i, None
 
-    def model(self, F_i: Params, m: Empty, party: Party) -> Params:
+    def deployed_model(self, F_i: Params, m: Empty, party: Party) -> Params:
         return F_i
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:

@@ -186,18 +186,18 @@ class Algorithm(ABC, Generic[S, C, M]):
         """Refuse, before round 1, what this algorithm cannot do."""
 
     @abstractmethod
-    def server(self, key: Key, info: Info) -> S:
+    def init_server(self, key: Key, info: Info) -> S:
         """The server's state before round 1."""
 
     @abstractmethod
-    def client(self, key: Key, party: Party) -> C:
+    def init_party(self, key: Key, party: Party) -> C:
         """A party's state before round 1; unless `init = "own"`, `key` is the same for all: equal architectures start equal."""
 
     def start(self, s: S, net: Net) -> S:
         """Exchanges before round 1."""
         return s
 
-    def onboard(self, s: S, net: Net, ids: Sequence[int]) -> S:
+    def catch_up(self, s: S, net: Net, ids: Sequence[int]) -> S:
         """Parties that missed an exchange of `start` and are to take part now: what they need of it. Nothing, unless told."""
         return s
 
@@ -211,20 +211,20 @@ class Algorithm(ABC, Generic[S, C, M]):
 
     def join(self, s: S, net: Net, ids: Sequence[int]) -> S:
         """Newcomers after training: each gets what the server would send it now, and warms up."""
-        net.call(self.welcome, {i: self.view(s, i) for i in ids})
+        net.call(self.warm_up, {i: self.message_for(s, i) for i in ids})
         return s
 
     @work
-    async def welcome(self, mine: C, m: M, party: Party, key: Key) -> tuple[C, None]:
+    async def warm_up(self, mine: C, m: M, party: Party, key: Key) -> tuple[C, None]:
         """A newcomer's warm-up by the method's own loss; unless told, it takes what it is sent as it is."""
         return mine, None
 
     @abstractmethod
-    def view(self, s: S, i: int) -> M:
+    def message_for(self, s: S, i: int) -> M:
         """What the server would send party i now."""
 
     @abstractmethod
-    def model(self, mine: C, m: M, party: Party) -> Params:
+    def deployed_model(self, mine: C, m: M, party: Party) -> Params:
         """What the party would deploy: the same each time that it is asked.
 
         Training is done in works. What is fitted to the party's data each time before it is deployed (Per-FedAvg) is fitted
@@ -244,7 +244,7 @@ class Algorithm(ABC, Generic[S, C, M]):
 
         What leaves behind noise is accounted for by it, before a run and in it. Unless told: one training a round.
         """
-        return {"local": [how]} if stage == "round" else {"welcome": [how]} if stage == "join" else {}
+        return {"local": [how]} if stage == "round" else {"warm_up": [how]} if stage == "join" else {}
 
     def releases(self, work: str, asked: Asked) -> Releases:
         """Through which noise the fields of a work's reply leave a party; those that are not named leave as they are."""

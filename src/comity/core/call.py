@@ -8,6 +8,15 @@ Edge = tuple[int, int]
 """(sender, recipient), by their numbers."""
 
 
+STREAMS = {"warm_up": "welcome"}
+"""Party functions that were renamed, and the names that their random streams are still folded from."""
+
+
+def stream_name(function: str) -> str:
+    """The name that a party function's random stream is folded from; it never changes."""
+    return STREAMS.get(function, function)
+
+
 class Call(NamedTuple):
     """What is asked of parties: the work's name and owner, and what its keys are folded from.
 

@@ -100,7 +100,7 @@ def _sent(owners: list[AnyAlgorithm], hint: Any) -> Any:
     """A type in which a wrapper says that something is its host's: then what the host's `view` makes."""
     if hint != Hosts:
         return hint
-    views = (_along(type(owner), "view", "return") for owner in owners)
+    views = (_along(type(owner), "message_for", "return") for owner in owners)
     return next((view for view in views if view not in (Any, Hosts)), Any)
 
 

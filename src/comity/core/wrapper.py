@@ -75,18 +75,18 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
     def check(self, info: Info) -> None:
         self.host.check(info)
 
-    def server(self, key: Key, info: Info) -> Wrapped[W | None]:
-        return Wrapped(self.host.server(key, info), None)
+    def init_server(self, key: Key, info: Info) -> Wrapped[W | None]:
+        return Wrapped(self.host.init_server(key, info), None)
 
-    def client(self, key: Key, party: Party) -> Wrapped[W]:
+    def init_party(self, key: Key, party: Party) -> Wrapped[W]:
         extra = self.extra(key, party)
-        return Wrapped(self.host.client(key, self.wrap_party(party, extra)), extra)
+        return Wrapped(self.host.init_party(key, self.wrap_party(party, extra)), extra)
 
     def start(self, s: Wrapped[W | None], net: Net) -> Wrapped[W | None]:
         return replace(s, host=self.host.start(s.host, net))
 
-    def onboard(self, s: Wrapped[W | None], net: Net, ids: Sequence[int]) -> Wrapped[W | None]:
-        return replace(s, host=self.host.onboard(s.host, net, ids))
+    def catch_up(self, s: Wrapped[W | None], net: Net, ids: Sequence[int]) -> Wrapped[W | None]:
+        return replace(s, host=self.host.catch_up(s.host, net, ids))
 
     def round(self, s: Wrapped[W | None], net: Net, t: int) -> Wrapped[W | None]:
         return replace(s, host=self.host.round(s.host, net, t))
@@ -97,11 +97,11 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
     def join(self, s: Wrapped[W | None], net: Net, ids: Sequence[int]) -> Wrapped[W | None]:
         return replace(s, host=self.host.join(s.host, net, ids))
 
-    def view(self, s: Wrapped[W | None], i: int) -> Hosts:
-        return self.host.view(s.host, i)
+    def message_for(self, s: Wrapped[W | None], i: int) -> Hosts:
+        return self.host.message_for(s.host, i)
 
-    def model(self, mine: Wrapped[W], m: Any, party: Party) -> Params:
-        return self.host.model(mine.host, m, self.wrap_party(party, mine.extra))
+    def deployed_model(self, mine: Wrapped[W], m: Any, party: Party) -> Params:
+        return self.host.deployed_model(mine.host, m, self.wrap_party(party, mine.extra))
 
     def party_for(self, party: Party, mine: Wrapped[W]) -> Party:
         return self.host.party_for(self.wrap_party(party, mine.extra), mine.host)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.call import Answer, Call, Letter
+from comity.core.call import Answer, Call, Letter, stream_name
 from comity.core.descent import train_outside
 from comity.core.evaluation import Evaluation, evaluate
 from comity.core.finite import is_finite, not_finite
@@ -62,7 +62,7 @@ class Site:
         opened = {sender: self._here(received(parcel, sender, self.party.id, call)) for sender, parcel in inbox.items()}
         usable = {sender: content for sender, content in opened.items() if is_finite(content)}
         party = replace(self.party, inbox=usable) if usable else self.party
-        key = self.root.fold("party", party.stream, call.round, call.work, call.use)
+        key = self.root.fold("party", party.stream, call.round, stream_name(call.work), call.use)
         work = work_of(self.algorithm, call.depth, call.work)
         return RunningWork(
             work(self.mine, self._here(self._content(letter, call.depth)), party, key),
@@ -86,7 +86,7 @@ class Site:
     def deployed(self, letter: Letter) -> tuple[Task, Params]:
         """What the party would answer with now."""
         self.versions.go_to(letter.after)
-        theta = self.algorithm.model(self.mine, self._here(letter.content), self.party)
+        theta = self.algorithm.deployed_model(self.mine, self._here(letter.content), self.party)
         if not isinstance(theta, dict):
             raise ComityError(
                 f"model must return parameters, but returned a {type(theta).__name__}: what is to be trained is trained in works."
@@ -100,7 +100,7 @@ class Site:
     def evaluate_solo(self, t: int) -> Evaluation:
         """What the party's own data alone would have given it: the warm-up of a method without exchange, batch by batch."""
         task = self.party.task
-        key = self.root.fold("party", self.party.stream, t, "welcome", 0)
+        key = self.root.fold("party", self.party.stream, t, stream_name("warm_up"), 0)
         first = self._moved(task.init(self.party.first_key(self.root)))
         theta = train_outside(self.party.fit(plain, first, key)).theta
         return evaluate(task, theta, self.party.data, False, self.party.metric)
@@ -125,7 +125,7 @@ class Site:
 
     def _first(self) -> PartyState:
         """What every run begins with."""
-        return PartyState(self._moved(self.algorithm.client(self.party.first_key(self.root), self.party)), {})
+        return PartyState(self._moved(self.algorithm.init_party(self.party.first_key(self.root), self.party)), {})
 
     def _content(self, letter: Letter, depth: int) -> Any:
         """What the party is sent; until a round has counted, its first weights are in place of the server's, if it has some."""

@@ -161,7 +161,7 @@ def write_outcomes(job: Outline, folder: RunFolder, found: Evaluations) -> None:
 
 def _letters(job: Outline, s: Any, ids: Iterable[int]) -> dict[int, Any]:
     """What each party needs of the server's state to have its model."""
-    return {i: Empty() if job.algorithm.self_contained else job.algorithm.view(s, i) for i in ids}
+    return {i: Empty() if job.algorithm.self_contained else job.algorithm.message_for(s, i) for i in ids}
 
 
 def _note(net: Net, evaluations: Mapping[int, Evaluation], metric: str, suffix: str = "") -> None:

@@ -165,7 +165,7 @@ class _Rounds:
     def create(self) -> None:
         """Begin from nothing."""
         self._tables.create()
-        self._state = on_device(self.job.algorithm.server(self.job.root.fold("init"), self.net.info), self.job.device)
+        self._state = on_device(self.job.algorithm.init_server(self.job.root.fold("init"), self.net.info), self.job.device)
 
     def restore(self, manifest: Manifest) -> None:
         """Begin where a checkpoint was made."""
@@ -275,7 +275,7 @@ class _Rounds:
         late = sorted(attendance.waiting.intersection(cohort))
         if late:
             attendance.waiting -= set(late)
-            void = self._whole(lambda s: self.job.algorithm.onboard(s, self.net, late))
+            void = self._whole(lambda s: self.job.algorithm.catch_up(s, self.net, late))
             attendance.waiting |= set(late) if void else attendance.missed.intersection(late)
 
     def _whole(self, exchanges: Callable[[Any], Any], quorum: int = 1) -> str:

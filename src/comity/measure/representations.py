@@ -75,11 +75,11 @@ def offered(job: Job, folder: Path, ids: Iterable[int] | None = None) -> Iterato
         party = job.parties[i]
         saved = checkpoints.party_state(i)
         device = party.data.train.x.device
-        mine = algorithm.client(party.first_key(job.root), party) if saved is None else saved.mine
-        letter = Empty() if algorithm.self_contained else algorithm.view(server, i)
+        mine = algorithm.init_party(party.first_key(job.root), party) if saved is None else saved.mine
+        letter = Empty() if algorithm.self_contained else algorithm.message_for(server, i)
         mine = on_device(mine, device)
         letter = on_device(letter, device)
-        yield Offered(algorithm.party_for(party, mine), dict(algorithm.model(mine, letter, party)))
+        yield Offered(algorithm.party_for(party, mine), dict(algorithm.deployed_model(mine, letter, party)))
 
 
 def own_model(algorithm: AnyAlgorithm) -> bool:

@@ -48,11 +48,11 @@ class Agnostic(AveragesWeights[Mixture, Params, M]):
     lam_lr: float = option(0.1, "γ_λ, step size of λ", minimum=0)
     begin: Literal["uniform", "samples"] = option("uniform", "λ before round 1: all alike, or by sample counts")
 
-    def server(self, key: Key, info: Info) -> Mixture:
+    def init_server(self, key: Key, info: Info) -> Mixture:
         first = info.sizes if self.begin == "samples" else (1,) * len(info.names)
         return Mixture(self.shared(info.task.init(key), info.task), [each / sum(first) for each in first])
 
-    def client(self, key: Key, party: Party) -> Params:
+    def init_party(self, key: Key, party: Party) -> Params:
         return self.private(party.task.init(key), party.task)
 
     def settled(self, mine: Params, theta: Params) -> Params:

@@ -54,7 +54,7 @@ class AveragesWeights(Algorithm[S, C, M]):
         """A party's part in a round; its reply holds the weights as `theta`."""
 
     @work
-    async def welcome(self, mine: C, m: M, party: Party, key: Key) -> tuple[C, None]:
+    async def warm_up(self, mine: C, m: M, party: Party, key: Key) -> tuple[C, None]:
         mine, reply = await self.local(mine, m, party, key)
         return self.settled(mine, reply.theta), None
 

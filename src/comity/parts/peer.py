@@ -25,10 +25,10 @@ class PeerToPeer(Algorithm[Empty, C, Empty], Generic[C]):
     def exchange(self, net: Net, learners: list[int], others: list[int]) -> None:
         """What parties do with each other."""
 
-    def server(self, key: Key, info: Info) -> Empty:
+    def init_server(self, key: Key, info: Info) -> Empty:
         return Empty()
 
-    def view(self, s: Empty, i: int) -> Empty:
+    def message_for(self, s: Empty, i: int) -> Empty:
         return s
 
     def round(self, s: Empty, net: Net, t: int) -> Empty:

@@ -155,7 +155,7 @@ class Piloted(Wrapper[Mean]):
     def _rehearsed(self, host: Any, net: Net) -> dict[int, Score]:
         for t in range(1, self.pilot_rounds + 1):
             host = self.host.round(host, net, t)
-        return net.call(self.judge, {i: self.host.view(host, i) for i in net.info.parties})
+        return net.call(self.judge, {i: self.host.message_for(host, i) for i in net.info.parties})
 
     def host_state(self, mine: Wrapped[Mean]) -> Any:
         """What counts of a party's host: a trial's changes do not."""
@@ -171,7 +171,7 @@ class Piloted(Wrapper[Mean]):
     @work
     async def judge(self, mine: Wrapped[Mean], m: Hosts, party: Party, key: Key) -> tuple[Wrapped[Mean], Score]:
         """How good the model that the party would deploy is on its validation samples."""
-        score = validated(self.party_for(party, mine).task, self.model(mine, m, party), party.data)
+        score = validated(self.party_for(party, mine).task, self.deployed_model(mine, m, party), party.data)
         return mine, score if math.isfinite(score.loss) else replace(score, correct=0, loss=HOPELESS)
 
     def pilot_traffic(self, info: Info) -> Traffic:

@@ -152,14 +152,14 @@ def _round_with(job: Job, ids: list[int]) -> _Tried:
     net = job.net(engine, Quiet())
     net.sample = lambda t: ids  # type: ignore[method-assign]
     try:
-        s = job.algorithm.server(job.root.fold("init"), job.info)
+        s = job.algorithm.init_server(job.root.fold("init"), job.info)
         if job.algorithm.shares == "data":
             s = job.algorithm.start(s, net)
         begin = time.perf_counter()
         net.begin(1)
         s = job.algorithm.round(s, net, 1)
         trained = time.perf_counter()
-        letters = {i: Letter(job.algorithm.view(s, i), net.versions.get(i)) for i in ids}
+        letters = {i: Letter(job.algorithm.message_for(s, i), net.versions.get(i)) for i in ids}
         evaluated_by = dict(engine.evaluate(letters, Look(1, False)))
         assert len(evaluated_by) == len(ids)
         evaluated = time.perf_counter()

@@ -35,7 +35,7 @@ class Counting(FedAvg):
 
     def round(self, theta: Params, net: Net, t: int) -> Params:
         mean = Averaging()
-        for i, reply in net.replies(self.local, {i: self.view(theta, i) for i in net.sample(t)}):
+        for i, reply in net.replies(self.local, {i: self.message_for(theta, i) for i in net.sample(t)}):
             net.note("calls", reply.calls, party=i)
             net.note("steps", reply.steps, party=i)
             mean.add(reply.theta, weight=net.info.sizes[i])

@@ -18,11 +18,11 @@ class Leaving(FedAvg):
 
     def round(self, theta: Params, net: Net, t: int) -> Params:
         first: Params = {}
-        for _, reply in net.replies(self.local, {i: self.view(theta, i) for i in net.sample(t)}):
+        for _, reply in net.replies(self.local, {i: self.message_for(theta, i) for i in net.sample(t)}):
             first = reply.theta
             break
         if self.then == "call":
-            net.call(self.local, {i: self.view(first, i) for i in net.sample(t)})
+            net.call(self.local, {i: self.message_for(first, i) for i in net.sample(t)})
         return first
 
     @work

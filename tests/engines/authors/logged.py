@@ -28,7 +28,7 @@ class Logged(FedAvg):
 
     def round(self, theta: Params, net: Net, t: int) -> Params:
         mean = Averaging()
-        for i, reply in net.replies(self.local, {i: self.view(theta, i) for i in net.sample(t)}):
+        for i, reply in net.replies(self.local, {i: self.message_for(theta, i) for i in net.sample(t)}):
             net.note("times", reply.times, party=i)
             mean.add(reply.theta, weight=net.info.sizes[i])
         return mean.value()

@@ -51,5 +51,5 @@ class Mistaken(FedAvg):
                 return mine, Model(done.theta)  # the author's line
         return mine, Model((await party.fit(plain, m.theta, key)).theta)
 
-    def model(self, mine: Params, m: Model, party: Party) -> Any:
+    def deployed_model(self, mine: Params, m: Model, party: Party) -> Any:
         return party.fit(plain, m.theta, Key(0)) if self.mistake == "model" else m.theta | mine
