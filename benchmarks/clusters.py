@@ -146,8 +146,8 @@ class Running:
         begin = time.perf_counter()
         self.job = job
         self.engine = engine or job.engine()
-        self.net = job.net(self.engine, Quiet())
-        self.state = job.algorithm.init_server(job.root.fold("init"), self.net.info)
+        self.server = job.server(self.engine, Quiet())
+        self.state = job.algorithm.init_server(job.root.fold("init"), self.server.info)
         self.start = time.perf_counter() - begin
         self.t = 0
 
@@ -155,18 +155,18 @@ class Running:
         """Seconds of a round: letters, trainings, replies, the average."""
         begin = time.perf_counter()
         self.t += 1
-        self.net.begin(self.t)
-        self.net.open()
-        self.state = self.job.algorithm.round(self.state, self.net, self.t)
-        self.engine.settle(self.net.settle())
-        self.net.ledger.take()
+        self.server.begin(self.t)
+        self.server.open()
+        self.state = self.job.algorithm.round(self.state, self.server, self.t)
+        self.engine.settle(self.server.settle())
+        self.server.ledger.take()
         return time.perf_counter() - begin
 
     def evaluate(self, final: bool) -> float:
         """Seconds of an evaluation: of all if it is the last, else of the share that the settings say."""
         begin = time.perf_counter()
-        evaluate(self.job, self.net, self.engine, self.state, final=final)
-        self.net.take_notes()
+        evaluate(self.job, self.server, self.engine, self.state, final=final)
+        self.server.take_notes()
         return time.perf_counter() - begin
 
 

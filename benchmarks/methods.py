@@ -83,7 +83,7 @@ class Federated:
         self.job = prepare(config.experiment(settings), data)
         self.engine = self.job.experiment.engine
         self._engine = self.job.engine()
-        self._net = self.job.net(self._engine, Quiet())
+        self._net = self.job.server(self._engine, Quiet())
         self.parties = Clock()
         self._engine.work = self.parties.around_iterator(self._engine.work)
         self.s = self.job.algorithm.init_server(self.job.root.fold("init"), self.job.info)

@@ -40,17 +40,17 @@ def compare(work: str, data: Data, engine: str, workers: int, rounds: int) -> tu
     job = prepare(config.experiment(settings), federation)
     bare = Bare(work, data, workers)
     running = job.engine()
-    net = job.net(running, Quiet())
+    server = job.server(running, Quiet())
     s = job.algorithm.init_server(job.root.fold("init"), job.info)
     floor, ours = [], []
     try:
         for t in range(rounds + 1):  # the first warms up both
             floor.append(seconds(bare.round))
             begin = time.perf_counter()
-            net.begin(t)
-            s = job.algorithm.round(s, net, t)
+            server.begin(t)
+            s = job.algorithm.round(s, server, t)
             ours.append(time.perf_counter() - begin)
-            net.ledger.take()
+            server.ledger.take()
     finally:
         running.close()
         bare.close()

@@ -40,17 +40,17 @@ def train(contest: Contest, job: Job) -> None:
     torch.set_num_threads(1)
     gc.freeze()  # as a run does
     engine = job.engine()
-    net, t = job.net(engine, Quiet()), 0
+    server, t = job.server(engine, Quiet()), 0
     try:
-        net.begin(t)
-        net.charge_introduction(job.info.parties)
-        s = job.algorithm.start(job.algorithm.init_server(job.root.fold("init"), job.info), net)
+        server.begin(t)
+        server.charge_introduction(job.info.parties)
+        s = job.algorithm.start(job.algorithm.init_server(job.root.fold("init"), job.info), server)
         while True:
             contest.pause()
             t += 1
-            net.begin(t)
-            s = job.algorithm.round(s, net, t)
-            net.ledger.take()
+            server.begin(t)
+            s = job.algorithm.round(s, server, t)
+            server.ledger.take()
     finally:
         engine.close()
 

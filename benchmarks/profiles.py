@@ -48,11 +48,11 @@ def main() -> None:
     federation = Federation.from_arrays({f"p{i}": (d, tiny) for i, d in enumerate(data)}, validation=0.0, classes=10)
     settings = {"algorithm": "fedavg", "model": args.work, "batch": BATCH, "lr": LR, "engine": args.engine, "workers": 1}
     job = prepare(config.experiment(settings), federation)
-    net = job.net(job.engine(), Quiet())
+    server = job.server(job.engine(), Quiet())
     s = job.algorithm.init_server(job.root.fold("init"), job.info)
-    net.begin(1)
+    server.begin(1)
     shown("bare loop", Bare(args.work, data, 1).round, args.rows)
-    shown(f"Comity, {args.engine}", lambda: job.algorithm.round(s, net, 1), args.rows)
+    shown(f"Comity, {args.engine}", lambda: job.algorithm.round(s, server, 1), args.rows)
 
 
 if __name__ == "__main__":

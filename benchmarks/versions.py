@@ -86,19 +86,19 @@ def serve(settings: dict[str, Any]) -> None:
     job = build.prepare(config.experiment(settings | {"batch": 10, "lr": 0.005, "rounds": 50}), federation)
     gc.freeze()  # as a run does
     allocator.keep_freed_memory()
-    engine = job.engine() if hasattr(job, "engine") else job.net(watched.Quiet())
-    net = job.net(engine, watched.Quiet()) if hasattr(job, "engine") else engine
+    engine = job.engine() if hasattr(job, "engine") else job.server(watched.Quiet())
+    server = job.server(engine, watched.Quiet()) if hasattr(job, "engine") else engine
     clock = time.perf_counter if settings["engine"] == "process" else time.process_time
-    net.begin(0)
-    s = job.algorithm.start(job.algorithm.init_server(job.root.fold("init"), job.info), net)
+    server.begin(0)
+    s = job.algorithm.start(job.algorithm.init_server(job.root.fold("init"), job.info), server)
     print("ready", flush=True)
     for t, _ in enumerate(sys.stdin, 1):
-        net.begin(t)
+        server.begin(t)
         begin = clock()
-        s = job.algorithm.round(s, net, t)
+        s = job.algorithm.round(s, server, t)
         print(clock() - begin, flush=True)
-        net.ledger.take()
-        net.notes.clear()
+        server.ledger.take()
+        server.notes.clear()
     engine.close()
 
 

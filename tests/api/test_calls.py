@@ -342,15 +342,15 @@ def test_a_folder_does_not_answer_for_other_data(tmp_path: Path) -> None:
 def test_a_folder_does_not_answer_for_another_network(tmp_path: Path) -> None:
     fed = comity.load("digits").partition("iid|keep(samples=30)", parties=2, seed=0)
 
-    def net(layer: type[nn.Module]) -> tuple[nn.Module, nn.Module]:
+    def server(layer: type[nn.Module]) -> tuple[nn.Module, nn.Module]:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), layer()), nn.Linear(8, 10)
 
     how: dict[str, Any] = {"rounds": 1, "progress": False}
-    comity.compare(["fedavg"], fed, model=net(nn.ReLU), out=tmp_path / "out", **how)
-    comity.compare(["fedavg"], fed, model=net(nn.ReLU), out=tmp_path / "out", **how)
+    comity.compare(["fedavg"], fed, model=server(nn.ReLU), out=tmp_path / "out", **how)
+    comity.compare(["fedavg"], fed, model=server(nn.ReLU), out=tmp_path / "out", **how)
     with pytest.raises(comity.Refusal, match="holds a run of another network"):
-        comity.compare(["fedavg"], fed, model=net(nn.Tanh), out=tmp_path / "out", **how)
-    run = comity.open(tmp_path / "out" / "fedavg" / "seed-0", fed, model=net(nn.Tanh))
+        comity.compare(["fedavg"], fed, model=server(nn.Tanh), out=tmp_path / "out", **how)
+    run = comity.open(tmp_path / "out" / "fedavg" / "seed-0", fed, model=server(nn.Tanh))
     assert isinstance(run, comity.Result)
     with pytest.raises(comity.Refusal, match="holds a run of another network"):
         run.model("p0")

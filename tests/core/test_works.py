@@ -76,7 +76,7 @@ def test_an_unmarked_work_runs_where_everything_is_one_process(tmp_path: Path) -
         "@algorithm\n"
         "class Old(Solo):\n"
         "    def round(self, s, net, t):\n"
-        "        net.call(self.learn, {i: Empty() for i in net.sample(t)})\n"
+        "        server.call(self.learn, {i: Empty() for i in server.sample(t)})\n"
         "        return s\n"
         "    async def learn(self, mine, m, party, key):\n"
         "        return (await party.fit(plain, mine, key)).theta, Empty()\n"

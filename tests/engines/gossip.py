@@ -10,10 +10,10 @@ from comity.core import (
     Empty,
     Info,
     Key,
-    Net,
     Params,
     Party,
     Sealed,
+    Server,
     Traffic,
     algorithm,
     average,
@@ -63,11 +63,11 @@ class Gossip(Algorithm[Empty, Params, Empty]):
     def message_for(self, s: Empty, i: int) -> Empty:
         return Empty()
 
-    def round(self, s: Empty, net: Net, t: int) -> Empty:
-        ring = net.sample(t)
+    def round(self, s: Empty, server: Server, t: int) -> Empty:
+        ring = server.sample(t)
         after = dict(zip(ring, [*ring[1:], ring[0]], strict=True))
-        posted = net.call(self.offer, {i: After(after[i]) for i in ring})
-        net.call(self.local, dict.fromkeys(ring, Empty()), parcels={(i, after[i]): posted[i].parcel for i in ring})
+        posted = server.call(self.offer, {i: After(after[i]) for i in ring})
+        server.call(self.local, dict.fromkeys(ring, Empty()), parcels={(i, after[i]): posted[i].parcel for i in ring})
         return s
 
     @work

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import comity
 from comity.core import Batch, Key, Params, batches
+from comity.core.call import stream_name
 
 Optimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 
@@ -64,7 +65,7 @@ class Trainer:
 def stream(result: comity.Result, i: int, t: int, work: str, part: str = "", **how: Any) -> Iterator[Batch]:
     """The batches of party i in a work of round t, in the experiment's way of training or in another."""
     party = result.job.parties[i]
-    key = Key.root(result.job.experiment.seed).fold("party", i, t, work, 0)
+    key = Key.root(result.job.experiment.seed).fold("party", i, t, stream_name(work), 0)
     return batches(party.data.train, key.fold(part) if part else key, type(party.training)(**vars(party.training) | how))
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import comity
 from comity import algorithms
-from comity.core import Net, work
+from comity.core import Server, work
 
 Rule = Callable[[ast.Module], Iterator[tuple[int, str]]]
 
@@ -241,7 +241,7 @@ def plain_works(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def handed_over(cls: type) -> set[str]:
-    """The coroutine methods of a class that it, or one that it is made from, hands on by name: to `net.call` in the end."""
+    """The coroutine methods of a class that it, or one that it is made from, hands on by name: to `server.call` in the end."""
     found = set()
     for base in cls.__mro__:
         if base.__module__.startswith(("comity.", __name__)):
@@ -304,7 +304,7 @@ def test_algorithms_hold_no_state_of_their_own(path: Path) -> None:
 
 def test_a_net_knows_no_homes() -> None:
     """What types say already: there is no way from a net to a party's state."""
-    assert not NOT_A_NETS & set(dir(Net))
+    assert not NOT_A_NETS & set(dir(Server))
 
 
 @pytest.mark.parametrize("path", EVERYTHING, ids=name)
@@ -451,7 +451,7 @@ GOOD = {
         "import torch\ntorch.zeros(3)",
     ],
     singletons: ["NAMES = {'a': 'b'}\ndef f(x):\n    return NAMES[x]", "OFFSET = 'dbe.offset'", "T = TypeVar('T')"],
-    reaching: ["net.call(self.local, letters)", "mine.state"],
+    reaching: ["server.call(self.local, letters)", "mine.state"],
     outside_isinstance: ["from types import FunctionType\nisinstance(f, FunctionType)"],
     plain_works: [
         "class A:\n    async def local(self, mine, m, party, key):\n        return mine, None",
@@ -459,7 +459,7 @@ GOOD = {
         "class A:\n    def init_party(self, key, party): ...",
     ],
     seeds: ["import torch\ntorch.Generator().manual_seed(3)"],
-    engines: ["from comity.core import Net", "import torch"],
+    engines: ["from comity.core import Server", "import torch"],
 }
 
 
@@ -474,12 +474,12 @@ def test_the_lint_leaves_the_rest_alone(rule: Rule, text: str) -> None:
 
 
 class Right:
-    def round(self, net: Any) -> None:
-        net.call(self.local, {})
-        self.averaged(net, self.first if net else self.second)
+    def round(self, server: Any) -> None:
+        server.call(self.local, {})
+        self.averaged(server, self.first if server else self.second)
 
-    def averaged(self, net: Any, posterior: Any) -> None:
-        net.call(posterior, {})
+    def averaged(self, server: Any, posterior: Any) -> None:
+        server.call(posterior, {})
 
     @work
     async def local(self) -> None:

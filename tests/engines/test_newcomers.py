@@ -24,8 +24,8 @@ from comity import cli
 from comity.algorithms.dbe import OFFSET
 from comity.core import Algorithm, Batch, Key, Params, trainable
 from comity.core.codec import flatten
-from comity.core.net import Net
 from comity.core.record import is_record
+from comity.core.server import Server
 from comity.core.wrapper import chain
 from comity.engines.loop import LoopEngine
 from comity.engines.site import Site
@@ -55,11 +55,11 @@ class Witness:
 
     def listen(self, patch: pytest.MonkeyPatch) -> None:
         """Hear all that the engine is asked for from now on."""
-        begin, work, evaluate, alone = Net.begin, LoopEngine.work, LoopEngine.evaluate, LoopEngine.evaluate_solo
+        begin, work, evaluate, alone = Server.begin, LoopEngine.work, LoopEngine.evaluate, LoopEngine.evaluate_solo
 
-        def begun(net: Net, t: int) -> None:
+        def begun(server: Server, t: int) -> None:
             self.round = t
-            begin(net, t)
+            begin(server, t)
 
         def worked(engine: LoopEngine, call: Any, letters: Mapping[int, Any], parcels: Any) -> Iterator[Any]:
             assert call.round == self.round
@@ -75,7 +75,7 @@ class Witness:
             self.hear(engine, "alone", ids)
             return alone(engine, ids, t)
 
-        patch.setattr(Net, "begin", begun)
+        patch.setattr(Server, "begin", begun)
         patch.setattr(LoopEngine, "work", worked)
         patch.setattr(LoopEngine, "evaluate", evaluated)
         patch.setattr(LoopEngine, "evaluate_solo", evaluated_alone)

@@ -83,7 +83,7 @@ def assert_close(ours: comity.Result, right: comity.Result) -> None:
 @pytest.mark.parametrize("text", summed(), ids=short)
 def test_every_method_that_only_averages_is_close_to_a_loop(text: str, tmp_path: Path) -> None:
     ours = run(text, tmp_path / "sums", **QUICK, **SUMS)
-    assert SUMMED in ours.summary["remarks"], "its rounds are marked by @only_averages, and do not use net.mean"
+    assert SUMMED in ours.summary["remarks"], "its rounds are marked by @only_averages, and do not use server.mean"
     assert_close(ours, run(text, tmp_path / "loop", **QUICK))
 
 
@@ -300,10 +300,10 @@ def test_a_lost_worker_is_asked_again_for_its_whole_sum(tmp_path: Path, monkeypa
         yield from again
 
     monkeypatch.setattr(engine, "_exchange", twice)
-    net = job.net(engine, Quiet())
-    net.begin(1)
-    net.open()
-    job.algorithm.round(job.algorithm.init_server(job.root.fold("init"), job.info), net, 1)
+    server = job.server(engine, Quiet())
+    server.begin(1)
+    server.open()
+    job.algorithm.round(job.algorithm.init_server(job.root.fold("init"), job.info), server, 1)
     assert says == [2], "one message a worker"
 
 

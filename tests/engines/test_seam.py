@@ -17,7 +17,7 @@ from torch import nn
 
 from comity.core import Params
 from comity.core.call import Call, Letter
-from comity.core.net import Note
+from comity.core.server import Note
 from comity.engines.loop import LoopEngine, OneByOne
 from comity.engines.site_store import SiteStore
 from comity.engines.stacked.scheduler import gains_by_stacking
@@ -121,10 +121,10 @@ def remarks(text: str, place: str) -> list[str]:
     made = job(text, place)
     engine = made.engine()
     try:
-        net = made.net(engine, Quiet())
-        net.begin(1)
-        made.algorithm.round(made.algorithm.init_server(made.root.fold("init"), made.info), net, 1)
-        return list(net.remarks)
+        server = made.server(engine, Quiet())
+        server.begin(1)
+        made.algorithm.round(made.algorithm.init_server(made.root.fold("init"), made.info), server, 1)
+        return list(server.remarks)
     finally:
         engine.close()
 
@@ -347,7 +347,7 @@ def test_a_loss_may_not_write_now_and_then(place: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("then", ["call", "end"])
 def test_a_loop_over_replies_is_not_left_early(then: str, place: str, tmp_path: Path) -> None:
-    sentence = "Not all replies of local were heard: a loop over net.replies may not be left early."
+    sentence = "Not all replies of local were heard: a loop over server.replies may not be left early."
     assert said(author("leaving", then=then), place, tmp_path) == sentence
 
 

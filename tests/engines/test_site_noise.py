@@ -11,8 +11,8 @@ from elsewhere import Handed, Sites, ended
 
 from comity.core.codec import decode
 from comity.core.key import Key, SecretKey
-from comity.core.net import Net
 from comity.core.record import leaves
+from comity.core.server import Server
 from comity.sites import afterwards
 from comity.sites.messages import ANSWERED, ASKED, Work, unpack
 
@@ -82,13 +82,13 @@ def test_noise_between_sites_is_not_that_of_a_loop(
     name = "".join(c for c in method if c.isalnum())
     ended(sites.run(method, name, courier, **USUAL))
     seen: dict[tuple[str, Any], Any] = {}
-    right = Net._accepted
+    right = Server._accepted
 
-    def accepted(self: Net, roll: Any, came: Any) -> Any:
+    def accepted(self: Server, roll: Any, came: Any) -> Any:
         seen[self.info.name(came[0]), tuple(roll.call)] = came[1].reply
         return right(self, roll, came)
 
-    monkeypatch.setattr(Net, "_accepted", accepted)
+    monkeypatch.setattr(Server, "_accepted", accepted)
     sites.pooled(method, tmp_path / "pooled", **USUAL)
     works = [(who, call) for who, call in found if call[0] == NOISED[method]]
     noisy = [(who, call) for who, call in works if call[2] == min(call[2] for _, call in works)]

@@ -43,9 +43,9 @@ def test_only_those_who_keep_something_stay() -> None:
     for text, staying in (("fedavg", 0), ("fedper", 4)):
         job = prepare(config.experiment({"algorithm": text, "model": "mlp2(width=6)", "engine": "loop"}), ragged())
         engine = job.engine()
-        net = job.net(engine, Quiet())
-        net.begin(1)
-        job.algorithm.round(job.algorithm.init_server(job.root.fold("init"), job.info), net, 1)
+        server = job.server(engine, Quiet())
+        server.begin(1)
+        job.algorithm.round(job.algorithm.init_server(job.root.fold("init"), job.info), server, 1)
         assert len(engine.sites._sites) == staying  # type: ignore[attr-defined]
 
 

@@ -14,8 +14,8 @@ from elsewhere import Handed, Sites, ended, same_as_planned, watched
 
 from comity.core.codec import decode, encode
 from comity.core.evaluation import Answers, Evaluation, Score
-from comity.core.net import Note
 from comity.core.record import Empty, Model
+from comity.core.server import Note
 from comity.engines import site as engine_site
 from comity.engines.saved import write_state
 from comity.errors import ComityError, Damaged

@@ -50,12 +50,12 @@ def after(made: Job) -> list[torch.Tensor]:
     """Every tensor that the server and the parties have after the last round, and how many steps it took."""
     engine = made.engine()
     assert isinstance(engine, LoopEngine)
-    net = made.net(engine, Quiet())
-    s = made.algorithm.start(made.algorithm.init_server(made.root.fold("init"), made.info), net)
+    server = made.server(engine, Quiet())
+    s = made.algorithm.start(made.algorithm.init_server(made.root.fold("init"), made.info), server)
     for t in range(1, made.experiment.rounds + 1):
-        net.begin(t)
-        s = made.algorithm.round(s, net, t)
-    states = [s, *(engine.sites[i].mine for i in made.info.parties), torch.tensor([net.steps, net.server_steps])]
+        server.begin(t)
+        s = made.algorithm.round(s, server, t)
+    states = [s, *(engine.sites[i].mine for i in made.info.parties), torch.tensor([server.steps, server.server_steps])]
     return [leaf.double() for leaf in leaves(states) if isinstance(leaf, torch.Tensor)]
 
 
@@ -141,10 +141,10 @@ def test_a_kept_state_keeps_no_block(double: None) -> None:
     made = job("fedper", "stacked")
     engine = made.engine()
     assert isinstance(engine, LoopEngine)
-    net = made.net(engine, Quiet())
+    server = made.server(engine, Quiet())
     s = made.algorithm.init_server(made.root.fold("init"), made.info)
-    net.begin(1)
-    made.algorithm.round(s, net, 1)
+    server.begin(1)
+    made.algorithm.round(s, server, 1)
     for i in made.info.parties:
         assert leaves(engine.sites[i].mine)
         for leaf in leaves(engine.sites[i].mine):

@@ -13,7 +13,7 @@ import torch
 from matrix import GOSSIP, ragged, run, tables
 
 import comity
-from comity.core import Key, Net
+from comity.core import Key, Server
 from comity.core.codec import flatten
 from comity.engines.loop import LoopEngine
 from comity.errors import Refusal
@@ -203,12 +203,12 @@ def test_the_relays_draw_belongs_to_the_party() -> None:
 
 def test_who_is_asked_is_drawn_for_the_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = set()
-    key: Callable[..., Key] = Net.key
+    key: Callable[..., Key] = Server.key
 
-    def noted(net: Net, *path: int | str) -> Key:
+    def noted(server: Server, *path: int | str) -> Key:
         asked.add(path)
-        return key(net, *path)
+        return key(server, *path)
 
-    monkeypatch.setattr(Net, "key", noted)
+    monkeypatch.setattr(Server, "key", noted)
     run("relay-p2p", tmp_path, without="east", rounds=1)
     assert {path[1] for path in asked if path[0] == "neighbours"} == {0, 2, 3}

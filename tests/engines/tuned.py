@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Empty, Info, Key, Model, Net, Params, Party, Traffic, algorithm, option, plain, work
+from comity.core import Empty, Info, Key, Model, Params, Party, Server, Traffic, algorithm, option, plain, work
 
 
 @algorithm
@@ -21,8 +21,8 @@ class Tuned(FedAvg):
     def one_model(self) -> bool:
         return False
 
-    def finish(self, s: Params, net: Net) -> Params:
-        net.call(self.tune, {i: self.message_for(s, i) for i in net.info.parties})
+    def finish(self, s: Params, server: Server) -> Params:
+        server.call(self.tune, {i: self.message_for(s, i) for i in server.info.parties})
         return s
 
     @work

@@ -172,9 +172,9 @@ def test_alg1_l6_one_pass_of_sgd_on_the_discriminator() -> None:
     task = task_of("mlp2(width=5)", (6,), 3)
     data = [samples(9, (6,), 3, seed=1), samples(4, (6,), 3, seed=2)]
     adcol = Adcol(disc="linear")
-    net, s = net_of(adcol, task, data, Training(lr=1e-30, batch=100))
-    net.info = Info(net.info.names, net.info.sizes, net.info.tasks, Training(lr=0.5, batch=100), net.info.shape)
-    D, after = s.D, rounds(adcol, net, s, 1).D
+    server, s = net_of(adcol, task, data, Training(lr=1e-30, batch=100))
+    server.info = Info(server.info.names, server.info.sizes, server.info.tasks, Training(lr=0.5, batch=100), server.info.shape)
+    D, after = s.D, rounds(adcol, server, s, 1).D
     theta = task.init(Key.root(0).fold("init"))
     z = torch.cat([task.features(theta, d.x) for d in data])
     label = torch.tensor([0] * 9 + [1] * 4)
@@ -186,14 +186,14 @@ def test_alg1_l6_one_pass_of_sgd_on_the_discriminator() -> None:
 def test_b5_party_sampling_keeps_all_outputs_and_the_absent_keep_their_models() -> None:
     task = task_of("mlp2(width=5)", (6,), 3)
     adcol = Adcol(hidden=7)
-    net, s = net_of(adcol, task, [samples(8, (6,), 3, seed=i) for i in range(4)], Training(lr=0.1), participation=0.5)
-    before = [net.state(i).F for i in range(4)]
-    D = rounds(adcol, net, s, 1).D
-    took_part = net.sample(1)
+    server, s = net_of(adcol, task, [samples(8, (6,), 3, seed=i) for i in range(4)], Training(lr=0.1), participation=0.5)
+    before = [server.state(i).F for i in range(4)]
+    D = rounds(adcol, server, s, 1).D
+    took_part = server.sample(1)
     assert len(took_part) == 2
     assert D["out.weight"].shape == (4, 7)
     for i in range(4):
-        assert (_hash(net.state(i).F) != _hash(before[i])) == (i in took_part)
+        assert (_hash(server.state(i).F) != _hash(before[i])) == (i in took_part)
 
 
 # --- bytes

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from toys import (
-    LoopNet,
+    LoopServer,
     assert_near,
     batch_of,
     distance,
@@ -111,19 +111,19 @@ def server_key(t: int, purpose: str) -> Key:
 
 
 def game(
-    adcol: Adcol, participation: float = 1.0, sizes: tuple[int, ...] = SIZES, server: Training | None = None
-) -> tuple[list[Samples], LoopNet, Game]:
+    adcol: Adcol, participation: float = 1.0, sizes: tuple[int, ...] = SIZES, server_training: Training | None = None
+) -> tuple[list[Samples], LoopServer, Game]:
     """Parties that see the world differently, and the server before round 1."""
     data = [samples(n, SHAPE, CLASSES, seed=i + 1) for i, n in enumerate(sizes)]
     data = [Samples(d.x + 0.5 * i, d.y) for i, d in enumerate(data)]
-    net, s = net_of(adcol, task_of(f"mlp2(width={WIDTH})", SHAPE, CLASSES), data, HOW, participation)
-    if server is not None:  # D's own learning rate: discriminators of successive rounds differ well
-        net.info = replace(net.info, training=server)
-    return data, net, s
+    server, s = net_of(adcol, task_of(f"mlp2(width={WIDTH})", SHAPE, CLASSES), data, HOW, participation)
+    if server_training is not None:  # D's own learning rate: discriminators of successive rounds differ well
+        server.info = replace(server.info, training=server_training)
+    return data, server, s
 
 
-def weights_of(net: LoopNet) -> dict[int, Params]:
-    return {i: net.state(i).F for i in net.info.parties}
+def weights_of(server: LoopServer) -> dict[int, Params]:
+    return {i: server.state(i).F for i in server.info.parties}
 
 
 @cache
@@ -174,16 +174,16 @@ def test_eq2_with_mu_0_is_solo_bit_for_bit(options: str, participation: float) -
 def _played(participation: float, count: int = 9) -> list[tuple[int, int, Params, Params, list[Params], list[Params]]]:
     """past=3: (round, party, weights before, weights after, discriminators the party got so far, all the server sent)."""
     adcol = Adcol(past=3, mu=3.0, hidden=HIDDEN)
-    _, net, s = game(adcol, participation, server=Training(lr=0.5, batch=4, epochs=1))
+    _, server, s = game(adcol, participation, server_training=Training(lr=0.5, batch=4, epochs=1))
     rows, sent = [], []
-    got: dict[int, list[Params]] = {i: [] for i in net.info.parties}
+    got: dict[int, list[Params]] = {i: [] for i in server.info.parties}
     for t in range(1, count + 1):
-        before, cohort = weights_of(net), net.sample(t)
+        before, cohort = weights_of(server), server.sample(t)
         sent.append(s.D)
         for i in cohort:
             got[i].append(s.D)
-        s = rounds(adcol, net, s, 1, first=t)
-        rows += [(t, i, before[i], net.state(i).F, list(got[i]), list(sent)) for i in cohort]
+        s = rounds(adcol, server, s, 1, first=t)
+        rows += [(t, i, before[i], server.state(i).F, list(got[i]), list(sent)) for i in cohort]
     return rows
 
 
@@ -244,13 +244,13 @@ def test_b6_one_discriminator_is_the_standard_path_bit_for_bit() -> None:
 
 def test_b6_parties_keep_n_d_minus_1_discriminators_the_newest_first() -> None:
     adcol = Adcol(past=3, hidden=HIDDEN)
-    _, net, s = game(adcol)
+    _, server, s = game(adcol)
     sent = []
     for t in (1, 2, 3, 4):
         sent.append(s.D)
-        s = rounds(adcol, net, s, 1, first=t)
-    for i in net.info.parties:
-        kept = net.state(i).past
+        s = rounds(adcol, server, s, 1, first=t)
+    for i in server.info.parties:
+        kept = server.state(i).past
         assert len(kept) == 2
         assert same(kept[0], sent[3])
         assert same(kept[1], sent[2])
@@ -269,14 +269,14 @@ def test_b6_only_the_newest_discriminator_is_sent(participation: float) -> None:
 
 def test_b14_a_round_by_hand(replies: list[dict[int, Any]]) -> None:
     """CE alone; representations; the server fits an m-way D; the same parties train again with KL(1/m || D)."""
-    mu, server = 3.0, Training(lr=0.5, batch=4, epochs=1)
+    mu, server_training = 3.0, Training(lr=0.5, batch=4, epochs=1)
     adcol = Adcol(slots="cohort", mu=mu, hidden=HIDDEN)
-    data, net, s = game(adcol, 0.5, (11, 7, 9, 6, 8, 10), server)
+    data, server, s = game(adcol, 0.5, (11, 7, 9, 6, 8, 10), server_training)
     penalties = []
     for t in (1, 2, 3):
-        before, trunk, cohort = weights_of(net), s.D, net.sample(t)
+        before, trunk, cohort = weights_of(server), s.D, server.sample(t)
         assert len(cohort) == 3
-        s = rounds(adcol, net, s, 1, first=t)
+        s = rounds(adcol, server, s, 1, first=t)
         first = {i: descended(eq2([], mu), before[i], data[i], party_key(i, t)) for i in cohort}  # i: CE only
         local, align = replies[-2:]
         assert list(local) == list(align) == cohort
@@ -289,15 +289,15 @@ def test_b14_a_round_by_hand(replies: list[dict[int, Any]]) -> None:
         D = {k: fresh[k] if k.startswith("out.") else v for k, v in trunk.items()}
         assert D["out.weight"].shape == (3, HIDDEN)
         D = descended(  # iii
-            lambda D, b: F.cross_entropy(judged(D, b.x), b.y), D, Samples(z, label), server_key(t, "discriminator"), server
+            lambda D, b: F.cross_entropy(judged(D, b.x), b.y), D, Samples(z, label), server_key(t, "discriminator"), server_training
         )
         assert_near(s.D, D)
         for i in before:
             if i not in cohort:
-                assert same(net.state(i).F, before[i]), "unselected parties are left alone"
+                assert same(server.state(i).F, before[i]), "unselected parties are left alone"
                 continue
             second = descended(eq2([s.D], mu), first[i], data[i], party_key(i, t, "align"))  # iv and v
-            assert_near(net.state(i).F, second)
+            assert_near(server.state(i).F, second)
             penalties.append(distance(second, descended(eq2([], mu), first[i], data[i], party_key(i, t, "align"))))
     assert max(penalties) > 1e-3, "the second phase has a penalty"
 
@@ -336,11 +336,11 @@ def test_b14_a_phase_more_costs_steps() -> None:
 def test_b14_what_of_the_discriminator_lives_on(carry: Literal["trunk", "keep", "reinit"]) -> None:
     """D is not trained here, so what is equal to the round before lived on."""
     adcol = Adcol(slots="cohort", disc_carry=carry, hidden=HIDDEN, disc_epochs=0)
-    _, net, s = game(adcol, 0.5)
+    _, server, s = game(adcol, 0.5)
     assert s.D["out.weight"].shape == (4, HIDDEN)
     seen = [s.D]
     for t in (1, 2, 3):
-        s = rounds(adcol, net, s, 1, first=t)
+        s = rounds(adcol, server, s, 1, first=t)
         assert s.D["out.weight"].shape == (2, HIDDEN)
         seen.append(s.D)
     trunk = {"fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"}
@@ -354,10 +354,10 @@ def test_b14_what_of_the_discriminator_lives_on(carry: Literal["trunk", "keep", 
 def test_b14_the_discriminator_that_lives_on_was_trained(carry: Literal["trunk", "keep", "reinit"]) -> None:
     """One server step from what was carried: the trunk has moved since round 1, unless it is drawn again each round."""
     adcol = Adcol(slots="cohort", disc_carry=carry, hidden=HIDDEN)
-    _, net, s = game(adcol, 0.5)
+    _, server, s = game(adcol, 0.5)
     begun = s.D
-    s1 = rounds(adcol, net, s, 1)
-    s2 = rounds(adcol, net, s1, 1, first=2)
+    s1 = rounds(adcol, server, s, 1)
+    s2 = rounds(adcol, server, s1, 1, first=2)
     moved = (s2.D["fc1.weight"] - s1.D["fc1.weight"]).abs().max().item()
     assert not torch.equal(s1.D["fc1.weight"], begun["fc1.weight"])
     assert (0 < moved < 0.1) == (carry != "reinit")
@@ -366,29 +366,29 @@ def test_b14_the_discriminator_that_lives_on_was_trained(carry: Literal["trunk",
 @pytest.mark.parametrize("carry", ["trunk", "keep", "reinit"])
 def test_b14_the_number_of_parties_may_change(carry: Literal["trunk", "keep", "reinit"]) -> None:
     adcol = Adcol(slots="cohort", disc_carry=carry, hidden=HIDDEN)
-    _, net, s = game(adcol)
+    _, server, s = game(adcol)
     cohorts = {1: [0, 2], 2: [1, 2, 3], 3: [3], 4: [0, 1, 2, 3]}
-    net.sample = lambda t: cohorts[t]
+    server.sample = lambda t: cohorts[t]
     for t, cohort in cohorts.items():
-        before = weights_of(net)
-        s = rounds(adcol, net, s, 1, first=t)
+        before = weights_of(server)
+        s = rounds(adcol, server, s, 1, first=t)
         assert s.D["out.weight"].shape == (len(cohort), HIDDEN)
-        assert [i for i in before if not same(before[i], net.state(i).F)] == cohort
+        assert [i for i in before if not same(before[i], server.state(i).F)] == cohort
         assert all(v.isfinite().all() for v in s.D.values())
 
 
 def test_b14_a_party_that_does_not_answer_is_not_asked_again() -> None:
     """D keeps the slot of the silent party; the second phase is for those that sent representations."""
     adcol = Adcol(slots="cohort", hidden=HIDDEN)
-    _, net, s = game(adcol)
-    work, asked = net.engine.work, []
+    _, server, s = game(adcol)
+    work, asked = server.engine.work, []
 
     def without_party_1(call: Any, letters: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
         asked.append((call.work, list(letters)))
         return work(call, {i: letter for i, letter in letters.items() if i != 1}, parcels)
 
-    net.engine.work = without_party_1
-    s = rounds(adcol, net, s, 1)
+    server.engine.work = without_party_1
+    s = rounds(adcol, server, s, 1)
     assert asked == [("local", [0, 1, 2, 3]), ("align", [0, 2, 3])]
     assert s.D["out.weight"].shape == (4, HIDDEN)
 
@@ -396,15 +396,15 @@ def test_b14_a_party_that_does_not_answer_is_not_asked_again() -> None:
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_b14_mu_0_is_two_plain_trainings(participation: float) -> None:
     adcol = Adcol(slots="cohort", mu=0.0, hidden=HIDDEN)
-    data, net, s = game(adcol, participation)
-    expected = weights_of(net)
-    task = net.info.task
+    data, server, s = game(adcol, participation)
+    expected = weights_of(server)
+    task = server.info.task
     for t in (1, 2):
-        s = rounds(adcol, net, s, 1, first=t)
-        for i in net.sample(t):
+        s = rounds(adcol, server, s, 1, first=t)
+        for i in server.sample(t):
             for work in ("local", "align"):
                 expected[i] = fit(task.loss, expected[i], data[i], party_key(i, t, work), HOW).theta
-    assert all(same(net.state(i).F, expected[i]) for i in expected)
+    assert all(same(server.state(i).F, expected[i]) for i in expected)
 
 
 def test_b14_past_discriminators_are_refused() -> None:
@@ -495,18 +495,18 @@ def test_section5_hidden_is_the_width_of_every_hidden_layer(hidden: int) -> None
 def test_alg1_l7_passes_over_the_representations(passes: int) -> None:
     """Parties that stand still: D is what torch.optim makes of the union of their representations."""
     adcol = Adcol(disc_epochs=passes, hidden=HIDDEN)
-    server = Training(lr=0.3, momentum=0.5, batch=4, epochs=7)  # the parties' epochs are not the server's
-    data, net, s = game(adcol, server=server)
-    for site in map(net.engine.sites.__getitem__, net.info.parties):
+    server_training = Training(lr=0.3, momentum=0.5, batch=4, epochs=7)  # the parties' epochs are not the server's
+    data, server, s = game(adcol, server_training=server_training)
+    for site in map(server.engine.sites.__getitem__, server.info.parties):
         site.party = replace(site.party, training=Training(lr=1e-30))
-    theta = net.state(0).F
-    after = rounds(adcol, net, s, 1).D
+    theta = server.state(0).F
+    after = rounds(adcol, server, s, 1).D
     union = Samples(torch.cat([encoded(theta, d.x) for d in data]), torch.arange(4).repeat_interleave(torch.tensor(SIZES)))
 
     def named(D: Params, batch: Batch) -> Tensor:
         return F.cross_entropy(judged(D, batch.x), batch.y)
 
-    assert_near(after, descended(named, s.D, union, server_key(1, "discriminator"), replace(server, epochs=passes)))
+    assert_near(after, descended(named, s.D, union, server_key(1, "discriminator"), replace(server_training, epochs=passes)))
     assert same(after, s.D) == (passes == 0)
 
 
@@ -542,24 +542,24 @@ def test_b10_average_weighted_by_sample_counts(aggregate: Literal["predictor", "
     """A round starts from the party's own weights with the averaged ones in their place, and ends with a new average."""
     mu, names = 3.0, AVERAGED[aggregate]
     adcol = Adcol(aggregate=aggregate, mu=mu, hidden=HIDDEN)
-    data, net, s = game(adcol, participation)
+    data, server, s = game(adcol, participation)
     for t in (1, 2, 3):
-        before, sent, cohort = weights_of(net), s, net.sample(t)
-        s = rounds(adcol, net, s, 1, first=t)
+        before, sent, cohort = weights_of(server), s, server.sample(t)
+        s = rounds(adcol, server, s, 1, first=t)
         for i in before:
             if i in cohort:
                 begin = {k: sent.shared[k] if k in names else v for k, v in before[i].items()}
-                assert_near(net.state(i).F, descended(eq2([sent.D], mu), begin, data[i], party_key(i, t)))
+                assert_near(server.state(i).F, descended(eq2([sent.D], mu), begin, data[i], party_key(i, t)))
             else:
-                assert same(net.state(i).F, before[i])
+                assert same(server.state(i).F, before[i])
         assert set(s.shared) == names
         total = sum(SIZES[i] for i in cohort)
         for k in names:
-            average = sum(SIZES[i] / total * net.state(i).F[k].double() for i in cohort)
+            average = sum(SIZES[i] / total * server.state(i).F[k].double() for i in cohort)
             torch.testing.assert_close(s.shared[k].double(), average, rtol=0, atol=1e-6)
-            plain = sum(net.state(i).F[k].double() for i in cohort) / len(cohort)
+            plain = sum(server.state(i).F[k].double() for i in cohort) / len(cohort)
             assert t < 3 or (average - plain).abs().max() > 1e-5, "parties differ in size"
-    encoders = [net.state(i).F["fc1.weight"] for i in net.info.parties]
+    encoders = [server.state(i).F["fc1.weight"] for i in server.info.parties]
     assert not any(torch.equal(encoders[0], other) for other in encoders[1:]), "everybody has an encoder of their own"
 
 
@@ -784,10 +784,10 @@ def test_future_work_labels_do_not_reach_the_body(
     for shift in (0, 1):
         data = [samples(n, shape, CLASSES, seed=n) for n in (11, 8)]
         data = [Samples(d.x, (d.y * (1 + shift) + shift) % CLASSES) for d in data]
-        net, s = net_of(adcol, task, data, Training(lr=0.1, batch=4, min_batch=2))
-        begin = net.state(0).F
-        s = rounds(adcol, net, s, 2)
-        ends.append((s.D, weights_of(net)))
+        server, s = net_of(adcol, task, data, Training(lr=0.1, batch=4, min_batch=2))
+        begin = server.state(0).F
+        s = rounds(adcol, server, s, 2)
+        ends.append((s.D, weights_of(server)))
     (D, one), (D_other, other) = ends
     assert same(D, D_other)
     for i in (0, 1):

@@ -32,22 +32,22 @@ def at(*x: float) -> Samples:
 def test_fedrobust_two_steps_by_hand(shift: str) -> None:
     """w = 1, x = 2: slopes are 2 in w, 2 in Λ and 1 in δ; w ← 0.8, Λ ← 1.1, δ ← 0.05. Then Λx + δ = 2.25."""
     algorithm = AffineRobust(lam=1.0, ascent_lr=0.05, shift=shift)  # type: ignore[arg-type]
-    net, s = net_of(algorithm, Line(OneNumber(1.0), classes=1, cut="body"), [at(2.0)], FULL_BATCH)
+    server, s = net_of(algorithm, Line(OneNumber(1.0), classes=1, cut="body"), [at(2.0)], FULL_BATCH)
     expected = [(0.8, 0.1, 0.05), (0.8 - 0.1 * 0.8 * 2.25, 0.1 + 0.05 * (0.8 * 0.8 * 2 - 0.2), 0.05 + 0.05 * (0.8 * 0.8 - 0.1))]
     for t, (w, change, delta) in enumerate(expected, 1):
-        s = rounds(algorithm, net, s, 1, first=t)
+        s = rounds(algorithm, server, s, 1, first=t)
         assert s["body.w"].item() == pytest.approx(w, abs=1e-7)
-        assert net.state(0).shift[CHANGE].item() == pytest.approx(change, abs=1e-6)
-        assert net.state(0).shift[OFFSET].item() == pytest.approx(delta, abs=1e-6)
+        assert server.state(0).shift[CHANGE].item() == pytest.approx(change, abs=1e-6)
+        assert server.state(0).shift[OFFSET].item() == pytest.approx(delta, abs=1e-6)
 
 
 def test_the_inner_maximum_is_found() -> None:
     """With w held (lr → 0) Λ and δ climb to the maximum of (w((1 + D)x + δ) − 1)²/2 − λ(D² + δ²): D = gwx/(2λ), δ = gw/(2λ)."""
     algorithm = AffineRobust(lam=3.0, ascent_lr=0.1)
     how = Training(lr=1e-12, batch=10, epochs=60)
-    net, s = net_of(algorithm, Line(OneNumber(0.5), classes=1, cut="body"), [at(1.0)], how)
-    rounds(algorithm, net, s, 1)
-    shift = net.state(0).shift
+    server, s = net_of(algorithm, Line(OneNumber(0.5), classes=1, cut="body"), [at(1.0)], how)
+    rounds(algorithm, server, s, 1)
+    shift = server.state(0).shift
     gap = -0.5 / (1 - 2 * 0.5**2 / (2 * 3.0))  # g = w((1 + D)x + δ) − 1 with both put in
     assert shift[CHANGE].item() == pytest.approx(gap * 0.5 / 6, abs=1e-5)
     assert shift[OFFSET].item() == pytest.approx(gap * 0.5 / 6, abs=1e-5)

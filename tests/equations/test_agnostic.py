@@ -91,37 +91,37 @@ def test_mean_loss_is_that_of_all_samples_however_many_at_a_time() -> None:
 def test_afl_two_rounds_by_hand() -> None:
     """b = 1 and 3, w = 0: F = (0.5, 4.5), w ← 0.2, λ ← Π(0.55, 0.95) = (0.3, 0.7); then w ← 0.3·0.28 + 0.7·0.48 = 0.42."""
     algorithm = Afl(lam_lr=0.1)
-    net, s = net_of(algorithm, bowl(), [rows(1, 1), rows(1, 3)], STEP)
-    s = rounds(algorithm, net, s, 1)
+    server, s = net_of(algorithm, bowl(), [rows(1, 1), rows(1, 3)], STEP)
+    s = rounds(algorithm, server, s, 1)
     assert s.theta["body.w"].item() == pytest.approx(0.2)
     assert s.lam == pytest.approx([0.3, 0.7])
-    s = rounds(algorithm, net, s, 1, first=2)
+    s = rounds(algorithm, server, s, 1, first=2)
     assert s.theta["body.w"].item() == pytest.approx(0.42)
 
 
 def test_afl_finds_the_minimax_point() -> None:
     """w²/2 and 4(w − 3)²/2 are equal at w = 2, where λ = (2/3, 1/3) balances their slopes; FedAvg's point is 2.4."""
     algorithm = Afl(lam_lr=0.05)
-    net, s = net_of(algorithm, bowl(), [rows(1, 0), rows(4, 3)], STEP)
-    s = rounds(algorithm, net, s, 300)
+    server, s = net_of(algorithm, bowl(), [rows(1, 0), rows(4, 3)], STEP)
+    s = rounds(algorithm, server, s, 300)
     assert s.theta["body.w"].item() == pytest.approx(2, abs=0.01)
     assert s.lam == pytest.approx([2 / 3, 1 / 3], abs=0.01)
 
 
 def test_afl_forgets_a_party_that_is_never_the_worst() -> None:
     algorithm = Afl(lam_lr=10.0)
-    net, s = net_of(algorithm, bowl(), [rows(1, 0), rows(1, 9)], STEP)
-    s = rounds(algorithm, net, s, 2)
+    server, s = net_of(algorithm, bowl(), [rows(1, 0), rows(1, 9)], STEP)
+    s = rounds(algorithm, server, s, 2)
     assert s.lam == pytest.approx([0, 1])
     assert s.theta["body.w"].item() == pytest.approx(0.45 + 0.1 * (9 - 0.45))  # a weight of 0 counts for nothing
 
 
 def test_afl_of_nobody_with_weight_leaves_the_model() -> None:
     algorithm = Afl(lam_lr=0.0)
-    net, s = net_of(algorithm, bowl(), [rows(1, 1), rows(1, 3)], STEP, participation=0.5)
-    heard = net.sample(1)[0]
+    server, s = net_of(algorithm, bowl(), [rows(1, 1), rows(1, 3)], STEP, participation=0.5)
+    heard = server.sample(1)[0]
     s = Mixture(s.theta, [float(i != heard) for i in (0, 1)])
-    assert rounds(algorithm, net, s, 1).theta["body.w"].item() == 0
+    assert rounds(algorithm, server, s, 1).theta["body.w"].item() == 0
 
 
 @pytest.mark.parametrize("method", ["afl", "drfa"])
@@ -149,8 +149,8 @@ def test_no_option_is_without_effect(text: str) -> None:
 def test_drfa_a_round_by_hand(replies: list[dict[int, Any]]) -> None:
     """All draws fall on party 0 (λ = (1, 0)): w after t steps from 0 is 1 − 0.9^t, and the losses of the snapshot raise λ."""
     algorithm = Drfa(lam_lr=0.01)
-    net, s = net_of(algorithm, bowl(), [rows(1, 1, 4), rows(1, 3, 4)], STEP)
-    s = rounds(algorithm, net, Mixture(s.theta, [1.0, 0.0]), 1)
+    server, s = net_of(algorithm, bowl(), [rows(1, 1, 4), rows(1, 3, 4)], STEP)
+    s = rounds(algorithm, server, Mixture(s.theta, [1.0, 0.0]), 1)
     trained, again, judged = replies
     assert trained.keys() == again.keys() == {0}  # drawn twice, trained twice
     assert s.theta["body.w"].item() == pytest.approx(1 - 0.9**4)
@@ -175,10 +175,10 @@ def test_drfa_judges_the_snapshot_also_where_parties_start_from_weights_of_their
 
 def test_drfa_draws_parties_by_lambda_and_snapshots_evenly(replies: list[dict[int, Any]]) -> None:
     algorithm = Drfa(lam_lr=0.0)
-    net, s = net_of(algorithm, bowl(), [rows(1, 1, 4)] * 2, STEP, participation=0.5)
+    server, s = net_of(algorithm, bowl(), [rows(1, 1, 4)] * 2, STEP, participation=0.5)
     parties, moments, n = Counter[int](), Counter[int](), 300
     for t in range(1, n + 1):
-        rounds(algorithm, net, Mixture(s.theta, [0.75, 0.25]), 1, first=t)
+        rounds(algorithm, server, Mixture(s.theta, [0.75, 0.25]), 1, first=t)
         (i, reply), _ = *replies[0].items(), replies[1]
         parties[i] += 1
         moments[next(k for k in range(5) if abs(1 - 0.9**k - reply.snapshot["body.w"].item()) < 1e-9)] += 1
@@ -191,8 +191,8 @@ def test_drfa_draws_parties_by_lambda_and_snapshots_evenly(replies: list[dict[in
 def test_drfa_counts_half_the_judges_twice(replies: list[dict[int, Any]]) -> None:
     """v_i = (N/m) F_i for those asked, 0 for the others."""
     algorithm = Drfa(lam_lr=0.01)
-    net, s = net_of(algorithm, bowl(), [rows(1, 1), rows(1, 3)], STEP, participation=0.5)
-    after = rounds(algorithm, net, s, 1)
+    server, s = net_of(algorithm, bowl(), [rows(1, 1), rows(1, 3)], STEP, participation=0.5)
+    after = rounds(algorithm, server, s, 1)
     ((asked, loss),) = replies[-1].items()
     v = torch.zeros(2, dtype=torch.float64)
     v[asked] = 2 * loss

@@ -49,19 +49,19 @@ def test_average_takes_whole_numbers_from_the_first_party() -> None:
 def test_alg1_weighted_average_by_hand() -> None:
     """f_1 = 2 (w-1)^2 with 3 samples, f_2 = (w-7)^2/2 with 1; one step of 0.1 from 0: (3 * 0.4 + 1 * 0.7) / 4 = 0.475."""
     fedavg = FedAvg()
-    net, s = net_of(fedavg, quadratic(), [rows(4, 1, count=3), rows(1, 7)], Training(lr=0.1, batch=100, steps=1))
-    assert rounds(fedavg, net, s, 1)["body.w"].item() == pytest.approx(0.475)
+    server, s = net_of(fedavg, quadratic(), [rows(4, 1, count=3), rows(1, 7)], Training(lr=0.1, batch=100, steps=1))
+    assert rounds(fedavg, server, s, 1)["body.w"].item() == pytest.approx(0.475)
 
 
 def test_alg1_weights_are_those_of_the_cohort() -> None:
     """n_i / n_S, not n_i / n: with two of four parties the shares still add up to 1."""
     data = [rows(1, 10, count=1), rows(1, 20, count=2), rows(1, 30, count=3), rows(1, 40, count=4)]
     fedavg = FedAvg()
-    net, s = net_of(fedavg, quadratic(), data, Training(lr=1.0, batch=100, steps=1), participation=0.5)
-    i, j = net.sample(1)
+    server, s = net_of(fedavg, quadratic(), data, Training(lr=1.0, batch=100, steps=1), participation=0.5)
+    i, j = server.sample(1)
     optimum, n = (10, 20, 30, 40), (1, 2, 3, 4)  # a step of 1 on curvature 1 lands on b
     expected = (n[i] * optimum[i] + n[j] * optimum[j]) / (n[i] + n[j])
-    assert rounds(fedavg, net, s, 1)["body.w"].item() == pytest.approx(expected)
+    assert rounds(fedavg, server, s, 1)["body.w"].item() == pytest.approx(expected)
 
 
 def test_alg1_everybody_starts_from_the_same_weights() -> None:
@@ -103,8 +103,8 @@ def test_fedprox_eq2_gradient_is_mu_times_the_distance(mu: float) -> None:
 def test_fedprox_eq2_by_hand() -> None:
     """f = 2 (w-1)^2, mu = 2, from w_t = 0: 0 -> 0.4 (no pull yet) -> 0.4 + 0.1 * 4 * 0.6 - 0.1 * 2 * 0.4 = 0.56."""
     fedprox = FedProx(mu=2.0)
-    net, s = net_of(fedprox, quadratic(), [rows(4, 1)], Training(lr=0.1, batch=100, steps=2))
-    assert rounds(fedprox, net, s, 1)["body.w"].item() == pytest.approx(0.56)
+    server, s = net_of(fedprox, quadratic(), [rows(4, 1)], Training(lr=0.1, batch=100, steps=2))
+    assert rounds(fedprox, server, s, 1)["body.w"].item() == pytest.approx(0.56)
 
 
 @pytest.mark.parametrize("policy", ["all", "params_only", "none"])

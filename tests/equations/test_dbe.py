@@ -175,11 +175,11 @@ def test_alg1_consensus_is_the_weighted_mean_of_exact_means() -> None:
     task = task_of(f"mlp2(width={K})", SHAPE, CLASSES)
     data = [samples(9, SHAPE, CLASSES, seed=1), samples(3, SHAPE, CLASSES, seed=2)]
     dbe = Dbe(host=FedAvg())
-    net, _ = net_of(dbe, task, data, Training(lr=0.0, batch=2))
+    server, _ = net_of(dbe, task, data, Training(lr=0.0, batch=2))
     theta = task.init(Key.root(0).fold("init"))
     means = [task.features(theta, d.x).mean(0) for d in data]
     for i in (0, 1):
-        torch.testing.assert_close(net.state(i).extra.z, 0.75 * means[0] + 0.25 * means[1], rtol=0, atol=1e-6)
+        torch.testing.assert_close(server.state(i).extra.z, 0.75 * means[0] + 0.25 * means[1], rtol=0, atol=1e-6)
 
 
 def test_alg1_initial_training_has_neither_offset_nor_regulariser_and_is_thrown_away() -> None:
@@ -187,14 +187,14 @@ def test_alg1_initial_training_has_neither_offset_nor_regulariser_and_is_thrown_
     task = task_of(f"mlp2(width={K})", SHAPE, CLASSES)
     data = samples(9, SHAPE, CLASSES, seed=1)
     dbe = Dbe(host=FedAvg(), kappa=1000.0)
-    net, s = net_of(dbe, task, [data], Training(lr=0.3, batch=100, epochs=4))
+    server, s = net_of(dbe, task, [data], Training(lr=0.3, batch=100, epochs=4))
     theta = task.init(Key.root(0).fold("init"))
     assert all(torch.equal(s.host[k], v) for k, v in theta.items())
-    assert not net.state(0).host[OFFSET].any()
+    assert not server.state(0).host[OFFSET].any()
     params = {k: v.clone().requires_grad_() for k, v in theta.items()}
     grads = torch.autograd.grad(F.cross_entropy(task.logits(params, data.x), data.y), list(params.values()))
     stepped = {k: v - 0.3 * g for (k, v), g in zip(theta.items(), grads, strict=True)}
-    torch.testing.assert_close(net.state(0).extra.z, task.features(stepped, data.x).mean(0), rtol=0, atol=1e-5)
+    torch.testing.assert_close(server.state(0).extra.z, task.features(stepped, data.x).mean(0), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("host", ["fedavg", "fedprox", "scaffold"])
@@ -202,17 +202,17 @@ def test_alg1_an_unselected_party_keeps_its_offset(host: str) -> None:
     task = task_of(f"mlp2(width={K})", SHAPE, CLASSES)
     dbe = compose(f"{host}+dbe")
     data = [samples(8, SHAPE, CLASSES, seed=i) for i in range(4)]
-    net, s = net_of(dbe, task, data, Training(lr=0.1), participation=0.5)
+    server, s = net_of(dbe, task, data, Training(lr=0.1), participation=0.5)
 
     def offsets() -> list[Tensor]:
-        mine = [net.state(i).host for i in range(4)]
+        mine = [server.state(i).host for i in range(4)]
         return [(m if isinstance(m, dict) else m.private)[OFFSET].clone() for m in mine]
 
     before = offsets()
     for t in (1, 2, 3):
-        s = rounds(dbe, net, s, 1, first=t)
+        s = rounds(dbe, server, s, 1, first=t)
         after = offsets()
-        selected = net.sample(t)
+        selected = server.sample(t)
         assert len(selected) == 2
         for i in range(4):
             assert torch.equal(after[i], before[i]) == (i not in selected)
@@ -246,9 +246,9 @@ def test_alg1_identical_parties_behave_as_one() -> None:
     ends = []
     for parties in (1, 3):
         dbe = Dbe(host=FedAvg(), kappa=2.0, mu=0.5)
-        net, s = net_of(dbe, task, [data] * parties, how)
-        s = rounds(dbe, net, s, 3)
-        ends.append((s.host, [net.state(i).host[OFFSET] for i in range(parties)]))
+        server, s = net_of(dbe, task, [data] * parties, how)
+        s = rounds(dbe, server, s, 3)
+        ends.append((s.host, [server.state(i).host[OFFSET] for i in range(parties)]))
     (alone, (offset,)), (together, offsets) = ends
     assert offset.abs().max() > 1e-3
     for other in offsets:
@@ -316,11 +316,11 @@ def test_table3_parties_draw_different_noise_on_what_they_upload() -> None:
     task = task_of(f"mlp2(width={K})", SHAPE, CLASSES)
     data = samples(6, SHAPE, CLASSES)
     dbe = Dbe(host=FedAvg(), noise_s=1.0, noise_q=1.0)  # noise alone
-    net, s = net_of(dbe, task, [data, data], Training(lr=0.0))
-    net.begin(0)
-    replies = net.call(dbe.mean, {i: dbe.message_for(s, i) for i in (0, 1)})
+    server, s = net_of(dbe, task, [data, data], Training(lr=0.0))
+    server.begin(0)
+    replies = server.call(dbe.mean, {i: dbe.message_for(s, i) for i in (0, 1)})
     assert not torch.equal(replies[0].z, replies[1].z)
-    consensus = net.state(0).extra.z  # the mean of two draws with the same keys
+    consensus = server.state(0).extra.z  # the mean of two draws with the same keys
     torch.testing.assert_close(consensus, (replies[0].z + replies[1].z) / 2, rtol=0, atol=1e-6)
 
 

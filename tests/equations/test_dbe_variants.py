@@ -139,7 +139,7 @@ def test_alg1_l10_a_local_training_by_hand(debias: bool, half: bool) -> None:
     kappa, mu, how = 4.0, 0.3, Training(lr=0.1, batch=4, epochs=2)
     task, data = task_of(f"mlp2(width={K})", SHAPE, CLASSES), samples(18, SHAPE, CLASSES)
     dbe = Dbe(host=FedAvg(), kappa=kappa, mu=mu, half=half, ema_debias=debias)
-    net, s = net_of(dbe, task, [data], how)
+    server, s = net_of(dbe, task, [data], how)
     consensus = s.extra.z
     m, b = torch.zeros(K), 0
 
@@ -155,10 +155,10 @@ def test_alg1_l10_a_local_training_by_hand(debias: bool, half: bool) -> None:
         return F.cross_entropy(logits, batch.y) + kappa * (mse / 2 if half else mse)
 
     expected = descended(loss, s.host | {OFFSET: torch.zeros(K)}, data, ROOT.fold("party", 0, 1, "local", 0), how)
-    s = rounds(dbe, net, s, 1)
+    s = rounds(dbe, server, s, 1)
     assert b == 10
     for name, value in expected.items():
-        ours = net.state(0).host[OFFSET] if name == OFFSET else s.host[name]
+        ours = server.state(0).host[OFFSET] if name == OFFSET else s.host[name]
         torch.testing.assert_close(ours, value, rtol=0, atol=1e-5, msg=partial("{}: {}".format, name))
     assert expected[OFFSET].abs().max() > 1e-3
 
@@ -183,8 +183,8 @@ def test_eq9_debiasing_with_mu_0_is_refused_or_finite() -> None:
 def reported(model: str, data: Samples, how: Training, shape: tuple[int, ...] = SHAPE, **options: Any) -> Tensor:
     """The consensus of a single party is what it reported."""
     dbe = Dbe(host=FedAvg(), **options)
-    net, _ = net_of(dbe, task_of(model, shape, CLASSES), [data], how)
-    return net.state(0).extra.z
+    server, _ = net_of(dbe, task_of(model, shape, CLASSES), [data], how)
+    return server.state(0).extra.z
 
 
 def watched(task: Task, data: Samples, how: Training) -> tuple[list[Tensor], Params]:

@@ -115,21 +115,21 @@ def test_the_target_moves_its_extractor_only() -> None:
 def test_an_identifiers_loss_counts_both_sides_alike() -> None:
     """min CE(DI(G_i(x)), source) + CE(DI(G_t(x)), target), each a mean of its own: of 3 rows and of 9, a step of 0.1."""
     fada, task = Fada(hidden=4), task_of("mlp2(width=7)", (6,), 3)
-    net, s = net_of(fada, task, [samples(9, (6,), 3)] * 2, Training(lr=0.1, batch=12))
+    server, s = net_of(fada, task, [samples(9, (6,), 3)] * 2, Training(lr=0.1, batch=12))
     z_i, z_t = noise(3, 7), noise(9, 7, seed=1) + 1
     disc, free = fada.identifier(7), {k: v.clone().requires_grad_() for k, v in s.DI[1][0].items()}
     of_source = F.cross_entropy(disc.logits(free, z_i), torch.full((3,), SOURCE))
     of_target = F.cross_entropy(disc.logits(free, z_t), torch.full((9,), TARGET))
     slopes = torch.autograd.grad(of_source + of_target, list(free.values()))
     expected = {k: (v - 0.1 * g).detach() for (k, v), g in zip(free.items(), slopes, strict=True)}
-    assert_near(fada.told_apart(s.DI[1][0], z_i, z_t, net, (1, 0)), expected, atol=1e-6)
+    assert_near(fada.told_apart(s.DI[1][0], z_i, z_t, server, (1, 0)), expected, atol=1e-6)
 
 
 def test_identifiers_learn_to_tell_source_from_target() -> None:
     fada, task = Fada(hidden=16, disc_epochs=20), task_of("mlp2(width=7)", (6,), 3)
-    net, s = net_of(fada, task, [samples(9, (6,), 3)] * 2, Training(lr=0.1, batch=4))
+    server, s = net_of(fada, task, [samples(9, (6,), 3)] * 2, Training(lr=0.1, batch=4))
     z_i, z_t = noise(30, 7), noise(30, 7, seed=1) + 2
-    D = fada.told_apart(s.DI[1][0], z_i, z_t, net, (1, 0))
+    D = fada.told_apart(s.DI[1][0], z_i, z_t, server, (1, 0))
     data = labelled({SOURCE: z_i, TARGET: z_t})
     assert (fada.identifier(7).logits(D, data.x).argmax(1) == data.y).float().mean() > 0.95
 
@@ -141,8 +141,8 @@ def test_confusing_brings_features_nearer() -> None:
     task, apart = task_of("mlp2(width=7)", (6,), 3), {}
     for mu in (0.0, 1.0):
         fada = Fada(mu=mu, hidden=16, disc_epochs=5)
-        net, s = net_of(fada, task, [source, target], Training(lr=0.05, batch=10))
-        s = rounds(fada, net, s, 8)
+        server, s = net_of(fada, task, [source, target], Training(lr=0.05, batch=10))
+        s = rounds(fada, server, s, 8)
         means = [task.features(s.models[1], data.x).mean(0) for data in (source, target)]
         apart[mu] = (means[0] - means[1]).norm().item()
     assert apart[1.0] < 0.8 * apart[0.0]

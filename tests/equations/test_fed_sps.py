@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from toys import LoopNet, batch_of, federation, net_of, noise, party_of, rounds, samples, task_of, worked
+from toys import LoopServer, batch_of, federation, net_of, noise, party_of, rounds, samples, task_of, worked
 
 import comity
 from comity.algorithms.fed_sps import FedSps, FedSpsState
@@ -59,8 +59,8 @@ def named(parts: Sequence[Samples] = (), names: Sequence[str] = ("north", "south
     return comity.Federation.from_arrays(parties, validation=0.0, classes=CLASSES)
 
 
-def models(net: LoopNet, n: int = 3) -> list[Params]:
-    return [net.state(i).h for i in range(n)]
+def models(server: LoopServer, n: int = 3) -> list[Params]:
+    return [server.state(i).h for i in range(n)]
 
 
 def assert_close(ours: Params, theirs: Params, atol: float = 1e-5) -> None:
@@ -342,12 +342,12 @@ def test_lambda0_and_lambda_lr_in_a_round(alpha_lambda: float) -> None:
 def test_lambda_is_kept_from_round_to_round_and_pgd_leaves_it() -> None:
     for attack in ("pgd", "wasserstein"):
         fed = FedSps(attack=attack, lambda0=3.0, epsilon=2.0, alpha=0.0)
-        net, s = net_of(fed, mlp(), three(), FULL)
-        assert [net.state(i).lam for i in range(3)] == [3.0] * 3
-        s = rounds(fed, net, s, 1)
-        first = [net.state(i).lam for i in range(3)]
-        rounds(fed, net, s, 1, first=2)
-        second = [net.state(i).lam for i in range(3)]
+        server, s = net_of(fed, mlp(), three(), FULL)
+        assert [server.state(i).lam for i in range(3)] == [3.0] * 3
+        s = rounds(fed, server, s, 1)
+        first = [server.state(i).lam for i in range(3)]
+        rounds(fed, server, s, 1, first=2)
+        second = [server.state(i).lam for i in range(3)]
         if attack == "pgd":
             assert second == [3.0] * 3
         else:  # ε² = 4 is far more than these slopes reach: 0.1 · 4 less each round
@@ -358,9 +358,9 @@ def test_lambda_is_kept_from_round_to_round_and_pgd_leaves_it() -> None:
 def test_the_own_term_updates_lambda_too() -> None:
     """α > 0: T runs once for the peers and once for each of the two local batches."""
     fed = FedSps(attack="wasserstein", lambda0=3.0, epsilon=2.0, alpha=0.1)
-    net, s = net_of(fed, mlp(), [samples(8, SHAPE, CLASSES, seed=i) for i in range(3)], Training(lr=0.01, batch=4))
-    rounds(fed, net, s, 1)
-    assert [net.state(i).lam for i in range(3)] == pytest.approx([3 - 3 * 0.4] * 3, abs=0.02)
+    server, s = net_of(fed, mlp(), [samples(8, SHAPE, CLASSES, seed=i) for i in range(3)], Training(lr=0.01, batch=4))
+    rounds(fed, server, s, 1)
+    assert [server.state(i).lam for i in range(3)] == pytest.approx([3 - 3 * 0.4] * 3, abs=0.02)
 
 
 def test_cost_l2_with_a_wide_budget() -> None:
@@ -691,16 +691,16 @@ def test_samples_at_hand_give_a_new_gradient_in_every_collaborative_step(
 def test_collab_steps_are_exchanges_whose_gradients_are_new(tune: Literal["round", "off"]) -> None:
     """Full batches, one epoch: three collaborative steps are three of Algorithm 2's rounds, by torch; overlaps are means."""
     fed = FedSps(alpha=0.3, beta=0.7, collab_steps=3, tune=tune)
-    net, s = net_of(fed, mlp(), three(), FULL)
-    rounds(fed, net, s, 1)
+    server, s = net_of(fed, mlp(), three(), FULL)
+    rounds(fed, server, s, 1)
     h, shares = [mlp().init(Key.root(0).fold("init"))] * 3, []
     for _ in range(3):
         h, share, _ = round_of(h, three(), 0.2, 0.3, 0.7)
         shares.append(share)
-    for ours, theirs in zip(models(net), h, strict=True):
+    for ours, theirs in zip(models(server), h, strict=True):
         assert_close(ours, theirs)
-    noted = {(n.party, n.metric): n.value for n in net.notes}
-    assert len(noted) == len(net.notes) == 6
+    noted = {(n.party, n.metric): n.value for n in server.notes}
+    assert len(noted) == len(server.notes) == 6
     for i in range(3):
         for j in {0, 1, 2} - {i}:
             mean = sum(share[i][j] for share in shares) / 3
@@ -710,12 +710,12 @@ def test_collab_steps_are_exchanges_whose_gradients_are_new(tune: Literal["round
 def test_collab_steps_then_the_epochs_that_tune() -> None:
     """Two collaborative steps, the second of them the first of two epochs of one batch: three steps, the last by oneself."""
     fed = FedSps(alpha=0.3, beta=0.7, collab_steps=2)
-    net, s = net_of(fed, mlp(), three(), replace(FULL, epochs=2))
-    rounds(fed, net, s, 1)
+    server, s = net_of(fed, mlp(), three(), replace(FULL, epochs=2))
+    rounds(fed, server, s, 1)
     h = [mlp().init(Key.root(0).fold("init"))] * 3
     for beta in (0.7, 0.7, 0.0):
         h, _, _ = round_of(h, three(), 0.2, 0.3, beta)
-    for ours, theirs in zip(models(net), h, strict=True):
+    for ours, theirs in zip(models(server), h, strict=True):
         assert_close(ours, theirs)
 
 
@@ -724,9 +724,9 @@ def test_collab_steps_keep_their_momentum_where_optimizers_do() -> None:
     ends = []
     for steps, t in ((2, 2), (1, 4)):
         fed = FedSps(alpha=0.0, beta=0.7, collab_steps=steps, tune="off")
-        net, s = net_of(fed, mlp(), three(), replace(FULL, momentum=0.5, keep=True))
-        rounds(fed, net, s, t)
-        ends.append(models(net))
+        server, s = net_of(fed, mlp(), three(), replace(FULL, momentum=0.5, keep=True))
+        rounds(fed, server, s, t)
+        ends.append(models(server))
     h, v = [mlp().init(Key.root(0).fold("init"))] * 3, [{k: torch.zeros_like(w) for k, w in mlp().init(Key(0)).items()}] * 3
     for _ in range(4):
         new, _, _ = round_of(h, three(), 1.0, 0.0, 0.7)
@@ -811,9 +811,9 @@ def test_spec5_gradient_and_samples_give_the_same_update() -> None:
     ends = []
     for mode in ("gradient", "samples"):
         fed = FedSps(alpha=0.2, beta=0.9, mode=mode, reduce="pool")
-        net, s = net_of(fed, task, three(), how)
-        rounds(fed, net, s, 3)
-        ends.append(models(net))
+        server, s = net_of(fed, task, three(), how)
+        rounds(fed, server, s, 3)
+        ends.append(models(server))
     for ours, theirs in zip(*ends, strict=True):
         assert_close(ours, theirs, atol=1e-6)
     assert differ(ends[0][0], ends[0][1]) > 1e-3
@@ -825,64 +825,64 @@ def test_spec5_gradient_and_samples_give_the_same_update() -> None:
 @pytest.mark.parametrize("how", [Training(lr=0.1, batch=4, momentum=0.9, epochs=2), Training("adam", lr=0.01, batch=5)])
 def test_spec1_alpha_beta_0_is_solo_bit_for_bit_and_silent(how: Training) -> None:
     fed, solo = FedSps(alpha=0.0, beta=0.0), Solo()
-    net, s = net_of(fed, mlp(), three(), how, participation=0.7)
+    server, s = net_of(fed, mlp(), three(), how, participation=0.7)
     alone, r = net_of(solo, mlp(), three(), how, participation=0.7)
-    rounds(fed, net, s, 3)
+    rounds(fed, server, s, 3)
     rounds(solo, alone, r, 3)
     for i in range(3):
-        assert_same(net.state(i).h, alone.state(i))
-    assert not net.ledger.rows
-    assert not net.notes
+        assert_same(server.state(i).h, alone.state(i))
+    assert not server.ledger.rows
+    assert not server.notes
 
 
 def test_spec1_alpha_without_beta_sends_nothing_and_is_eq5() -> None:
     """Eq. 5: loss + α · robust loss, by torch."""
     fed = FedSps(alpha=0.4, beta=0.0)
-    net, s = net_of(fed, mlp(), three(), FULL)
-    rounds(fed, net, s, 2)
-    assert not net.ledger.rows
+    server, s = net_of(fed, mlp(), three(), FULL)
+    rounds(fed, server, s, 2)
+    assert not server.ledger.rows
     for i, d in enumerate(three()):
         h = mlp().init(Key.root(0).fold("init"))
         for _ in range(2):
             h = moved(h, 0.2, (1.0, mean_grad(h, d.x, d.y)), (0.4, mean_grad(h, pgd_of(h, d), d.y)))
-        assert_close(net.state(i).h, h)
+        assert_close(server.state(i).h, h)
 
 
 def test_spec3_epsilon_0_strict_is_local_training() -> None:
     fed, solo, how = FedSps(alpha=0.0, beta=5.0, epsilon=0.0), Solo(), Training(lr=0.1, batch=4)
-    net, s = net_of(fed, mlp(), three(), how)
+    server, s = net_of(fed, mlp(), three(), how)
     alone, r = net_of(solo, mlp(), three(), how)
-    rounds(fed, net, s, 2)
+    rounds(fed, server, s, 2)
     rounds(solo, alone, r, 2)
     for i in range(3):
-        assert_same(net.state(i).h, alone.state(i))
-    assert {n.value for n in net.notes} == {0.0}
-    assert len(net.notes) == 12
+        assert_same(server.state(i).h, alone.state(i))
+    assert {n.value for n in server.notes} == {0.0}
+    assert len(server.notes) == 12
 
 
 def test_spec3_epsilon_0_geq_is_gradient_descent_on_the_sum_of_mean_losses() -> None:
     """C.2's FedAvg: common start, full batches, plain SGD, everybody, Σ_j, β = 1, α = 0."""
     fed = FedSps(alpha=0.0, beta=1.0, epsilon=0.0, select="geq", reduce="sum")
-    net, s = net_of(fed, mlp(), three(), FULL)
+    server, s = net_of(fed, mlp(), three(), FULL)
     theta = mlp().init(Key.root(0).fold("init"))
     first = theta
     for t in range(1, 7):
-        s = rounds(fed, net, s, 1, first=t)
+        s = rounds(fed, server, s, 1, first=t)
         theta = moved(theta, 0.2, *[(1.0, mean_grad(theta, d.x, d.y)) for d in three()])
-        for h in models(net):
+        for h in models(server):
             assert_close(h, theta, atol=2e-6)
     assert differ(first, theta) > 0.1
-    assert {n.value for n in net.notes} == {1.0}
+    assert {n.value for n in server.notes} == {1.0}
 
 
 def test_spec3_geq_reduce_mean_is_the_mean_of_the_peers() -> None:
     """As above with β = 1 and a mean: own gradient plus half the sum of the two peers'."""
     fed = FedSps(alpha=0.0, beta=1.0, epsilon=0.0, select="geq")
-    net, s = net_of(fed, mlp(), three(), FULL)
-    rounds(fed, net, s, 1)
+    server, s = net_of(fed, mlp(), three(), FULL)
+    rounds(fed, server, s, 1)
     theta = mlp().init(Key.root(0).fold("init"))
     g = [mean_grad(theta, d.x, d.y) for d in three()]
-    for i, h in enumerate(models(net)):
+    for i, h in enumerate(models(server)):
         assert_close(h, moved(theta, 0.2, *[(1.0 if i == j else 0.5, g[j]) for j in range(3)]))
 
 
@@ -948,9 +948,9 @@ def test_spec7_order_of_calls_does_not_matter(monkeypatch: pytest.MonkeyPatch) -
                 if patched:
                     patch.setattr(LoopEngine, "work", backwards)
                 fed = FedSps(beta=0.8, **options)
-                net, s = net_of(fed, mlp(), three(), Training(lr=0.1, batch=6))
-                rounds(fed, net, s, 3)
-            ends.append(([net.state(i) for i in range(3)], net.notes))
+                server, s = net_of(fed, mlp(), three(), Training(lr=0.1, batch=6))
+                rounds(fed, server, s, 3)
+            ends.append(([server.state(i) for i in range(3)], server.notes))
         for ours, theirs in zip(ends[0][0], ends[1][0], strict=True):
             assert_same(ours.h, theirs.h)
             assert (ours.lam, ours.scores) == (theirs.lam, theirs.scores)
@@ -964,9 +964,9 @@ def test_spec7_numbers_of_parties_do_not_matter() -> None:
     ends = []
     for data in (three(), [three()[k] for k in order]):
         fed = FedSps(alpha=0.3, beta=0.8, reduce="pool")
-        net, s = net_of(fed, mlp(), data, FULL)
-        rounds(fed, net, s, 3)
-        ends.append(models(net))
+        server, s = net_of(fed, mlp(), data, FULL)
+        rounds(fed, server, s, 3)
+        ends.append(models(server))
     for at, k in enumerate(order):
         assert_close(ends[1][at], ends[0][k], atol=2e-6)
 
@@ -974,16 +974,16 @@ def test_spec7_numbers_of_parties_do_not_matter() -> None:
 def test_alg2_only_those_drawn_take_part() -> None:
     fed = FedSps()
     data = [samples(8, SHAPE, CLASSES, seed=i) for i in range(4)]
-    net, s = net_of(fed, mlp(), data, FULL, participation=0.5)
-    before = models(net, 4)
-    s = rounds(fed, net, s, 1)
-    drawn = net.sample(1)
+    server, s = net_of(fed, mlp(), data, FULL, participation=0.5)
+    before = models(server, 4)
+    s = rounds(fed, server, s, 1)
+    drawn = server.sample(1)
     assert len(drawn) == 2
     for i in range(4):
-        assert (differ(before[i], net.state(i).h) > 0) == (i in drawn)
+        assert (differ(before[i], server.state(i).h) > 0) == (i in drawn)
     names = {f"p{i}" for i in drawn}
-    assert {row.src for row in net.ledger.rows} - {"server"} == names
-    assert {(n.party, n.metric) for n in net.notes} == {(a, f"overlap/{b}") for a in names for b in names if a != b}
+    assert {row.src for row in server.ledger.rows} - {"server"} == names
+    assert {(n.party, n.metric) for n in server.notes} == {(a, f"overlap/{b}") for a in names for b in names if a != b}
 
 
 @pytest.mark.filterwarnings("ignore:.*near-copies")
@@ -1110,14 +1110,14 @@ def test_spec8_without_replacement_and_all_if_there_are_no_more() -> None:
 def test_spec8_exactly_m_peers_a_round_and_never_oneself(peers: int, options: dict[str, Any]) -> None:
     fed = FedSps(peers=peers, explore=0.5, **options)
     data = [samples(8, SHAPE, CLASSES, seed=i) for i in range(5)]
-    net, s = net_of(fed, mlp(), data, FULL)
-    rounds(fed, net, s, 6)
-    asked = Counter((row.round, row.src) for row in net.ledger.rows if row.work == "assist" and row.kind == "peer")
+    server, s = net_of(fed, mlp(), data, FULL)
+    rounds(fed, server, s, 6)
+    asked = Counter((row.round, row.src) for row in server.ledger.rows if row.work == "assist" and row.kind == "peer")
     assert asked == {(t, f"p{i}"): peers for t in range(1, 7) for i in range(5)}
-    edges = {(row.src, row.dst) for row in net.ledger.rows if row.kind == "peer"}
+    edges = {(row.src, row.dst) for row in server.ledger.rows if row.kind == "peer"}
     assert all(a != b for a, b in edges)
     assert len(edges) > 5 * peers, "others are tried, too"
-    assert Counter((n.round, n.party) for n in net.notes) == asked
+    assert Counter((n.round, n.party) for n in server.notes) == asked
 
 
 def test_scores_are_moving_averages() -> None:
@@ -1129,23 +1129,23 @@ def test_score_overlap_over_rounds() -> None:
     """Everybody is asked (3 of 3), so the metrics say what each gave in each round."""
     data = [samples(9, SHAPE, CLASSES, seed=i) for i in range(4)]
     fed = FedSps(peers=3, score="overlap", beta=3.0)
-    net, s = net_of(fed, mlp(), data, FULL)
-    rounds(fed, net, s, 3)
-    gave = {(n.round, n.party, n.metric): n.value for n in net.notes}
+    server, s = net_of(fed, mlp(), data, FULL)
+    rounds(fed, server, s, 3)
+    gave = {(n.round, n.party, n.metric): n.value for n in server.notes}
     for i in range(4):
         o = {j: [gave[t, f"p{i}", f"overlap/p{j}"] for t in (1, 2, 3)] for j in range(4) if j != i}
-        assert net.state(i).scores == pytest.approx({j: 0.81 * a + 0.09 * b + 0.1 * c for j, (a, b, c) in o.items()})
+        assert server.state(i).scores == pytest.approx({j: 0.81 * a + 0.09 * b + 0.1 * c for j, (a, b, c) in o.items()})
     assert len(set(gave.values())) > 2
 
 
 def test_score_gain_is_the_drop_by_that_peers_step() -> None:
     """L_i(h) − L_i(h − lr·β·g_ij), on the training samples if nothing is held out; twice, as a moving average."""
     fed = FedSps(peers=2, alpha=0.3, beta=0.7)
-    net, s = net_of(fed, mlp(), three(), FULL)
+    server, s = net_of(fed, mlp(), three(), FULL)
     h = [mlp().init(Key.root(0).fold("init"))] * 3
     scores: dict[tuple[int, int], float] = {}
     for t in (1, 2):
-        s = rounds(fed, net, s, 1, first=t)
+        s = rounds(fed, server, s, 1, first=t)
         new, _, grads = round_of(h, three(), 0.2, 0.3, 0.7)
         for i, d in enumerate(three()):
             for j in range(3):
@@ -1153,7 +1153,7 @@ def test_score_gain_is_the_drop_by_that_peers_step() -> None:
                     there = moved(h[i], 0.2, (0.7, grads[i][j]))
                     gain = (each_loss(h[i], d.x, d.y).mean() - each_loss(there, d.x, d.y).mean()).item()
                     scores[i, j] = gain if t == 1 else 0.9 * scores[i, j] + 0.1 * gain
-            assert net.state(i).scores == pytest.approx({j: scores[i, j] for j in range(3) if j != i}, abs=1e-6)
+            assert server.state(i).scores == pytest.approx({j: scores[i, j] for j in range(3) if j != i}, abs=1e-6)
         h = new
     assert max(map(abs, scores.values())) > 1e-3
 
@@ -1175,8 +1175,8 @@ def test_scores_lead_to_those_who_help() -> None:
     asked = {}
     for explore in (0.0, 1.0):
         fed = FedSps(peers=1, explore=explore, temperature=0.01)
-        net, _ = net_of(fed, mlp(), data, FULL)
-        state = replace(net.state(0), scores={1: 0.0, 2: 1.0, 3: 0.1})
+        server, _ = net_of(fed, mlp(), data, FULL)
+        state = replace(server.state(0), scores={1: 0.0, 2: 1.0, 3: 0.1})
         party = party_of(mlp(), data[0], FULL)
         sent = [worked(fed.send(state, Group([1, 2, 3]), party, Key(k)))[1] for k in range(60)]
         asked[explore] = Counter(j for to in sent for j in to)
@@ -1201,12 +1201,12 @@ def test_code_compat_attacks_the_first_weights() -> None:
 def test_code_compat_keeps_the_first_weights() -> None:
     for compat in (True, False):
         fed = FedSps(code_compat=compat)
-        net, s = net_of(fed, mlp(), three(), FULL)
-        rounds(fed, net, s, 2)
+        server, s = net_of(fed, mlp(), three(), FULL)
+        rounds(fed, server, s, 2)
         theta = mlp().init(Key.root(0).fold("init"))
         for i in range(3):
-            assert_same(net.state(i).first, theta if compat else {})
-            assert differ(net.state(i).h, theta) > 1e-3
+            assert_same(server.state(i).first, theta if compat else {})
+            assert differ(server.state(i).h, theta) > 1e-3
 
 
 def test_code_compat_starts_from_noise_of_a_thousandth() -> None:
@@ -1254,11 +1254,11 @@ def test_code_compat_two_rounds_by_torch(reduce: Literal["pool", "mean"]) -> Non
     data = [Samples(d.x.sigmoid(), d.y) for d in three()]
     fed = FedSps(alpha=0.3, beta=0.9, code_compat=True, reduce=reduce)
     task = task_of("linear", SHAPE, CLASSES)
-    net, s = net_of(fed, task, data, replace(FULL, lr=3.0))
+    server, s = net_of(fed, task, data, replace(FULL, lr=3.0))
     first = task.init(Key.root(0).fold("init"))
     h, bad, mixed = [first] * 3, [pgd_of(first, d, low=0.0, high=1.0) for d in data], 0
     for t in (1, 2, 3):
-        s = rounds(fed, net, s, 1, first=t)
+        s = rounds(fed, server, s, 1, first=t)
         new = []
         for i, h_i in enumerate(h):
             oda = [selected(h_i, d, b) for d, b in zip(data, bad, strict=True)]
@@ -1271,17 +1271,17 @@ def test_code_compat_two_rounds_by_torch(reduce: Literal["pool", "mean"]) -> Non
             own = (1.0, mean_grad(h_i, data[i].x, data[i].y)), (0.3, mean_grad(h_i, bad[i], data[i].y))
             new.append(moved(h_i, 3.0, *own, *terms))
         h = new
-        for ours, theirs in zip(models(net), h, strict=True):
+        for ours, theirs in zip(models(server), h, strict=True):
             assert_close(ours, theirs, atol=1e-4)
     assert mixed
 
 
 def test_code_compat_sends_nothing_to_oneself() -> None:
     fed = FedSps(code_compat=True)
-    net, s = net_of(fed, mlp(), three(), FULL)
-    rounds(fed, net, s, 1)
-    assert len([row for row in net.ledger.rows if row.kind == "peer"]) == 2 * 6
-    assert len(net.notes) == 6
+    server, s = net_of(fed, mlp(), three(), FULL)
+    rounds(fed, server, s, 1)
+    assert len([row for row in server.ledger.rows if row.kind == "peer"]) == 2 * 6
+    assert len(server.notes) == 6
 
 
 # --- what crosses
@@ -1321,8 +1321,8 @@ def test_the_server_holds_no_tensor(options: dict[str, Any], monkeypatch: pytest
     """Letters and replies hold numbers and sealed parcels only: whom one may ask, and shares of overlap."""
     wire = Wire(monkeypatch)
     fed = FedSps(**options)
-    net, s = net_of(fed, mlp(), three(), FULL)
-    s = fed.finish(rounds(fed, net, s, 2), net) if fed.finishes else rounds(fed, net, s, 2)
+    server, s = net_of(fed, mlp(), three(), FULL)
+    s = fed.finish(rounds(fed, server, s, 2), server) if fed.finishes else rounds(fed, server, s, 2)
     seen = [leaf for message in wire.open for leaf in leaves(message)]
     assert {type(leaf) for leaf in seen} <= {int, float, Sealed, type(None)}
     assert isinstance(s, Empty)

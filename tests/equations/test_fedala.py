@@ -73,20 +73,20 @@ def test_alg1_round_by_round() -> None:
     """First round: as received. Second: W from 1. What is trained from is eq. 4, and what is deployed is, with the newest Θ."""
     method = FedAla(eta=0.1)
     data = [rows(1, 4), rows(1, -2)]
-    net, s = net_of(method, quadratic(), data, ONE)
-    s = rounds(method, net, s, 1)
-    assert net.state(0).previous[NAME].item() == pytest.approx(0.4)  # 0 + 0.1 · 4
-    assert not net.state(0).W
+    server, s = net_of(method, quadratic(), data, ONE)
+    s = rounds(method, server, s, 1)
+    assert server.state(0).previous[NAME].item() == pytest.approx(0.4)  # 0 + 0.1 · 4
+    assert not server.state(0).W
     assert s[NAME].item() == pytest.approx(0.1)  # (0.4 − 0.2) / 2
-    s = rounds(method, net, s, 1, first=2)
+    s = rounds(method, server, s, 1, first=2)
     W = 1.0
     for _ in range(STEADY + 1):
         W = min(1.0, max(0.0, W - 0.1 * (0.4 + (0.1 - 0.4) * W - 4) * (0.1 - 0.4)))
-    assert net.state(0).W[NAME].item() == pytest.approx(W)
+    assert server.state(0).W[NAME].item() == pytest.approx(W)
     start = 0.4 + (0.1 - 0.4) * W
-    assert net.state(0).previous[NAME].item() == pytest.approx(start - 0.1 * (start - 4))
-    mine = net.state(0)
-    deployed = method.deployed_model(mine, Model(s), net.engine.sites[0].party)[NAME].item()
+    assert server.state(0).previous[NAME].item() == pytest.approx(start - 0.1 * (start - 4))
+    mine = server.state(0)
+    deployed = method.deployed_model(mine, Model(s), server.engine.sites[0].party)[NAME].item()
     assert deployed == pytest.approx(mine.previous[NAME].item() + (s[NAME].item() - mine.previous[NAME].item()) * W)
 
 

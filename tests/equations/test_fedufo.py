@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from toys import (
-    LoopNet,
+    LoopServer,
     assert_near,
     batch_of,
     distance,
@@ -51,7 +51,7 @@ from comity.parts.choice import with_the_worst
 from comity.parts.consensus import agreed, class_shares
 from comity.parts.discriminator import Owners, discriminator, tell_apart, with_others
 from comity.parts.divergence import kl, uniform_cross_entropy
-from comity.parts.server import momentum_step
+from comity.parts.server_steps import momentum_step
 from comity.studies import plan
 
 SHAPE, CLASSES, WIDTH = (6,), 4, 5
@@ -186,20 +186,20 @@ def party_data(i: int) -> Samples:
 
 def game(
     fed: FedUad, parties: int = 5, participation: float = 0.6, how: Training = HOW, planned: int = 0
-) -> tuple[dict[int, Samples], LoopNet, Any]:
+) -> tuple[dict[int, Samples], LoopServer, Any]:
     """A net of parties, and the server before round 1; with `planned` rounds there is a stage one."""
     data = {i: party_data(i) for i in range(parties)}
-    net, s = net_of(fed, task_of(MODEL, SHAPE, CLASSES), list(data.values()), how, participation)
-    net.info = replace(net.info, rounds=planned)
-    return data, net, s
+    server, s = net_of(fed, task_of(MODEL, SHAPE, CLASSES), list(data.values()), how, participation)
+    server.info = replace(server.info, rounds=planned)
+    return data, server, s
 
 
 class Wire:
     """What passed: of each call its round and work, the letters, the edges of its parcels, the replies."""
 
-    def __init__(self, net: LoopNet) -> None:
+    def __init__(self, server: LoopServer) -> None:
         self.calls: list[tuple[int, str, dict[int, Any], list[tuple[int, int]], dict[int, Any]]] = []
-        work = net.engine.work
+        work = server.engine.work
 
         def listening(call: Any, letters: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
             replies: dict[int, Any] = {}
@@ -209,7 +209,7 @@ class Wire:
                 replies[i] = answer.reply
                 yield i, answer
 
-        net.engine.work = listening
+        server.engine.work = listening
 
     def works(self, t: int) -> list[str]:
         return [work for when, work, *_ in self.calls if when == t]
@@ -494,8 +494,8 @@ def test_eq10_the_first_step_of_a_round_is_fedavgs(direction: Literal["reverse",
         how = Training(lr=1e-3, batch=100, epochs=epochs)
         ends = []
         for fed in (FedUfo(uad=False, cgr=False, lam=1000.0, direction=direction), FedUfo(**OFF)):
-            _, net, s = game(fed, 3, 1.0, how)
-            ends.append(rounds(fed, net, s, 1).w)
+            _, server, s = game(fed, 3, 1.0, how)
+            ends.append(rounds(fed, server, s, 1).w)
         assert (distance(*ends) < 1e-6) == equal
 
 
@@ -534,17 +534,17 @@ ROUNDS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def _by_hand(fed: FedUad, data: Mapping[int, Samples], net: LoopNet, s: Any, t: int, **stage: Any) -> tuple[Any, Any]:
+def _by_hand(fed: FedUad, data: Mapping[int, Samples], server: LoopServer, s: Any, t: int, **stage: Any) -> tuple[Any, Any]:
     """The posteriors and Ds of round t from the state before it, by `written`; `stage` says what a stage leaves out."""
-    group = net.sample(t)
+    group = server.sample(t)
     where = "fresh" if fed.outputs == "group" else fed.disc_state
     label = {k: j if fed.outputs == "group" else k for j, k in enumerate(group)}
     Ds: dict[int, Params] = {k: {} for k in group}
     if fed.uad and where == "fresh":
-        fresh = discriminator(fed.disc, WIDTH, WIDTH, len(group) if fed.outputs == "group" else len(net.info.names))
+        fresh = discriminator(fed.disc, WIDTH, WIDTH, len(group) if fed.outputs == "group" else len(server.info.names))
         Ds = {k: fresh.init(ROOT.fold("party", k, t, work_of(fed).__name__, 0).fold("fresh")) for k in group}
     elif fed.uad:
-        Ds = {k: s.D if where == "federated" else net.state(k).D for k in group}
+        Ds = {k: s.D if where == "federated" else server.state(k).D for k in group}
     names = ("uad", "cgr", "cgl", "lam", "target", "direction", "disc_epochs", "cgr_weight", "reduction", "begin")
     chosen = {n: getattr(fed, n) for n in names if hasattr(fed, n)} | stage
     return written({k: data[k] for k in group}, s.w, Ds, label, first=where == "fresh", **chosen)
@@ -554,13 +554,13 @@ def _by_hand(fed: FedUad, data: Mapping[int, Samples], net: LoopNet, s: Any, t: 
 def test_eq12_rounds_written_out(chosen: dict[str, Any]) -> None:
     """Three of five parties, three rounds: priors, exchange, posteriors, D, averages."""
     fed = FedUfo(dynamic="off", **chosen)
-    data, net, s = game(fed)
-    sizes, wire = dict(enumerate(SIZES)), Wire(net)
+    data, server, s = game(fed)
+    sizes, wire = dict(enumerate(SIZES)), Wire(server)
     where = ("fresh" if fed.outputs == "group" else fed.disc_state) if fed.uad else "nowhere"
     for t in (1, 2, 3):
-        group, kept = net.sample(t), {i: net.state(i).D for i in range(5)}
-        posteriors, Ds = _by_hand(fed, data, net, s, t)
-        s = rounds(fed, net, s, 1, first=t)
+        group, kept = server.sample(t), {i: server.state(i).D for i in range(5)}
+        posteriors, Ds = _by_hand(fed, data, server, s, t)
+        s = rounds(fed, server, s, 1, first=t)
         assert wire.group(t) == group
         assert len(group) == 3
         for k, reply in wire.replies(t).items():
@@ -568,24 +568,24 @@ def test_eq12_rounds_written_out(chosen: dict[str, Any]) -> None:
         assert_near(s.w, mean_of(posteriors, sizes))
         assert_near(s.D, mean_of(Ds, sizes) if where == "federated" else {})
         for i in range(5):
-            assert net.state(i).w == {}, "w and priors are not kept after a round"
-            assert net.state(i).prior is None
+            assert server.state(i).w == {}, "w and priors are not kept after a round"
+            assert server.state(i).prior is None
             if where == "local" and i in group:
-                assert_near(net.state(i).D, Ds[i])
+                assert_near(server.state(i).D, Ds[i])
             else:
-                assert same(net.state(i).D, kept[i]), "the absent keep their own"
-    assert (where == "local") == bool(net.state(0).D)
+                assert same(server.state(i).D, kept[i]), "the absent keep their own"
+    assert (where == "local") == bool(server.state(0).D)
 
 
 @pytest.mark.parametrize("epochs", [1, 4])
 def test_figure2_two_parties_one_batch(epochs: int) -> None:
     """The plainest round: everybody, all three terms, plain SGD; then a second one from what it left."""
     fed, how = FedUfo(), Training(lr=0.1, batch=100, epochs=epochs)
-    data, net, s = game(fed, 2, 1.0, how)
+    data, server, s = game(fed, 2, 1.0, how)
     for t in (1, 2):
         posteriors, Ds = written(data, s.w, {0: s.D, 1: s.D}, {0: 0, 1: 1}, how=how)
         plain, _ = written(data, s.w, {0: s.D, 1: s.D}, {0: 0, 1: 1}, how=how, uad=False, cgr=False, cgl=False)
-        s = rounds(fed, net, s, 1, first=t)
+        s = rounds(fed, server, s, 1, first=t)
         assert_near(s.w, mean_of(posteriors, {0: 12, 1: 9}))
         assert_near(s.D, mean_of(Ds, {0: 12, 1: 9}))
         assert distance(posteriors[0], plain[0]) > 1e-3, "the terms matter"
@@ -594,11 +594,11 @@ def test_figure2_two_parties_one_batch(epochs: int) -> None:
 def test_figure2_a_group_of_one() -> None:
     """K_c = 1: no 1/(K_c - 1), the group's answer is the own prior's; one of three parties."""
     fed = FedUfo(dynamic="off")
-    data, net, s = game(fed, 3, 0.3)
+    data, server, s = game(fed, 3, 0.3)
     for t in (1, 2):
-        (k,) = net.sample(t)
-        posteriors, Ds = _by_hand(fed, data, net, s, t)
-        s = rounds(fed, net, s, 1, first=t)
+        (k,) = server.sample(t)
+        posteriors, Ds = _by_hand(fed, data, server, s, t)
+        s = rounds(fed, server, s, 1, first=t)
         assert_near(s.w, posteriors[k])
         assert_near(s.D, Ds[k])
         assert all(v.isfinite().all() for v in (*s.w.values(), *s.D.values()))
@@ -612,10 +612,10 @@ def test_feduad_rounds_written_out(
 ) -> None:
     """Eq. 11: CE + L_uniform."""
     fed = FedUad(outputs=outputs, disc_state=disc_state, **more)
-    data, net, s = game(fed)
+    data, server, s = game(fed)
     for t in (1, 2):
-        posteriors, _ = _by_hand(fed, data, net, s, t, cgr=False, cgl=False)
-        s = rounds(fed, net, s, 1, first=t)
+        posteriors, _ = _by_hand(fed, data, server, s, t, cgr=False, cgl=False)
+        s = rounds(fed, server, s, 1, first=t)
         assert_near(s.w, mean_of(posteriors, dict(enumerate(SIZES))))
 
 
@@ -715,10 +715,10 @@ def test_feduad_is_the_first_stage_of_fedufo_bit_for_bit() -> None:
 def test_feduad_is_the_first_stage_of_fedufo_with_the_same_parties() -> None:
     """Section 3.3.2: dynamic sampling is adopted together with the CGL loss, which stage one does not have."""
     fed = FedUfo(stage_one=1.0)
-    _, net, s = game(fed, 5, 0.6, planned=6)
-    wire = Wire(net)
-    rounds(fed, net, s, 6)
-    assert [wire.group(t) for t in range(1, 7)] == [net.sample(t) for t in range(1, 7)]
+    _, server, s = game(fed, 5, 0.6, planned=6)
+    wire = Wire(server)
+    rounds(fed, server, s, 6)
+    assert [wire.group(t) for t in range(1, 7)] == [server.sample(t) for t in range(1, 7)]
 
 
 # --- section 3.4: the two stages
@@ -737,22 +737,22 @@ def test_stage_one_is_a_share_of_the_rounds(stage_one: float, first: int, uad: b
 @pytest.mark.parametrize(("share", "planned", "last"), [(0.29, 100, 29), (0.58, 50, 29), (0.57, 100, 57)])
 def test_stage_one_ends_where_a_person_reckons(share: float, planned: int, last: int) -> None:
     fed = FedUfo(stage_one=share)
-    _, net, s = game(fed, 2, 1.0, planned=planned)
-    wire = Wire(net)
-    rounds(fed, net, s, 1, first=last)
+    _, server, s = game(fed, 2, 1.0, planned=planned)
+    wire = Wire(server)
+    rounds(fed, server, s, 1, first=last)
     assert wire.works(last) == ["prior", ALIGN]
 
 
 def test_stage_one_has_eq11_and_stage_two_eq12_from_its_w_and_d() -> None:
     """Four rounds, half of them in stage one: the same w and D go on."""
     fed = FedUfo(dynamic="off")
-    data, net, s = game(fed, planned=4)
-    wire = Wire(net)
+    data, server, s = game(fed, planned=4)
+    wire = Wire(server)
     for t in (1, 2, 3, 4):
-        both = [_by_hand(fed, data, net, s, t, cgr=on, cgl=on) for on in (False, True)]
-        assert distance(both[0][0][net.sample(t)[0]], both[1][0][net.sample(t)[0]]) > 1e-3
+        both = [_by_hand(fed, data, server, s, t, cgr=on, cgl=on) for on in (False, True)]
+        assert distance(both[0][0][server.sample(t)[0]], both[1][0][server.sample(t)[0]]) > 1e-3
         posteriors, Ds = both[t > 2]
-        s = rounds(fed, net, s, 1, first=t)
+        s = rounds(fed, server, s, 1, first=t)
         assert wire.works(t) == ["prior", ALIGN if t <= 2 else REFINE]
         assert_near(s.w, mean_of(posteriors, dict(enumerate(SIZES))))
         assert_near(s.D, mean_of(Ds, dict(enumerate(SIZES))))
@@ -762,9 +762,9 @@ def test_stage_one_has_eq11_and_stage_two_eq12_from_its_w_and_d() -> None:
 def test_works_of_a_round(on: dict[str, Any]) -> None:
     """Priors are made and swapped for UAD and CGR only; every party of the group sends its prior to every other."""
     fed = FedUfo(dynamic="off", **on)
-    _, net, s = game(fed, 4, 1.0)
-    wire = Wire(net)
-    rounds(fed, net, s, 1)
+    _, server, s = game(fed, 4, 1.0)
+    wire = Wire(server)
+    rounds(fed, server, s, 1)
     exchange = on["uad"] or on["cgr"]
     *before, posterior = wire.works(1)
     assert before == (["prior"] if exchange else [])
@@ -846,18 +846,18 @@ def _accuracy(w: Params, data: Samples) -> float:
 def test_dynamic_sampling_over_a_run(dynamic: Literal["last", "fresh"], chosen: dict[str, Any]) -> None:
     """Eight parties, four a round: the two of lowest accuracy of w on their training data, as of their last round or now."""
     fed = FedUfo(dynamic=dynamic, stage_one=0.0, **chosen)
-    data, net, s = game(fed, 8, 0.5, Training(lr=0.1, batch=5), planned=12)
-    wire = Wire(net)
+    data, server, s = game(fed, 8, 0.5, Training(lr=0.1, batch=5), planned=12)
+    wire = Wire(server)
     known: dict[int, float] = {}
     unlike_sample, not_the_worst = 0, 0
     for t in range(1, 13):
         now = {i: _accuracy(s.w, d) for i, d in data.items()}
         seen = {i: known.get(i, -1.0) for i in data} if dynamic == "last" else now
-        s = rounds(fed, net, s, 1, first=t)
+        s = rounds(fed, server, s, 1, first=t)
         group = wire.group(t)
         assert len(set(group)) == 4
         assert sorted(seen[i] for i in group)[:2] == sorted(seen.values())[:2], "the two worst, whoever wins a tie"
-        unlike_sample += group != net.sample(t)
+        unlike_sample += group != server.sample(t)
         not_the_worst += sorted(seen[i] for i in group) != sorted(seen.values())[:4]
         known |= {i: now[i] for i in group}
         if dynamic == "last":
@@ -878,10 +878,10 @@ def test_dynamic_sampling_over_a_run(dynamic: Literal["last", "fresh"], chosen: 
 @pytest.mark.parametrize("dynamic", ["last", "fresh"])
 def test_section332_dynamic_sampling_comes_with_cgl_in_stage_two(dynamic: Literal["last", "fresh"]) -> None:
     fed = FedUfo(dynamic=dynamic)
-    _, net, s = game(fed, 8, 0.5, Training(lr=0.1, batch=5), planned=16)
-    wire = Wire(net)
-    rounds(fed, net, s, 16)
-    usual = [wire.group(t) == net.sample(t) for t in range(1, 17)]
+    _, server, s = game(fed, 8, 0.5, Training(lr=0.1, batch=5), planned=16)
+    wire = Wire(server)
+    rounds(fed, server, s, 16)
+    usual = [wire.group(t) == server.sample(t) for t in range(1, 17)]
     assert all(usual[:8])
     assert not all(usual[8:])
     assert [("look" in wire.works(t)) for t in range(1, 17)] == [False] * 8 + [dynamic == "fresh"] * 8
@@ -899,11 +899,11 @@ def test_bytes_of_fresh_looks_come_with_stage_two(participation: float) -> None:
 @pytest.mark.parametrize("chosen", [{"dynamic": "off"}, {"cgl": False}, {"cgl": False, "dynamic": "fresh"}], ids=option_text)
 def test_dynamic_sampling_is_off_or_without_cgl_the_usual_one(chosen: dict[str, Any]) -> None:
     fed = FedUfo(**chosen)
-    _, net, s = game(fed, 8, 0.5, Training(lr=0.1, batch=5), planned=4)
-    wire = Wire(net)
-    s = rounds(fed, net, s, 4)
+    _, server, s = game(fed, 8, 0.5, Training(lr=0.1, batch=5), planned=4)
+    wire = Wire(server)
+    s = rounds(fed, server, s, 4)
     for t in (1, 2, 3, 4):
-        assert wire.group(t) == net.sample(t)
+        assert wire.group(t) == server.sample(t)
         assert "look" not in wire.works(t)
     assert s.accuracy == {}
 
@@ -918,29 +918,29 @@ def test_dynamic_sampling_fresh_looks_change_only_who_takes_part() -> None:
 # --- parties that do not answer
 
 
-def _silent(net: LoopNet, name: str, who: int, when: int) -> None:
+def _silent(server: LoopServer, name: str, who: int, when: int) -> None:
     """Party `who` is not reached by that work in round `when`."""
-    work = net.engine.work
+    work = server.engine.work
 
     def without(call: Any, letters: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
         gone = who if (call.work, call.round) == (name, when) else -1
         letters = {i: m for i, m in letters.items() if i != gone}
         return work(call, letters, {e: p for e, p in parcels.items() if e[1] != gone})
 
-    net.engine.work = without
+    server.engine.work = without
 
 
 @pytest.mark.parametrize("outputs", ["all", "group"])
 def test_a_party_without_a_prior_is_out_of_the_round(outputs: Literal["all", "group"]) -> None:
     """Party 1 of four is silent: the round is that of the three others, K_c - 1 = 2."""
     fed = FedUfo(dynamic="off", outputs=outputs)
-    data, net, s = game(fed, 4, 1.0)
-    _silent(net, "prior", 1, 1)
-    wire, group = Wire(net), [0, 2, 3]
+    data, server, s = game(fed, 4, 1.0)
+    _silent(server, "prior", 1, 1)
+    wire, group = Wire(server), [0, 2, 3]
     expected = game(fed, 4, 1.0)[1]
     expected.sample = lambda t: group
     posteriors, _ = _by_hand(fed, data, expected, s, 1)
-    s = rounds(fed, net, s, 1)
+    s = rounds(fed, server, s, 1)
     assert sorted(wire.calls[-1][2]) == group
     assert_near(s.w, mean_of(posteriors, dict(enumerate(SIZES))))
 
@@ -950,12 +950,12 @@ def test_a_party_that_missed_a_fresh_look_does_not_train_an_old_model(missed: in
     """It stays out of the round, or is sent w now; it holds none, or that of an earlier round."""
     fed = FedUfo(dynamic="fresh", uad=False, cgr=False)
     for who in range(4):
-        _, net, s = game(fed, 4, 0.5, Training(lr=1e-30, batch=100))
-        _silent(net, "look", who, missed)
-        wire = Wire(net)
+        _, server, s = game(fed, 4, 0.5, Training(lr=1e-30, batch=100))
+        _silent(server, "look", who, missed)
+        wire = Wire(server)
         for t in range(1, missed + 1):
             s = replace(s, w={k: v + 1 for k, v in s.w.items()})  # each round has a w of its own
-            w, s = s.w, rounds(fed, net, s, 1, first=t)
+            w, s = s.w, rounds(fed, server, s, 1, first=t)
         assert all(same(reply.theta, w) for reply in wire.replies(missed).values())
 
 
@@ -1008,9 +1008,9 @@ def test_eq2_outputs_and_labels_of_the_discriminator(
 
     monkeypatch.setattr("comity.algorithms.feduad.tell_apart", noting)
     fed = FedUfo(outputs=outputs, dynamic="off")
-    _, net, s = game(fed)
-    rounds(fed, net, s, 1)
-    group = net.sample(1)
+    _, server, s = game(fed)
+    rounds(fed, server, s, 1)
+    group = server.sample(1)
     assert group != [0, 1, 2]
     names = group if outputs == "all" else [0, 1, 2]
     assert seen == [(count, me, [j for j in names if j != me]) for me in names]
@@ -1018,11 +1018,11 @@ def test_eq2_outputs_and_labels_of_the_discriminator(
 
 def test_u4_federated_d_is_the_weighted_average_of_the_groups() -> None:
     fed = FedUfo(dynamic="off")
-    _, net, s = game(fed, how=Training(lr=0.1, batch=4))
-    wire = Wire(net)
+    _, server, s = game(fed, how=Training(lr=0.1, batch=4))
+    wire = Wire(server)
     for t in (1, 2):
         sent = s.D
-        s = rounds(fed, net, s, 1, first=t)
+        s = rounds(fed, server, s, 1, first=t)
         letters = wire.calls[-1][2]
         assert all(same(letter.D, sent) for letter in letters.values())
         replies = wire.replies(t)
@@ -1036,17 +1036,17 @@ def test_u4_federated_d_is_the_weighted_average_of_the_groups() -> None:
 def test_u4_a_d_that_is_not_averaged_does_not_travel(where: Literal["local", "fresh", "group"]) -> None:
     """A local D stays at its party from round to round; a fresh one, or one of the group, leaves no trace."""
     fed = FedUfo(dynamic="off", outputs="group") if where == "group" else FedUfo(dynamic="off", disc_state=where)
-    _, net, s = game(fed)
-    wire = Wire(net)
-    before = [net.state(i).D for i in range(5)]
+    _, server, s = game(fed)
+    wire = Wire(server)
+    before = [server.state(i).D for i in range(5)]
     assert all(same(D, before[0]) for D in before), "all begin with one"
     for t in (1, 2, 3):
-        s = rounds(fed, net, s, 1, first=t)
+        s = rounds(fed, server, s, 1, first=t)
         assert s.D == {}
-        after = [net.state(i).D for i in range(5)]
+        after = [server.state(i).D for i in range(5)]
         for i in range(5):
             moved = not same(after[i], before[i])
-            assert moved == (where == "local" and i in net.sample(t))
+            assert moved == (where == "local" and i in server.sample(t))
         before = after
     assert all(message.D == {} for *_, mail, _, replies in wire.calls for message in (*mail.values(), *replies.values())
                if isinstance(message, Both))  # fmt: skip
@@ -1132,11 +1132,11 @@ def test_u14_steps() -> None:
 def test_u8_server_steps_over_two_rounds(lr: float, beta: float) -> None:
     """v_1 = mean_1 - w_0, w_1 = w_0 + lr v_1; v_2 = beta v_1 + mean_2 - w_1, w_2 = w_1 + lr v_2. D is averaged all the same."""
     for fed in (FedUad(server_lr=lr, server_momentum=beta), FedUfo(server_lr=lr, server_momentum=beta, dynamic="off")):
-        _, net, s = game(fed)
-        wire, sizes = Wire(net), dict(enumerate(SIZES))
+        _, server, s = game(fed)
+        wire, sizes = Wire(server), dict(enumerate(SIZES))
         w, v = s.w, {k: torch.zeros_like(x) for k, x in s.w.items()}
         for t in (1, 2):
-            s = rounds(fed, net, s, 1, first=t)
+            s = rounds(fed, server, s, 1, first=t)
             mean = mean_of({k: r.theta for k, r in wire.replies(t).items()}, sizes)
             v = {k: beta * v[k] + mean[k] - w[k] for k in w}
             w = {k: w[k] + lr * v[k] for k in w}

@@ -147,10 +147,10 @@ def test_fedgen_server_trains_the_generator_by_adam_over_rounds(replies: list[di
     """G follows torch's Adam on CE(9/12 h_1 + 3/12 h_2, y), over the heads that came; moments and statistics are kept."""
     task, method = small(), gen(gen_steps=3, gen_batch=6, gen_lr=0.01)
     data = [samples(9, SHAPE, CLASSES, seed=1), samples(3, SHAPE, CLASSES, seed=2)]
-    net, s = net_of(method, task, data, Training(lr=0.3, batch=4, epochs=3))
+    server, s = net_of(method, task, data, Training(lr=0.3, batch=4, epochs=3))
     reference = Generator(s.G)
     adam = torch.optim.Adam(reference.parameters(), lr=0.01)
-    s = rounds(method, net, s, 2)
+    s = rounds(method, server, s, 2)
     for t, sent in zip((1, 2), replies[-2:], strict=True):
         drawn = Key.root(0).fold("server", t, "labels").generator()
         labels = torch.multinomial(torch.tensor([4.0, 4.0, 4.0]), 18, replacement=True, generator=drawn)
@@ -167,8 +167,8 @@ def test_fedgen_server_trains_the_generator_by_adam_over_rounds(replies: list[di
 
 def test_fedgen_learned_representations_are_recognised_by_the_heads() -> None:
     task, method = small(), gen(gen_steps=300, gen_lr=0.01)
-    net, s = net_of(method, task, [samples(9, SHAPE, CLASSES)], Training(lr=0.0, batch=4))
-    s = rounds(method, net, s, 1)
+    server, s = net_of(method, task, [samples(9, SHAPE, CLASSES)], Training(lr=0.0, batch=4))
+    s = rounds(method, server, s, 1)
     y = torch.arange(300) % CLASSES
     z = method.made(task, s.G, Wanted(y, eps_of(Key(9), 300)))
     assert (linear(s.theta, z).argmax(1) == y).float().mean() > 0.95
@@ -195,12 +195,12 @@ def test_fedgen_objective_of_a_party() -> None:
 def test_fedgen_label_histogram_is_pooled_and_shared_once(replies: list[dict[int, Any]]) -> None:
     data = [Samples(noise(4, *SHAPE), torch.tensor([0, 0, 0, 2])), Samples(noise(2, *SHAPE), torch.tensor([2, 0]))]
     method = gen()
-    net, s = net_of(method, small(), data, Training(lr=0.1, batch=4))
+    server, s = net_of(method, small(), data, Training(lr=0.1, batch=4))
     assert [replies[0][i].counts.tolist() for i in (0, 1)] == [[3, 0, 1], [1, 0, 1]]
-    assert s.labels.tolist() == net.state(0).labels.tolist() == net.state(1).labels.tolist() == [4, 0, 2]
-    assert dict(net.ledger.total) == {"up": 2 * 4 * CLASSES, "down": 2 * 4 * CLASSES}
-    rounds(method, net, s, 2)
-    assert net.state(1).labels.tolist() == [4, 0, 2]
+    assert s.labels.tolist() == server.state(0).labels.tolist() == server.state(1).labels.tolist() == [4, 0, 2]
+    assert dict(server.ledger.total) == {"up": 2 * 4 * CLASSES, "down": 2 * 4 * CLASSES}
+    rounds(method, server, s, 2)
+    assert server.state(1).labels.tolist() == [4, 0, 2]
 
 
 def test_fedgen_bytes_by_hand() -> None:
@@ -514,8 +514,8 @@ def test_apfl_trains_the_global_model_as_fedavg_whatever_alpha_is() -> None:
     how = Training(lr=0.1, batch=4, momentum=0.5)
 
     def last(method: Algorithm[Any, Any, Any]) -> Params:
-        net, s = net_of(method, task, data, how)
-        return rounds(method, net, s, 3)
+        server, s = net_of(method, task, data, how)
+        return rounds(method, server, s, 3)
 
     expected = last(FedAvg())
     for method in (Apfl(), Apfl(alpha=0.0, adaptive=False), Apfl(alpha=1.0)):
@@ -542,11 +542,11 @@ def test_apfl_alpha_1_is_solo(model: str, participation: float, monkeypatch: pyt
 def test_apfl_finds_each_partys_optimum_and_the_common_one() -> None:
     """f_i = ½ (x − b_i)², b = (0, 8): w → 4 and v̄_i → b_i, whatever α has become."""
     method = Apfl()
-    net, w = net_of(method, quadratic(3.0), [rows(1.0, 0.0), rows(1.0, 8.0)], Training(lr=0.1, batch=1, epochs=3))
-    w = rounds(method, net, w, 150)
+    server, w = net_of(method, quadratic(3.0), [rows(1.0, 0.0), rows(1.0, 8.0)], Training(lr=0.1, batch=1, epochs=3))
+    w = rounds(method, server, w, 150)
     assert w["body.w"].item() == pytest.approx(4.0, abs=1e-3)
     for i, b in enumerate((0.0, 8.0)):
-        mine = net.state(i)
+        mine = server.state(i)
         assert method.deployed_model(mine, None, None)["body.w"].item() == pytest.approx(b, abs=0.3)  # type: ignore[arg-type]
 
 

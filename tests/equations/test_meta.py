@@ -32,7 +32,7 @@ from comity.algorithms.fedmeta import FedMeta
 from comity.algorithms.fedreptile import FedReptile
 from comity.algorithms.per_fedavg import Inner, PerFedAvg
 from comity.algorithms.q_ffl import QFfl
-from comity.core import Key, Model, Net, Params, Samples, Training, average, batches
+from comity.core import Key, Model, Params, Samples, Server, Training, average, batches
 from comity.experiments.folder import RunFolder
 from comity.studies.export import export, load
 
@@ -64,11 +64,11 @@ def test_per_fedavg_alg1_on_a_quadratic(order, power):
     alpha, beta, steps = 0.1, 0.05, 3
     method = PerFedAvg(alpha=alpha, order=order, delta=0.5)
     k = method.parts
-    net, s = net_of(method, quadratic(), [rows(A, B, k * steps)], Training(lr=beta, batch=1))
-    w = rounds(method, net, s, 1)["body.w"].item()
+    server, s = net_of(method, quadratic(), [rows(A, B, k * steps)], Training(lr=beta, batch=1))
+    w = rounds(method, server, s, 1)["body.w"].item()
     shrink = 1 - beta * A * (1 - alpha * A) ** power
     assert w == pytest.approx(B - shrink ** (k * steps) * B, rel=1e-12)
-    assert net.steps == k * steps  # as many as FedAvg makes
+    assert server.steps == k * steps  # as many as FedAvg makes
 
 
 def test_per_fedavg_is_deployed_after_one_step_of_the_party():
@@ -100,8 +100,8 @@ def test_per_fedavg_without_a_step_is_fedavg():
     data = [rows(1.0, 2.0, 8), rows(3.0, -1.0, 4)]
     ends = []
     for method in (comity.algorithms.compose("per-fedavg(alpha=0)"), comity.algorithms.compose("fedavg")):
-        net, s = net_of(method, quadratic(), data, Training(lr=0.1, batch=2))
-        ends.append(rounds(method, net, s, 3))
+        server, s = net_of(method, quadratic(), data, Training(lr=0.1, batch=2))
+        ends.append(rounds(method, server, s, 3))
     assert same(*ends)
 
 
@@ -163,11 +163,11 @@ def test_per_fedavg_refuses(wrong):
 def test_fedreptile_moves_by_epsilon_to_the_plain_mean(decay, steps):
     """Parties that reach their optima b in one step (η a = 1): w ← w + ε (mean b − w), however many samples they have."""
     method = FedReptile(step=0.8, decay=decay)
-    net, w = net_of(method, quadratic(), [rows(2.0, 1.0, 1), rows(2.0, 5.0, 7)], Training(lr=0.5, batch=8))
-    net.info = replace(net.info, rounds=2)
+    server, w = net_of(method, quadratic(), [rows(2.0, 1.0, 1), rows(2.0, 5.0, 7)], Training(lr=0.5, batch=8))
+    server.info = replace(server.info, rounds=2)
     expected = 0.0
     for t, epsilon in enumerate(steps, 1):
-        w = rounds(method, net, w, 1, first=t)
+        w = rounds(method, server, w, 1, first=t)
         expected += epsilon * (3.0 - expected)
         assert w["body.w"].item() == pytest.approx(expected)
 
@@ -176,26 +176,26 @@ def by_plain_means(task: Any, data: list[Samples], how: Training, count: int) ->
     """FedAvg in which all parties count alike."""
 
     class Uniform(FedAvg):
-        def round(self, theta: Params, net: Net, t: int) -> Params:
-            replies = net.call(self.local, {i: self.message_for(theta, i) for i in net.sample(t)})
+        def round(self, theta: Params, server: Server, t: int) -> Params:
+            replies = server.call(self.local, {i: self.message_for(theta, i) for i in server.sample(t)})
             return average({i: reply.theta for i, reply in replies.items()}, dict.fromkeys(replies, 1.0))
 
-    net, s = net_of(Uniform(), task, data, how)
-    end: Params = rounds(net._owners[0], net, s, count)
+    server, s = net_of(Uniform(), task, data, how)
+    end: Params = rounds(server._owners[0], server, s, count)
     return end
 
 
 @pytest.mark.parametrize("method", [FedReptile(step=1.0), QFfl(q=0.0)])
 def test_with_step_1_and_with_q_0_it_is_fedavg_with_equal_weights(method):
     task, data, how = task_of("mlp2(width=5)", (6,), 3), [samples(n, (6,), 3, seed=n) for n in (9, 4)], Training(lr=0.1, batch=4)
-    net, s = net_of(method, task, data, how)
-    end = rounds(method, net, s, 3)
+    server, s = net_of(method, task, data, how)
+    end = rounds(method, server, s, 3)
     assert same(end, by_plain_means(task, data, how, 3))
     others = [FedReptile(step=0.9), FedReptile(step=1.0, decay=True), QFfl(q=0.5)]
     for other in others:
-        net, s = net_of(other, task, data, how)
-        net.info = replace(net.info, rounds=3)
-        assert distance(end, rounds(other, net, s, 3)) > 1e-5
+        server, s = net_of(other, task, data, how)
+        server.info = replace(server.info, rounds=3)
+        assert distance(end, rounds(other, server, s, 3)) > 1e-5
 
 
 # q-FFL
@@ -207,8 +207,8 @@ def test_q_ffl_alg2_by_hand(q):
     task, how = task_of("linear", (6,), 3), Training(lr=0.2, batch=64)
     data = [samples(9, (6,), 3, seed=1), samples(5, (6,), 3, seed=2)]
     method = QFfl(q=q)
-    net, w = net_of(method, task, data, how)
-    found = rounds(method, net, w, 1)
+    server, w = net_of(method, task, data, how)
+    found = rounds(method, server, w, 1)
     total, step = 0.0, {k: torch.zeros_like(v) for k, v in w.items()}
     for party in data:
         free = {k: v.clone().requires_grad_() for k, v in w.items()}
@@ -230,8 +230,8 @@ def test_q_ffl_survives_losses_that_vanish():
             return mine, replace(reply, loss=next(told))
 
     method = Faint(q=15.0)
-    net, w = net_of(method, task, data, Training(lr=0.1, batch=6))
-    after = rounds(method, net, w, 1)
+    server, w = net_of(method, task, data, Training(lr=0.1, batch=6))
+    after = rounds(method, server, w, 1)
     assert all(v.isfinite().all() for v in after.values())
     assert distance(after, w) < 1  # and not thrown to 0, as by weights that are all 0
 
@@ -271,30 +271,30 @@ def test_uga_on_a_quadratic():
     eta, J = 0.1, 3
     for cut, power in ((False, 2 * J), (True, J)):
         method = FedMeta(server_lr=0.5, meta_lr=0.0, first_order=cut)
-        net, s = net_of(method, quadratic(), [rows(A, B, 2)], Training(lr=eta, batch=2, epochs=J + 1))
-        w = rounds(method, net, s, 1).theta["body.w"].item()
+        server, s = net_of(method, quadratic(), [rows(A, B, 2)], Training(lr=eta, batch=2, epochs=J + 1))
+        w = rounds(method, server, s, 1).theta["body.w"].item()
         assert w == pytest.approx(0.5 * A * (1 - eta * A) ** power * B)
-        assert net.steps == J + 1
+        assert server.steps == J + 1
 
 
 def test_fedmeta_steps_on_what_the_server_holds():
     """Two parties whose gradients cancel; of D_meta all is theirs, and the far party's half of it weighs as much."""
     data = [rows(1.0, 4.0, 10), rows(3.0, -1.0, 10)]
     method = FedMeta(server_lr=0.25, meta_lr=0.1, share=0.5)
-    net, s = net_of(method, quadratic(), data, Training(lr=0.1, batch=20))
+    server, s = net_of(method, quadratic(), data, Training(lr=0.1, batch=20))
     assert s.data.x.shape == (10, 2)
     uga = 0.25 * (4.0 - 3.0) / 2
     meta = uga - 0.1 * ((uga - 4.0) + 3.0 * (uga + 1.0)) / 2
-    assert rounds(method, net, s, 1).theta["body.w"].item() == pytest.approx(meta)
+    assert rounds(method, server, s, 1).theta["body.w"].item() == pytest.approx(meta)
 
 
 def test_fedmeta_with_one_epoch_and_no_samples_is_one_gradient_step_of_fedavg():
     """E = 1: η_g times the whole gradient, hence FedAvg with one batch of everything and a learning rate of η_g."""
     task, data = task_of("mlp2(width=5)", (6,), 3), [samples(n, (6,), 3, seed=n) for n in (9, 4)]
     method, parent = FedMeta(server_lr=0.2, meta_lr=0.0), comity.algorithms.compose("fedavg")
-    net, s = net_of(method, task, data, Training(lr=0.05, batch=3))
+    server, s = net_of(method, task, data, Training(lr=0.05, batch=3))
     other, theta = net_of(parent, task, data, Training(lr=0.2, batch=64))
-    assert_near(rounds(method, net, s, 3).theta, rounds(parent, other, theta, 3), 1e-6)
+    assert_near(rounds(method, server, s, 3).theta, rounds(parent, other, theta, 3), 1e-6)
 
 
 def test_fedmeta_sends_its_samples_once_and_says_so():

@@ -68,11 +68,11 @@ def test_a_batchnorm_comes_with_its_layer() -> None:
 def test_everything_is_sent_and_averaged_whatever_is_loaded() -> None:
     """f_i = (w - b_i)²/2, b = 1 and 3, one step of 0.1 from 0: 0.1 and 0.3, hence w = 0.2; w has no head, so own=body keeps w."""
     algorithm = PartialFed(strategy="fix", own="body")
-    net, s = net_of(algorithm, quadratic(), [rows(1, 1), rows(1, 3)], ONE_STEP)
-    s = rounds(algorithm, net, s, 1)
+    server, s = net_of(algorithm, quadratic(), [rows(1, 1), rows(1, 3)], ONE_STEP)
+    s = rounds(algorithm, server, s, 1)
     assert s["body.w"].item() == pytest.approx(0.2)
-    s = rounds(algorithm, net, s, 1, first=2)  # each goes on from its own: 0.1 + 0.1·0.9 and 0.3 + 0.1·2.7
-    assert [net.state(i).own["body.w"].item() for i in (0, 1)] == pytest.approx([0.19, 0.57])
+    s = rounds(algorithm, server, s, 1, first=2)  # each goes on from its own: 0.1 + 0.1·0.9 and 0.3 + 0.1·2.7
+    assert [server.state(i).own["body.w"].item() for i in (0, 1)] == pytest.approx([0.19, 0.57])
     assert s["body.w"].item() == pytest.approx(0.38)
 
 

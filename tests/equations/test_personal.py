@@ -136,11 +136,11 @@ def test_fedfomo_affinities_add_up() -> None:
     task, how = small(), Training(lr=0.1, batch=4)
     method = FedFomo(models=3)
     data = [samples(n, (6,), 3, seed=n) for n in (10, 15, 20)]
-    net, s = net_of(method, task, data, how)
+    server, s = net_of(method, task, data, how)
     assert torch.equal(s.P, torch.eye(3))
-    one = rounds(method, net, s, 1)
+    one = rounds(method, server, s, 1)
     begin = task.init(Key.root(0).fold("init"))
-    trained = {i: net.state(i).trained for i in range(3)}
+    trained = {i: server.state(i).trained for i in range(3)}
     for i in range(3):
         party = party_of(task, data[i], how, i, 3)
         w = method.weights(begin, trained, party)
@@ -216,13 +216,13 @@ def test_pfedme_finds_the_minimum_of_the_moreau_envelopes() -> None:
     """
     a, b, lam = (1.0, 3.0), (2.0, -1.0), 2.0
     method = PFedMe(lam=lam, inner_lr=0.1, inner_steps=80)
-    net, w = net_of(method, quadratic(5.0), [rows(a[0], b[0]), rows(a[1], b[1], count=3)], Training(lr=0.2, batch=4))
-    w = rounds(method, net, w, 80)
+    server, w = net_of(method, quadratic(5.0), [rows(a[0], b[0]), rows(a[1], b[1], count=3)], Training(lr=0.2, batch=4))
+    w = rounds(method, server, w, 80)
     c = [x * lam / (x + lam) for x in a]
     best = sum(x * y for x, y in zip(c, b, strict=True)) / sum(c)
     assert w["body.w"].item() == pytest.approx(best, abs=1e-5)
     for i in range(2):
-        assert net.state(i)["body.w"].item() == pytest.approx((a[i] * b[i] + lam * best) / (a[i] + lam), abs=1e-5)
+        assert server.state(i)["body.w"].item() == pytest.approx((a[i] * b[i] + lam * best) / (a[i] + lam), abs=1e-5)
 
 
 def test_pfedme_whose_copy_is_the_personal_model_is_fedavg() -> None:
@@ -231,8 +231,8 @@ def test_pfedme_whose_copy_is_the_personal_model_is_fedavg() -> None:
     ours, parent = PFedMe(lam=8.0, inner_steps=1, inner_lr=0.1), FedAvg()
     ends = []
     for method, lr in ((ours, 0.125), (parent, 0.1)):
-        net, w = net_of(method, task, data, Training(lr=lr, batch=4))
-        ends.append(rounds(method, net, w, 3))
+        server, w = net_of(method, task, data, Training(lr=lr, batch=4))
+        ends.append(rounds(method, server, w, 3))
     assert_near(ends[0], ends[1], atol=1e-6)
 
 
@@ -243,8 +243,8 @@ def test_pfedme_beta_at_the_server_by_hand() -> None:
 
     def once(beta: float) -> tuple[Params, Params]:
         method = PFedMe(beta=beta)
-        net, w = net_of(method, task, data, how)
-        return w, rounds(method, net, w, 1)
+        server, w = net_of(method, task, data, how)
+        return w, rounds(method, server, w, 1)
 
     w, mean = once(1.0)
     assert same(once(0.0)[1], w)
@@ -254,9 +254,9 @@ def test_pfedme_beta_at_the_server_by_hand() -> None:
 def test_pfedme_without_a_pull_never_moves_the_global_model() -> None:
     task = small()
     method = PFedMe(lam=0.0)
-    net, w = net_of(method, task, [samples(8, (6,), 3)], Training(lr=0.05, batch=4))
-    assert same(rounds(method, net, w, 2), w)
-    assert not same(net.state(0), w)
+    server, w = net_of(method, task, [samples(8, (6,), 3)], Training(lr=0.05, batch=4))
+    assert same(rounds(method, server, w, 2), w)
+    assert not same(server.state(0), w)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd(momentum=0.5)", "sgd(decay=0.1)"])
@@ -317,11 +317,11 @@ def test_apple_with_fixed_equal_shares_is_fedavg_n_times_slower() -> None:
     """One step a round, p = 1/N: Σ_j p w_j moves by η Σ_j p² ∇F_j, which is FedAvg's step with η/N."""
     task, data = small(), [samples(8, (6,), 3, seed=n) for n in range(4)]
     method = Apple(mix_lr=0)
-    net, s = net_of(method, task, data, Training(lr=0.4, batch=8))
-    s = rounds(method, net, s, 4)
+    server, s = net_of(method, task, data, Training(lr=0.4, batch=8))
+    s = rounds(method, server, s, 4)
     parent = FedAvg()
-    net, w = net_of(parent, task, data, Training(lr=0.1, batch=8))
-    w = rounds(parent, net, w, 4)
+    server, w = net_of(parent, task, data, Training(lr=0.1, batch=8))
+    w = rounds(parent, server, w, 4)
     ours = {k: sum(core[k] for core in s.cores.values()) / 4 for k in w}
     assert_near(ours, w, atol=1e-6)
 
@@ -338,11 +338,11 @@ def test_apple_finds_a_party_of_its_kind() -> None:
     """
     method = Apple(mix_lr=0.02, mu=0.1)
     data = [rows(1.0, 1.0), rows(1.0, 1.0), rows(1.0, -3.0)]
-    net, s = net_of(method, quadratic(0.5), data, Training(lr=0.3, batch=1))
-    s = rounds(method, net, s, 150)
+    server, s = net_of(method, quadratic(0.5), data, Training(lr=0.3, batch=1))
+    s = rounds(method, server, s, 150)
     for i, best in enumerate((1.0, 1.0, -3.0)):
-        assert net.state(i).mixed["body.w"].item() == pytest.approx(best, abs=0.02)
-    p = net.state(0).p
+        assert server.state(i).mixed["body.w"].item() == pytest.approx(best, abs=0.02)
+    p = server.state(0).p
     assert p[2] < p[1]
 
 
@@ -430,8 +430,8 @@ def test_fed_mtl_w_step_finds_the_minimum_for_a_given_relation() -> None:
 def test_fed_mtl_one_party_has_a_decay_of_lambda_1() -> None:
     """m = 1: Σ = Ω = 1, so w = a b / (a + λ₁)."""
     method = FedMtl(lam1=0.5)
-    net, s = net_of(method, quadratic(1.0), [rows(2.0, 3.0)], Training(lr=0.1, batch=1, steps=30))
-    s = rounds(method, net, s, 40)
+    server, s = net_of(method, quadratic(1.0), [rows(2.0, 3.0)], Training(lr=0.1, batch=1, steps=30))
+    s = rounds(method, server, s, 40)
     assert s.W["body.w"].item() == pytest.approx(2 * 3 / 2.5, abs=1e-6)
     assert s.omega.item() == pytest.approx(1)
 
@@ -440,8 +440,8 @@ def test_fed_mtl_both_steps_in_turn_end_where_they_should() -> None:
     """With one weight each W has rank one: Σ is 3 along W, so Ω there is 1/(0.9 · 3 + 0.1), and w = b / (1 + λ₁/2.8)."""
     method = FedMtl(lam1=1.0)
     b = (2.0, 3.0, -2.0)
-    net, s = net_of(method, quadratic(0.0), [rows(1.0, each) for each in b], Training(lr=0.05, batch=1, steps=10))
-    s = rounds(method, net, s, 115)
+    server, s = net_of(method, quadratic(0.0), [rows(1.0, each) for each in b], Training(lr=0.05, batch=1, steps=10))
+    s = rounds(method, server, s, 115)
     assert s.W["body.w"][:, 0].tolist() == pytest.approx([each / (1 + 1 / 2.8) for each in b], abs=1e-6)
     assert s.omega[0, 1] < 0 < s.omega[0, 2], "−Ω_st says how much s and t are alike"
 
@@ -463,8 +463,8 @@ def test_fed_mtl_surrogate_by_hand() -> None:
     held = method.message_for(Relations({"a": w}, torch.eye(4) - 1 / 4), 2)
     assert held.weight == pytest.approx(4e-3)
     torch.testing.assert_close(held.to["a"], w.mean(0) / 2)
-    net, s = net_of(method, small(), [samples(4, (6,), 3)] * 3, Training(batch=4))
-    torch.testing.assert_close(rounds(method, net, s, 1).omega, torch.eye(3) - 1 / 3)
+    server, s = net_of(method, small(), [samples(4, (6,), 3)] * 3, Training(batch=4))
+    torch.testing.assert_close(rounds(method, server, s, 1).omega, torch.eye(3) - 1 / 3)
 
 
 def test_fed_mtl_without_weights_is_solo() -> None:

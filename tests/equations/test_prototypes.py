@@ -46,8 +46,8 @@ def two_parties() -> list[Samples]:
 
 def guide(method: FedProto | FedTgp, data: list[Samples], count: int = 1) -> Guide:
     """What parties get after some rounds with a linear model."""
-    net, s = net_of(method, task_of("linear", (2,), 3), data, Training(lr=0.1, batch=8))
-    return method.message_for(rounds(method, net, s, count), 0)
+    server, s = net_of(method, task_of("linear", (2,), 3), data, Training(lr=0.1, batch=8))
+    return method.message_for(rounds(method, server, s, count), 0)
 
 
 # --- FedProto: eqs. 3 and 6
@@ -74,8 +74,8 @@ def test_a_mean_of_too_few_is_not_sent() -> None:
 def test_prototypes_of_parties_that_are_not_asked_stay() -> None:
     old = Prototypes(torch.ones(3, 2), torch.tensor([1, 1, 1], dtype=torch.int32))
     method = FedProto()
-    net, _ = net_of(method, task_of("linear", (2,), 3), two_parties(), Training(lr=0.1), participation=0.5)
-    s = rounds(method, net, Bank(3, 2, {0: old, 1: old}), 1)
+    server, _ = net_of(method, task_of("linear", (2,), 3), two_parties(), Training(lr=0.1), participation=0.5)
+    s = rounds(method, server, Bank(3, 2, {0: old, 1: old}), 1)
     assert sum(torch.equal(sent.means, old.means) for sent in s.last.values()) == 1
 
 
@@ -260,12 +260,12 @@ def test_fedtgp_prototypes_are_made_by_two_layers() -> None:
 def test_fedtgp_server_step_by_hand(method: FedTgp, step: float) -> None:
     """One epoch of one batch: θ_F moves down the gradient of the loss at this round's prototypes, by the authors' 0.01."""
     data = two_parties()
-    net, s = net_of(method, task_of("linear", (2,), 3), data, Training(lr=0.1, batch=8))
-    after = rounds(method, net, s, 1)
+    server, s = net_of(method, task_of("linear", (2,), 3), data, Training(lr=0.1, batch=8))
+    after = rounds(method, server, s, 1)
     shown = Samples(torch.tensor([[1.0, 1], [8, 7], [5, 5], [0, 2]]), torch.tensor([0, 1, 0, 1]))
     delta = torch.tensor(math.dist((3, 3), (4, 4.5)))
     free = {k: v.clone().requires_grad_() for k, v in s.F.items()}
-    loss = method.acl(net.info.task, free, batch_of(shown), delta)
+    loss = method.acl(server.info.task, free, batch_of(shown), delta)
     grads = torch.autograd.grad(loss, list(free.values()))
     for (k, v), g in zip(free.items(), grads, strict=True):
         assert torch.allclose(after.F[k], v - step * g, atol=1e-5)
@@ -297,5 +297,5 @@ def test_fedtgp_tells_which_classes_there_are_but_not_how_many_of_each() -> None
 
 def test_fedtgp_without_a_prototype_leaves_the_server_as_it_is() -> None:
     method = FedTgp(min_count=50)
-    net, s = net_of(method, task_of("linear", (2,), 3), two_parties(), Training())
-    assert rounds(method, net, s, 1) is s
+    server, s = net_of(method, task_of("linear", (2,), 3), two_parties(), Training())
+    assert rounds(method, server, s, 1) is s

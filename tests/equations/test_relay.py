@@ -486,8 +486,8 @@ def test_external_discriminator_is_trained_with_the_model_and_never_sent(T: floa
     """Two rounds by hand with V beside the weights; nothing on the wire has its values."""
     relay = Relay(lambda_kd=2.0, lambda_disc=3.0, n_avg=0, disc="external", disc_temperature=T)
     data = [TRIO[0], TRIO[1]]
-    net, s = net_of(relay, task(), data, Training(lr=0.2, batch=100))
-    first = [net.state(u) for u in (0, 1)]
+    server, s = net_of(relay, task(), data, Training(lr=0.2, batch=100))
+    first = [server.state(u) for u in (0, 1)]
     assert all(state[V].abs().max() > 0.1 for state in first)
     ours = [{k: v.clone() for k, v in state.items()} for state in first]
     shown = [class_mean(theta, d) for theta, d in zip(ours, data, strict=True)]
@@ -496,11 +496,11 @@ def test_external_discriminator_is_trained_with_the_model_and_never_sent(T: floa
         how = {"lr": 0.2, "epochs": 1, "kd": 2 / D, "disc": 3 / C, "h": exponential(T)}
         ours = [descend(ours[u], data[u], Heard(bar, shown[1 - u]), **how) for u in (0, 1)]
         shown = [class_mean(theta, d) for theta, d in zip(ours, data, strict=True)]
-    rounds(relay, net, s, 2)
+    rounds(relay, server, s, 2)
     for u in (0, 1):
-        assert_near(net.state(u), ours[u])
-        assert (net.state(u)[V] - first[u][V]).abs().max() > 1e-3
-    secrets = [state[V] for state in (*first, net.state(0), net.state(1))]
+        assert_near(server.state(u), ours[u])
+        assert (server.state(u)[V] - first[u][V]).abs().max() > 1e-3
+    secrets = [state[V] for state in (*first, server.state(0), server.state(1))]
     sent = [t for turn in wire for message in (*turn.letters.values(), *turn.replies.values()) for t in tensors(message)]
     assert sent
     assert not [1 for t in sent for secret in secrets if t.shape == secret.shape and torch.equal(t, secret)]
@@ -508,10 +508,10 @@ def test_external_discriminator_is_trained_with_the_model_and_never_sent(T: floa
 
 def test_external_discriminator_rests_without_its_loss() -> None:
     relay = Relay(lambda_kd=2.0, lambda_disc=0.0, disc="external")
-    net, s = net_of(relay, task(), TRIO, Training(lr=0.2))
-    before = net.state(0)[V].clone()
-    rounds(relay, net, s, 2)
-    assert torch.equal(net.state(0)[V], before)
+    server, s = net_of(relay, task(), TRIO, Training(lr=0.2))
+    before = server.state(0)[V].clone()
+    rounds(relay, server, s, 2)
+    assert torch.equal(server.state(0)[V], before)
 
 
 # --- Algorithm 1
@@ -548,8 +548,8 @@ def test_alg1_without_the_two_losses_is_solo(parties: int, text: str, how: str) 
 def test_alg1_two_rounds_of_three_parties_by_hand(kd: float, disc: float, wire: list[Turn]) -> None:
     """Everything from plain torch but the first weights and who told whom: p2 lacks class 2 and shows nothing of class 1."""
     relay = Relay(lambda_kd=kd, lambda_disc=disc, n_avg=0)
-    net, s = net_of(relay, task(), TRIO, Training(lr=0.05, batch=100, epochs=2))
-    rounds(relay, net, s, 2)
+    server, s = net_of(relay, task(), TRIO, Training(lr=0.05, batch=100, epochs=2))
+    rounds(relay, server, s, 2)
     ours = [start_of(task()) for _ in TRIO]
     shown = [class_mean(theta, d) for theta, d in zip(ours, TRIO, strict=True)]
     for u, reply in turns(wire, "show")[0].replies.items():
@@ -570,7 +570,7 @@ def test_alg1_two_rounds_of_three_parties_by_hand(kd: float, disc: float, wire: 
             assert_classes(reply.means, reply.counts > 0, shown[u])
             assert_classes(reply.obs[0], reply.seen, shown[u])
     for u in range(3):
-        assert_near(net.state(u), ours[u])
+        assert_near(server.state(u), ours[u])
         assert (ours[u]["fc1.weight"] - start_of(task())["fc1.weight"]).abs().max() > 1e-3
 
 
@@ -683,10 +683,10 @@ def test_alg1_representations_are_taken_after_training_in_evaluation_mode(wire: 
     norm = task_of("fedbn-cnn(scale=0.06)", image, classes)
     data = [samples(9, image, classes, seed=u) for u in (1, 2)]
     relay = Relay(n_avg=0)
-    net, s = net_of(relay, norm, data, Training(lr=0.1, batch=100, min_batch=2))
-    rounds(relay, net, s, 1)
+    server, s = net_of(relay, norm, data, Training(lr=0.1, batch=100, min_batch=2))
+    rounds(relay, server, s, 1)
     for u, reply in turns(wire, "local")[1].replies.items():
-        z = norm.features(net.state(u), data[u].x, train=False)
+        z = norm.features(server.state(u), data[u].x, train=False)
         for c in range(classes):
             torch.testing.assert_close(reply.means[c], z[data[u].y == c].mean(0), rtol=0, atol=1e-5)
 
@@ -718,8 +718,8 @@ def sets_of(upload: Any) -> list[Tensor]:
 def test_alg1_m_down_different_sets_of_others(m_up: int, m_down: int, wire: list[Turn]) -> None:
     """A letter holds M↓ sets out of the 2 M↑ that two others sent the round before, whole, and as different as there are."""
     relay = Relay(m_up=m_up, m_down=m_down, n_avg=2)
-    net, s = net_of(relay, task(), [FIVE, labelled(FIVE.y.tolist(), 2), labelled(FIVE.y.tolist(), 3)], Training(lr=0.1))
-    rounds(relay, net, s, 6)
+    server, s = net_of(relay, task(), [FIVE, labelled(FIVE.y.tolist(), 2), labelled(FIVE.y.tolist(), 3)], Training(lr=0.1))
+    rounds(relay, server, s, 6)
     last, sources = turns(wire, "show")[0].replies, set()
     for t in range(1, 7):
         turn = turns(wire, "local")[t]
@@ -739,8 +739,8 @@ def test_t3_whether_ones_own_observations_come_back(exclude_self: bool, wire: li
     """150 letters: never from oneself; or from each of three alike, 50 of 150 (four standard deviations are 23)."""
     relay = Relay(n_avg=0, exclude_self=exclude_self)
     data = [labelled([0, 1, 2] * 2, u) for u in (1, 2, 3)]
-    net, s = net_of(relay, task(), data, STILL)
-    rounds(relay, net, s, 50)
+    server, s = net_of(relay, task(), data, STILL)
+    rounds(relay, server, s, 50)
     mine = [sets_of(up)[0] for _, up in sorted(turns(wire, "show")[0].replies.items())]
     met: Counter[int] = Counter()
     alike = 0
@@ -760,8 +760,8 @@ def test_t3_whether_ones_own_observations_come_back(exclude_self: bool, wire: li
 def test_t5_global_means(weights: Literal["samples", "uniform"], wire: list[Turn]) -> None:
     """By n_{u,c}, as if all samples were pooled; or the plain mean of the parties that show the class."""
     relay = Relay(weights=weights)
-    net, s = net_of(relay, task(), TRIO, Training(lr=0.1))
-    rounds(relay, net, s, 1)
+    server, s = net_of(relay, task(), TRIO, Training(lr=0.1))
+    rounds(relay, server, s, 1)
     shown = [class_mean(start_of(task()), d) for d in TRIO]
     letter = turns(wire, "local")[1].letters[0]
     if weights == "samples":
@@ -825,11 +825,11 @@ def test_t4_training_with_missing_classes_stays_finite(text: str) -> None:
 def test_t6_begin_with_features_of_untrained_models(wire: list[Turn]) -> None:
     """One upload of everybody before round 1, which round 1 uses."""
     relay = Relay(n_avg=0)
-    net, s = net_of(relay, task(), TRIO, Training(lr=0.1))
+    server, s = net_of(relay, task(), TRIO, Training(lr=0.1))
     one = C * (4 * 2 * D + 5)
-    assert net.ledger.total == {"up": 3 * one}
-    assert relay.start_traffic(net.info).up == 3 * one
-    rounds(relay, net, s, 1)
+    assert server.ledger.total == {"up": 3 * one}
+    assert relay.start_traffic(server.info).up == 3 * one
+    rounds(relay, server, s, 1)
     shown = [class_mean(start_of(task()), d) for d in TRIO]
     assert_classes(turns(wire, "local")[1].letters[1].means, torch.tensor([True] * 3), pool(shown, TRIO))
 
@@ -840,10 +840,10 @@ def test_t6_begin_with_noise_that_is_gone_after_round_1(participation: float, wi
     ten = task_of("mlp2(width=400)", SHAPE, 10)
     relay = Relay(begin="random", m_up=2, m_down=2, lambda_kd=0.01)
     data = [samples(40, SHAPE, 10, seed=u) for u in range(4)]
-    net, s = net_of(relay, ten, data, Training(lr=0.01), participation=participation)
-    assert not net.ledger.total
-    assert relay.start_traffic(net.info).up == 0
-    rounds(relay, net, s, 2)
+    server, s = net_of(relay, ten, data, Training(lr=0.01), participation=participation)
+    assert not server.ledger.total
+    assert relay.start_traffic(server.info).up == 0
+    rounds(relay, server, s, 2)
     first, second = turns(wire, "local")[1], turns(wire, "local")[2]
     letters = list(first.letters.values())
     assert len(letters) == 4 * participation
@@ -870,26 +870,26 @@ def test_aggregate_model_alone_is_fedavg() -> None:
     """Without the two losses the averaged models are FedAvg's bit for bit."""
     how = Training(lr=0.2, batch=4)
     relay, fedavg = Relay(lambda_kd=0.0, lambda_disc=0.0, aggregate="model"), FedAvg()
-    net, s = net_of(relay, task(), TRIO, how)
+    server, s = net_of(relay, task(), TRIO, how)
     other, w = net_of(fedavg, task(), TRIO, how)
     for t in (1, 2, 3):
-        s, w = rounds(relay, net, s, 1, first=t), rounds(fedavg, other, w, 1, first=t)
+        s, w = rounds(relay, server, s, 1, first=t), rounds(fedavg, other, w, 1, first=t)
         assert same(s.shared, w)
 
 
 def test_aggregate_predictor_by_hand() -> None:
     """Round 2 starts from one's own body and 9/21 and 12/21 of the heads of round 1."""
     relay = Relay(lambda_kd=0.0, lambda_disc=0.0, aggregate="predictor")
-    net, s = net_of(relay, task(), TRIO[:2], Training(lr=0.3, batch=100))
-    s = rounds(relay, net, s, 1)
+    server, s = net_of(relay, task(), TRIO[:2], Training(lr=0.3, batch=100))
+    s = rounds(relay, server, s, 1)
     nothing = Heard([None] * C, [None] * C)
     first = [descend(start_of(task()), d, nothing, 0.3, 1, 0, 0) for d in TRIO[:2]]
     head = {k: (9 * first[0][k] + 12 * first[1][k]) / 21 for k in ("fc3.weight", "fc3.bias")}
     assert_near(s.shared, head)
     assert (first[0]["fc3.weight"] - head["fc3.weight"]).abs().max() > 1e-3
-    rounds(relay, net, s, 1, first=2)
+    rounds(relay, server, s, 1, first=2)
     for u in (0, 1):
-        assert_near(net.state(u), descend(first[u] | head, TRIO[u], nothing, 0.3, 1, 0, 0))
+        assert_near(server.state(u), descend(first[u] | head, TRIO[u], nothing, 0.3, 1, 0, 0))
 
 
 HEAD, WHOLE = D * C + C, (6 * D + D) + (D * D + D) + (D * C + C)
@@ -928,9 +928,9 @@ def test_offline_weights_by_age_and_forgotten_uploads(max_age: int, age_decay: f
     """
     data = [labelled([0, 1] * 3, 1), labelled([0, 1, 1] * 3, 2), labelled([0, 0, 1] * 3, 3), labelled([0, 1, 2] * 2, 4)]
     relay = Relay(n_avg=0, max_age=max_age, age_decay=age_decay, m_down=2)
-    net, s = net_of(relay, task(), data, Training(lr=0.1))
-    net.sample = lambda t: SCHEDULE[t]
-    rounds(relay, net, s, 6)
+    server, s = net_of(relay, task(), data, Training(lr=0.1))
+    server.sample = lambda t: SCHEDULE[t]
+    rounds(relay, server, s, 6)
     last = {u: (0, up) for u, up in turns(wire, "show")[0].replies.items()}
     forgotten = 0
     for t, turn in turns(wire, "local").items():
@@ -955,9 +955,9 @@ def test_offline_weights_by_age_and_forgotten_uploads(max_age: int, age_decay: f
 def test_offline_a_mean_stays_a_mean_however_old(wire: list[Turn]) -> None:
     """Weights are relative: the only one who ever showed class 2 defines its mean, with weight 2 * 0.1^14."""
     relay = Relay(n_avg=0, age_decay=0.1)
-    net, s = net_of(relay, task(), [labelled([0, 1] * 3, 1), labelled([0, 1, 2] * 2, 4)], STILL)
-    net.sample = lambda t: [0]
-    rounds(relay, net, s, 14)
+    server, s = net_of(relay, task(), [labelled([0, 1] * 3, 1), labelled([0, 1, 2] * 2, 4)], STILL)
+    server.sample = lambda t: [0]
+    rounds(relay, server, s, 14)
     letter, shown = turns(wire, "local")[14].letters[0], turns(wire, "show")[0].replies[1]
     assert letter.known[2]
     torch.testing.assert_close(letter.means[2], shown.means[2], rtol=1e-5, atol=0)
@@ -966,10 +966,10 @@ def test_offline_a_mean_stays_a_mean_however_old(wire: list[Turn]) -> None:
 def test_offline_any_two_parties_suffice(wire: list[Turn]) -> None:
     """Only p1 and p2 of four ever come: they learn from each other, and the others' models stay untouched."""
     relay = Relay(n_avg=0, begin="random")
-    net, s = net_of(relay, task(), [*TRIO, TRIO[0]], Training(lr=0.1))
-    net.sample = lambda t: [1, 2]
+    server, s = net_of(relay, task(), [*TRIO, TRIO[0]], Training(lr=0.1))
+    server.sample = lambda t: [1, 2]
     before = start_of(task())
-    rounds(relay, net, s, 3)
+    rounds(relay, server, s, 3)
     assert not [turn for turn in wire if set(turn.letters) != {1, 2}]
     for t in (2, 3):
         turn, sent = turns(wire, "local")[t], turns(wire, "local")[t - 1].replies
@@ -977,23 +977,23 @@ def test_offline_any_two_parties_suffice(wire: list[Turn]) -> None:
         assert torch.equal(turn.letters[2].obs[0], sent[1].obs[0])
         zero = (3 * sent[1].means[0] + 4 * sent[2].means[0]) / 7
         assert_classes(turn.letters[1].means, turn.letters[1].known, [zero, sent[1].means[1], sent[1].means[2]])
-    assert same(net.state(0), before)
-    assert same(net.state(3), before)
-    assert all(v.isfinite().all() for u in (1, 2) for v in net.state(u).values())
+    assert same(server.state(0), before)
+    assert same(server.state(3), before)
+    assert all(v.isfinite().all() for u in (1, 2) for v in server.state(u).values())
 
 
 def test_offline_a_party_alone_goes_on_by_itself(wire: list[Turn]) -> None:
     """Nobody else's observations: a contrast with nothing in it, and a pull to one's own means."""
     relay = Relay(begin="random", lambda_kd=1.0)
-    net, s = net_of(relay, task(), TRIO, Training(lr=0.1, batch=100))
-    net.sample = lambda t: [0]
-    s = rounds(relay, net, s, 1)
-    before = {k: v.clone() for k, v in net.state(0).items()}
-    rounds(relay, net, s, 1, first=2)
+    server, s = net_of(relay, task(), TRIO, Training(lr=0.1, batch=100))
+    server.sample = lambda t: [0]
+    s = rounds(relay, server, s, 1)
+    before = {k: v.clone() for k, v in server.state(0).items()}
+    rounds(relay, server, s, 1, first=2)
     letter = turns(wire, "local")[2].letters[0]
     assert not letter.seen.any()
     expected = descend(before, TRIO[0], Heard(class_mean(before, TRIO[0]), [None] * C), 0.1, 1, 1 / D, 0.0)
-    assert_near(net.state(0), expected)
+    assert_near(server.state(0), expected)
 
 
 @pytest.mark.parametrize("text", ["relay(max_age=1,age_decay=0.5)", "relay(begin=random)", "relay-p2p"])
@@ -1323,17 +1323,17 @@ def test_p2p_mean_of_all_that_was_heard(running: float, wire: list[Turn]) -> Non
     Observations are class means of the senders' models at the round's beginning; p2 shows class 0 only.
     """
     p2p = RelayP2p(neighbours=2, running=running, n_avg=0)
-    net, s = net_of(p2p, task(), TRIO, Training(lr=0.1))
+    server, s = net_of(p2p, task(), TRIO, Training(lr=0.1))
     heard: list[list[list[Tensor]]] = [[[] for _ in range(C)] for _ in TRIO]
     for t in (1, 2, 3):
-        shown = [class_mean(net.state(u).theta, d) for u, d in enumerate(TRIO)]
+        shown = [class_mean(server.state(u).theta, d) for u, d in enumerate(TRIO)]
         for u in range(3):
             for v in (v for v in range(3) if v != u):
                 for c, mean in enumerate(shown[v]):
                     heard[u][c] += [] if mean is None else [mean]
-        s = rounds(p2p, net, s, 1, first=t)
+        s = rounds(p2p, server, s, 1, first=t)
         for u in range(3):
-            own = net.state(u)
+            own = server.state(u)
             assert own.heard.tolist() == [len(of_class) for of_class in heard[u]]
             for c, of_class in enumerate(heard[u]):
                 expected = torch.stack(of_class).mean(0)
@@ -1351,7 +1351,7 @@ def test_p2p_three_rounds_of_two_parties_by_hand(running: float) -> None:
     """Each tells the other: Algorithm 2 with the newest observations, and the mean of all heard in place of the global one."""
     p2p = RelayP2p(lambda_kd=4.0, lambda_disc=2.0, n_avg=0, running=running)
     data = [TRIO[1], TRIO[2]]
-    net, s = net_of(p2p, task(), data, Training(lr=0.05, batch=100, epochs=2))
+    server, s = net_of(p2p, task(), data, Training(lr=0.05, batch=100, epochs=2))
     ours, times = [start_of(task()) for _ in data], [[0] * C, [0] * C]
     bars: list[list[Tensor | None]] = [[None] * C, [None] * C]
     for _ in (1, 2, 3):
@@ -1363,26 +1363,26 @@ def test_p2p_three_rounds_of_two_parties_by_hand(running: float) -> None:
                     rate = running if running and times[u][c] > 1 else 1 / times[u][c]
                     bars[u][c] = t if times[u][c] == 1 else (1 - rate) * present(bars[u][c]) + rate * t
         ours = [descend(ours[u], data[u], Heard(bars[u], shown[1 - u]), 0.05, 2, 4 / D, 2 / C) for u in (0, 1)]
-    rounds(p2p, net, s, 3)
+    rounds(p2p, server, s, 3)
     for u in (0, 1):
-        assert_near(net.state(u).theta, ours[u])
-        assert net.state(u).heard.tolist() == times[u]
+        assert_near(server.state(u).theta, ours[u])
+        assert server.state(u).heard.tolist() == times[u]
     assert times == [[3, 0, 0], [3, 3, 3]]
 
 
 def test_p2p_who_hears_nothing_now_remembers(wire: list[Turn]) -> None:
     """No observation this round: no contrast, but the pull to what was heard before."""
     p2p = RelayP2p(lambda_kd=4.0, lambda_disc=2.0, n_avg=0)
-    net, s = net_of(p2p, task(), TRIO[:2], Training(lr=0.05, batch=100))
-    s = rounds(p2p, net, s, 1)
-    before = net.state(0)
-    net.sample = lambda t: [0]
-    rounds(p2p, net, s, 1, first=2)
+    server, s = net_of(p2p, task(), TRIO[:2], Training(lr=0.05, batch=100))
+    s = rounds(p2p, server, s, 1)
+    before = server.state(0)
+    server.sample = lambda t: [0]
+    rounds(p2p, server, s, 1, first=2)
     assert not turns(wire, "local")[2].parcels
     bar = list(before.mean)
-    assert_near(net.state(0).theta, descend(before.theta, TRIO[0], Heard(bar, [None] * C), 0.05, 1, 4 / D, 0.0))
-    assert torch.equal(net.state(0).mean, before.mean)
-    assert torch.equal(net.state(0).heard, before.heard)
+    assert_near(server.state(0).theta, descend(before.theta, TRIO[0], Heard(bar, [None] * C), 0.05, 1, 4 / D, 0.0))
+    assert torch.equal(server.state(0).mean, before.mean)
+    assert torch.equal(server.state(0).heard, before.heard)
 
 
 @pytest.mark.parametrize(("parties", "neighbours", "m_up"), [(2, 1, 1), (5, 1, 1), (5, 2, 3), (3, 7, 2)])
@@ -1414,23 +1414,23 @@ def test_p2p_sealed_parcels_to_m_neighbours_and_nothing_up(parties: int, neighbo
 def test_p2p_only_those_present_are_told(wire: list[Turn]) -> None:
     """Half of four take part: one tells the other, and those away keep all they have."""
     p2p = RelayP2p(neighbours=3)
-    net, s = net_of(p2p, task(), [*TRIO, TRIO[0]], Training(lr=0.1), participation=0.5)
-    before = [net.state(u) for u in range(4)]
-    rounds(p2p, net, s, 1)
-    here = net.sample(1)
+    server, s = net_of(p2p, task(), [*TRIO, TRIO[0]], Training(lr=0.1), participation=0.5)
+    before = [server.state(u) for u in range(4)]
+    rounds(p2p, server, s, 1)
+    here = server.sample(1)
     assert set(turns(wire, "local")[1].parcels) == {(here[0], here[1]), (here[1], here[0])}
     for u in range(4):
-        assert (net.state(u) is before[u]) == (u not in here)
+        assert (server.state(u) is before[u]) == (u not in here)
 
 
 def test_p2p_external_discriminators_do_not_travel(wire: list[Turn]) -> None:
     p2p = RelayP2p(disc="external", neighbours=2)
-    net, s = net_of(p2p, task(), TRIO, Training(lr=0.1))
-    first = net.state(0).theta[V].clone()
-    rounds(p2p, net, s, 2)
-    assert not torch.equal(net.state(0).theta[V], first)
+    server, s = net_of(p2p, task(), TRIO, Training(lr=0.1))
+    first = server.state(0).theta[V].clone()
+    rounds(p2p, server, s, 2)
+    assert not torch.equal(server.state(0).theta[V], first)
     sent = [x for turn in wire for told in turn.parcels.values() for x in tensors(told)]
-    states = [net.state(u).theta[V] for u in range(3)]
+    states = [server.state(u).theta[V] for u in range(3)]
     assert sent
     assert not [1 for x in sent for v in (first, *states) if x.shape == v.shape and torch.equal(x, v)]
 

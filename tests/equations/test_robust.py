@@ -33,8 +33,8 @@ def numbers(*values: float) -> list[Params]:
 def after_a_round(text: str, *optima: float, counts: int = 1) -> float:
     """w after one round on ½(w − b_i)²: a step of length 1 takes each party to its own b_i."""
     method = compose(text)
-    net, s = net_of(method, quadratic(), [rows(1.0, b, counts if i else 1) for i, b in enumerate(optima)], ONE_STEP)
-    theta: Tensor = rounds(method, net, s, 1).host["body.w"]
+    server, s = net_of(method, quadratic(), [rows(1.0, b, counts if i else 1) for i, b in enumerate(optima)], ONE_STEP)
+    theta: Tensor = rounds(method, server, s, 1).host["body.w"]
     return theta.item()
 
 
@@ -227,7 +227,7 @@ def test_what_cannot_be_is_refused_before_round_one(text: str, settings: dict[st
 
 
 def test_a_round_of_its_own_is_refused(tmp_path: Path) -> None:
-    """A host that does not ask for `net.averaging` would be averaged as ever, without a word."""
+    """A host that does not ask for `server.averaging` would be averaged as ever, without a word."""
     own = tmp_path / "own.py"
     own.write_text(
         "from comity.core import *\n"
@@ -256,9 +256,9 @@ def test_two_ways_to_average_are_an_error_wherever_they_come_from() -> None:
         averages = False
 
     method = Twice(host=compose("fedavg+krum(f=0)"))
-    net, s = net_of(method, quadratic(), [rows(1.0, b) for b in (1, 2, 3)], ONE_STEP)
+    server, s = net_of(method, quadratic(), [rows(1.0, b) for b in (1, 2, 3)], ONE_STEP)
     with pytest.raises(ComityError, match="one of them would be without effect"):
-        rounds(method, net, s, 1)
+        rounds(method, server, s, 1)
 
 
 def test_what_they_do_not_guard_is_said() -> None:

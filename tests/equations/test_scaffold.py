@@ -28,8 +28,8 @@ def fedavg_fixed_point() -> float:
 
 def test_two_quadratics_fedavg_stops_short_of_the_optimum() -> None:
     fedavg = FedAvg()
-    net, s = net_of(fedavg, quadratic(), TWO, HOW)
-    w = rounds(fedavg, net, s, 200)["body.w"].item()
+    server, s = net_of(fedavg, quadratic(), TWO, HOW)
+    w = rounds(fedavg, server, s, 200)["body.w"].item()
     assert w == pytest.approx(3.3752, abs=1e-4)  # the closed form's value
     assert w == pytest.approx(fedavg_fixed_point(), abs=1e-9)
     assert abs(w - OPTIMUM) > 1
@@ -37,18 +37,18 @@ def test_two_quadratics_fedavg_stops_short_of_the_optimum() -> None:
 
 def test_two_quadratics_scaffold_reaches_the_optimum() -> None:
     scaffold = Scaffold()
-    net, s = net_of(scaffold, quadratic(), TWO, HOW)
-    s = rounds(scaffold, net, s, 200)
+    server, s = net_of(scaffold, quadratic(), TWO, HOW)
+    s = rounds(scaffold, server, s, 200)
     assert s.theta["body.w"].item() == pytest.approx(OPTIMUM, abs=1e-9)
 
 
 def test_two_quadratics_control_variates_end_as_gradients_at_the_optimum() -> None:
     """c_i -> grad f_i(w*) = a_i (w* - b_i) = 4.8 and -4.8, and c -> their mean, 0."""
     scaffold = Scaffold()
-    net, s = net_of(scaffold, quadratic(), TWO, HOW)
-    s = rounds(scaffold, net, s, 300)
-    assert net.state(0).c["body.w"].item() == pytest.approx(4 * (2.2 - 1), abs=1e-6)
-    assert net.state(1).c["body.w"].item() == pytest.approx(1 * (2.2 - 7), abs=1e-6)
+    server, s = net_of(scaffold, quadratic(), TWO, HOW)
+    s = rounds(scaffold, server, s, 300)
+    assert server.state(0).c["body.w"].item() == pytest.approx(4 * (2.2 - 1), abs=1e-6)
+    assert server.state(1).c["body.w"].item() == pytest.approx(1 * (2.2 - 7), abs=1e-6)
     assert s.c["body.w"].item() == pytest.approx(0, abs=1e-6)
 
 
@@ -57,8 +57,8 @@ def test_two_quadratics_scaffold_with_half_the_parties_a_round() -> None:
     four = [rows(4, 1), rows(1, 7), rows(2, -3), rows(3, 2)]
     optimum = (4 * 1 + 1 * 7 - 2 * 3 + 3 * 2) / 10
     scaffold = Scaffold(server_lr=0.5)
-    net, s = net_of(scaffold, quadratic(), four, Training(lr=0.05, batch=100, steps=5), participation=0.5)
-    s = rounds(scaffold, net, s, 400)
+    server, s = net_of(scaffold, quadratic(), four, Training(lr=0.05, batch=100, steps=5), participation=0.5)
+    s = rounds(scaffold, server, s, 400)
     assert s.theta["body.w"].item() == pytest.approx(optimum, abs=1e-4)
 
 
@@ -68,10 +68,10 @@ def test_alg1_l10_l12_l16_l17_first_round_by_hand() -> None:
     l.12: c_i = (x - y_i) / (K eta) = -3.2 and -6.65.  l.16: x = (0.64 + 1.33) / 2.  l.17: c = (-3.2 - 6.65) / 2.
     """
     scaffold = Scaffold()
-    net, s = net_of(scaffold, quadratic(), TWO, Training(lr=0.1, batch=100, steps=2))
-    s = rounds(scaffold, net, s, 1)
-    assert net.state(0).c["body.w"].item() == pytest.approx(-3.2)
-    assert net.state(1).c["body.w"].item() == pytest.approx(-6.65)
+    server, s = net_of(scaffold, quadratic(), TWO, Training(lr=0.1, batch=100, steps=2))
+    s = rounds(scaffold, server, s, 1)
+    assert server.state(0).c["body.w"].item() == pytest.approx(-3.2)
+    assert server.state(1).c["body.w"].item() == pytest.approx(-6.65)
     assert s.theta["body.w"].item() == pytest.approx(0.985)
     assert s.c["body.w"].item() == pytest.approx(-4.925)
 
@@ -84,10 +84,10 @@ def test_alg1_l10_l12_second_round_by_hand() -> None:
     l.12: c_1 = -3.2 + 4.925 + (0.985 - 1.2706)/0.2 = 0.297,  c_2 = -6.65 + 4.925 + (0.985 - 1.8001)/0.2 = -5.8005.
     """
     scaffold = Scaffold()
-    net, s = net_of(scaffold, quadratic(), TWO, Training(lr=0.1, batch=100, steps=2))
-    s = rounds(scaffold, net, s, 2)
-    assert net.state(0).c["body.w"].item() == pytest.approx(0.297)
-    assert net.state(1).c["body.w"].item() == pytest.approx(-5.8005)
+    server, s = net_of(scaffold, quadratic(), TWO, Training(lr=0.1, batch=100, steps=2))
+    s = rounds(scaffold, server, s, 2)
+    assert server.state(0).c["body.w"].item() == pytest.approx(0.297)
+    assert server.state(1).c["body.w"].item() == pytest.approx(-5.8005)
     assert s.theta["body.w"].item() == pytest.approx((1.2706 + 1.8001) / 2)
     assert s.c["body.w"].item() == pytest.approx((0.297 - 5.8005) / 2)  # c + mean of the changes = mean of the new
 
@@ -96,41 +96,41 @@ def test_alg1_l16_l17_with_half_the_parties_and_a_server_step() -> None:
     """l.16 takes the mean over S, l.17 divides by N: with |S| = 2 of N = 4, x moves by eta_g mean, c by half the mean."""
     four = [rows(4, 1), rows(1, 7), rows(2, -3), rows(3, 2)]
     scaffold = Scaffold(server_lr=0.25)
-    net, s = net_of(scaffold, quadratic(1.5), four, Training(lr=0.1, batch=100, steps=1), participation=0.5)
-    i, j = net.sample(1)
-    s = rounds(scaffold, net, s, 1)
+    server, s = net_of(scaffold, quadratic(1.5), four, Training(lr=0.1, batch=100, steps=1), participation=0.5)
+    i, j = server.sample(1)
+    s = rounds(scaffold, server, s, 1)
     gradient = {0: 4 * (1.5 - 1), 1: 1 * (1.5 - 7), 2: 2 * (1.5 + 3), 3: 3 * (1.5 - 2)}
     mean = (gradient[i] + gradient[j]) / 2
     assert s.theta["body.w"].item() == pytest.approx(1.5 - 0.25 * 0.1 * mean)
     assert s.c["body.w"].item() == pytest.approx(mean * 2 / 4)
     for k in set(range(4)) - {i, j}:
-        assert net.state(k).c["body.w"].item() == 0
+        assert server.state(k).c["body.w"].item() == 0
 
 
 def test_alg1_l16_averages_uniformly_whatever_the_sample_counts() -> None:
     """9 and 1 samples; one step from 0: y = 0.4 and 0.7, x = 0.55 (FedAvg would say 0.43)."""
     scaffold = Scaffold()
     uneven = [rows(4, 1, count=9), rows(1, 7, count=1)]
-    net, s = net_of(scaffold, quadratic(), uneven, Training(lr=0.1, batch=100, steps=1))
-    assert rounds(scaffold, net, s, 1).theta["body.w"].item() == pytest.approx(0.55)
+    server, s = net_of(scaffold, quadratic(), uneven, Training(lr=0.1, batch=100, steps=1))
+    assert rounds(scaffold, server, s, 1).theta["body.w"].item() == pytest.approx(0.55)
 
 
 def test_alg1_l12_counts_each_partys_own_steps() -> None:
     """Epochs over 3 and 1 batches make K_1 = 3, K_2 = 1: c_1 = (0 - 0.784)/0.3, c_2 = (0 - 0.7)/0.1."""
     scaffold = Scaffold()
-    net, s = net_of(scaffold, quadratic(), [rows(4, 1, count=3), rows(1, 7)], Training(lr=0.1, batch=1))
-    rounds(scaffold, net, s, 1)
-    assert net.state(0).c["body.w"].item() == pytest.approx(-(1 - 0.6**3) / 0.3)
-    assert net.state(1).c["body.w"].item() == pytest.approx(-7.0)
+    server, s = net_of(scaffold, quadratic(), [rows(4, 1, count=3), rows(1, 7)], Training(lr=0.1, batch=1))
+    rounds(scaffold, server, s, 1)
+    assert server.state(0).c["body.w"].item() == pytest.approx(-(1 - 0.6**3) / 0.3)
+    assert server.state(1).c["body.w"].item() == pytest.approx(-7.0)
 
 
 def test_alg1_l12_a_party_without_a_step_changes_nothing() -> None:
     """drop_last with fewer samples than a batch: y = x and c_i stays, without a division by K = 0."""
     scaffold = Scaffold()
     data = [rows(4, 1, count=2), rows(1, 7, count=1)]
-    net, s = net_of(scaffold, quadratic(), data, Training(lr=0.1, batch=2, min_batch=2))
-    s = rounds(scaffold, net, s, 1)
-    assert net.state(1).c["body.w"].item() == 0
+    server, s = net_of(scaffold, quadratic(), data, Training(lr=0.1, batch=2, min_batch=2))
+    s = rounds(scaffold, server, s, 1)
+    assert server.state(1).c["body.w"].item() == 0
     assert s.theta["body.w"].item() == pytest.approx(0.4 / 2)
     assert s.c["body.w"].item() == pytest.approx(-4.0 / 2)
 

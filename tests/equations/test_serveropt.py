@@ -34,10 +34,10 @@ def second(optimizer: str, v: float, square: float) -> float:
 def test_algorithm_2_on_a_quadratic(optimizer, beta1, eta):
     """Parties that reach their optima in one step: Δ = mean b − w, three rounds with the defaults."""
     method = compose(f"fedavg+serveropt(optimizer={optimizer})")
-    net, s = net_of(method, quadratic(), [rows(2.0, 1.0, 1), rows(2.0, 5.0, 3)], Training(lr=0.5, batch=8))
+    server, s = net_of(method, quadratic(), [rows(2.0, 1.0, 1), rows(2.0, 5.0, 3)], Training(lr=0.5, batch=8))
     w, m, v = 0.0, 0.0, TAU**2
     for t in range(1, 4):
-        s = rounds(method, net, s, 1, first=t)
+        s = rounds(method, server, s, 1, first=t)
         delta = 4.0 - w
         m, v = beta1 * m + (1 - beta1) * delta, second(optimizer, v, delta**2)
         w += eta * m / (math.sqrt(v) + TAU)
@@ -46,10 +46,10 @@ def test_algorithm_2_on_a_quadratic(optimizer, beta1, eta):
 
 def test_fedavgm_on_a_quadratic():
     method = compose("fedavg+serveropt(beta1=0.5,server_lr=0.8)")
-    net, s = net_of(method, quadratic(), [rows(2.0, 1.0, 1), rows(2.0, 5.0, 3)], Training(lr=0.5, batch=8))
+    server, s = net_of(method, quadratic(), [rows(2.0, 1.0, 1), rows(2.0, 5.0, 3)], Training(lr=0.5, batch=8))
     w = m = 0.0
     for t in range(1, 4):
-        s = rounds(method, net, s, 1, first=t)
+        s = rounds(method, server, s, 1, first=t)
         m = 0.5 * m + 4.0 - w
         w += 0.8 * m
         assert s.host["body.w"].item() == pytest.approx(w, rel=1e-12)

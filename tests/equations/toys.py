@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import comity
-from comity.core import AnyAlgorithm, Batch, Fitted, Info, Key, Net, Params, Party, PartyData, Samples, Task, Training
+from comity.core import AnyAlgorithm, Batch, Fitted, Info, Key, Params, Party, PartyData, Samples, Server, Task, Training
 from comity.core.call import Call
 from comity.core.descent import train
 from comity.core.fit import FitRequest, Pull, Working
@@ -78,7 +78,7 @@ def party_of(task: Task, train: Samples, training: Training, i: int = 0, parties
     return Party(i, f"p{i}", task, training, PartyData(train, nothing, nothing), parties)
 
 
-class LoopNet(Net):
+class LoopServer(Server):
     """A net over parties of this process, whose states a test may look at."""
 
     def __init__(self, algorithm: AnyAlgorithm, info: Info, root: Key, participation: float, parties: Sequence[Party]) -> None:
@@ -97,15 +97,15 @@ def net_of(
     training: Training,
     participation: float = 1.0,
     seed: int = 0,
-) -> tuple[LoopNet, Any]:
+) -> tuple[LoopServer, Any]:
     """A loop net over these parties, all with one task, and the server's state before round 1."""
     parties = [party_of(task, samples, training, i, len(data)) for i, samples in enumerate(data)]
     info = Info(tuple(p.name for p in parties), tuple(map(len, data)), (task,) * len(data), training, tuple(data[0].x.shape[1:]))
     algorithm.check(info)
     root = Key.root(seed)
-    net = LoopNet(algorithm, info, root, participation, parties)
-    net.begin(0)
-    return net, algorithm.start(algorithm.init_server(root.fold("init"), info), net)
+    server = LoopServer(algorithm, info, root, participation, parties)
+    server.begin(0)
+    return server, algorithm.start(algorithm.init_server(root.fold("init"), info), server)
 
 
 def fit(
@@ -150,11 +150,11 @@ def worked(work: Working[T]) -> T:
     return result
 
 
-def rounds(algorithm: AnyAlgorithm, net: Net, s: Any, count: int, first: int = 1) -> Any:
+def rounds(algorithm: AnyAlgorithm, server: Server, s: Any, count: int, first: int = 1) -> Any:
     """The server's state after `count` rounds."""
     for t in range(first, first + count):
-        net.begin(t)
-        s = algorithm.round(s, net, t)
+        server.begin(t)
+        s = algorithm.round(s, server, t)
     return s
 
 

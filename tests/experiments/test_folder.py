@@ -13,7 +13,7 @@ from comity.checksums import Checksum
 from comity.core.attendance import Absence
 from comity.core.evaluation import Answers
 from comity.core.ledger import Charge
-from comity.core.net import Note
+from comity.core.server import Note
 from comity.errors import ComityError, Refusal
 from comity.experiments.folder import NEVER_OVERWRITTEN, RunFolder
 from comity.experiments.tables import ABSENCES, LEDGER, METRICS, PRIVACY, TABLES, TIMING, Growing, Timing, Writer

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from comity.core.metrics import METRICS
-from comity.core.net import Note
+from comity.core.server import Note
 from comity.measure.gain import gains, paired_interval
 from comity.measure.summary import accuracy, at_the_end
 

@@ -6,7 +6,7 @@ import pytest
 
 import comity
 from comity.core.ledger import SERVER, Charge
-from comity.core.net import Note
+from comity.core.server import Note
 from comity.errors import ComityError
 from comity.measure.conventions import PAPERS, conventions, curve, of_run, party_curves
 from comity.measure.targets import (

@@ -18,7 +18,7 @@ SHAPE = (3, 16, 16)
 
 
 @cache
-def net(name: str = "lg-cifar100") -> tuple[Task, Params]:
+def server(name: str = "lg-cifar100") -> tuple[Task, Params]:
     network = models.build(name, SHAPE, 10)
     return Task(network, 10, network.cut), network.init(Key(0))
 
@@ -29,13 +29,13 @@ def samples(rows: int) -> Tensor:
 
 def trained(key: Key, name: str = "lg-cifar100", rows: int = 8) -> Tensor:
     """The representation while training."""
-    task, theta = net(name)
+    task, theta = server(name)
     with task.network.layer_stream(key):
         return task.features(theta, samples(rows), train=True)
 
 
 def test_dropout_is_off_where_a_model_answers() -> None:
-    task, theta = net()
+    task, theta = server()
     drawn = task.features(theta, samples(8))
     assert torch.equal(drawn, task.features(theta, samples(8)))
     with task.network.layer_stream(Key(3)):
@@ -48,7 +48,7 @@ def test_one_key_one_mask() -> None:
 
 
 def test_masks_do_not_repeat_within_a_work() -> None:
-    task, theta = net()
+    task, theta = server()
     with task.network.layer_stream(Key(1)):
         one, other = (task.features(theta, samples(8), train=True) for _ in range(2))
     assert not torch.equal(one, other)
@@ -57,7 +57,7 @@ def test_masks_do_not_repeat_within_a_work() -> None:
 @pytest.mark.parametrize(("name", "rate"), [("lg-cifar100", 0.6), ("lg-cifar100(drop=0.25)", 0.25)])
 def test_dropout_keeps_the_mean(name: str, rate: float) -> None:
     """Spec 4.4: of the 128 values a share of 0.6 is zero, and the others are as much larger."""
-    task, theta = net(name)
+    task, theta = server(name)
     whole, part = task.features(theta, samples(256)), trained(Key(1), name, 256)
     live = whole > 0
     kept = part[live] > 0

@@ -137,7 +137,7 @@ def test_batchnorm_is_known_inside_blocks_and_skips() -> None:
 
 def test_torchvisions_networks_begin_with_hes_values_and_the_thesis_with_pytorchs() -> None:
     name, he, bound = "b4.0.0.weight", math.sqrt(2 / (512 * 9)), 1 / math.sqrt(256 * 9)  # by fan-out, and by fan-in
-    ours, theirs = (models.build(net, (3, 32, 32), 10).init(Key(0))[name] for net in ("resnet18", "resnet18-thesis"))
+    ours, theirs = (models.build(server, (3, 32, 32), 10).init(Key(0))[name] for server in ("resnet18", "resnet18-thesis"))
     assert ours.std().item() == pytest.approx(he, rel=0.01)
     assert ours.abs().max() > 4 * he  # normal, not uniform
     assert theirs.abs().max() <= bound

@@ -246,7 +246,7 @@ class Upload:
 @algorithm
 class Mine(FedAvg):
     def round(self, theta, net, t):
-        net.call(self.tell, {i: Model(theta) for i in net.sample(t)})
+        server.call(self.tell, {i: Model(theta) for i in server.sample(t)})
         return super().round(theta, net, t)
 
     @work

@@ -29,12 +29,12 @@ class Mine(FedAvg):
     )
 
     def round(self, s, net, t):
-        net.note("mine/heat", 10.0 * t)
-        net.note("mine/other", 0.5)
-        for i in net.info.parties:
-            for j in net.info.parties:
+        server.note("mine/heat", 10.0 * t)
+        server.note("mine/other", 0.5)
+        for i in server.info.parties:
+            for j in server.info.parties:
                 if i != j:
-                    net.note(f"trust/{net.info.name(j)}", i + j / 10, party=i)
+                    server.note(f"trust/{server.info.name(j)}", i + j / 10, party=i)
         return super().round(s, net, t)
 """
 
@@ -51,7 +51,7 @@ class Around(Wrapper):
         return party
 
     def round(self, s, net, t):
-        net.note("around/air", 1.0)
+        server.note("around/air", 1.0)
         return super().round(s, net, t)
 """
 

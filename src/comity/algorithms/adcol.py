@@ -30,7 +30,7 @@ from comity.core import *
 from comity.core.diagnostics import CurveByRound
 from comity.parts.discriminator import carried, discriminator, labelled
 from comity.parts.divergence import kl_from_uniform
-from comity.parts.server import shared_names
+from comity.parts.server_steps import shared_names
 from comity.parts.views import SelfSupervised, probe, second_view
 from comity.privacy.mechanisms import bounded
 from comity.privacy.options import PrivateRows
@@ -144,24 +144,24 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         D = None if self.slots == "cohort" else self.discriminator(task.width, parties)
         return {"Game.D": D, "Reps.z": (-1, task.width)}
 
-    def round(self, s: Game, net: Net, t: int) -> Game:
-        cohort = net.sample(t)
+    def round(self, s: Game, server: Server, t: int) -> Game:
+        cohort = server.sample(t)
         changing = self.slots == "cohort"
-        slot = {i: j for j, i in enumerate(cohort if changing else net.info.parties)}
-        task = self.discriminator(net.info.width, len(slot))
-        D = carried(s.D, task.init(net.key("slots")), self.disc_carry) if changing else s.D
-        R = net.call(self.local, dict.fromkeys(cohort, replace(s, D={} if changing else D)))  # l.3-5; B.14, i and ii
+        slot = {i: j for j, i in enumerate(cohort if changing else server.info.parties)}
+        task = self.discriminator(server.info.width, len(slot))
+        D = carried(s.D, task.init(server.key("slots")), self.disc_carry) if changing else s.D
+        R = server.call(self.local, dict.fromkeys(cohort, replace(s, D={} if changing else D)))  # l.3-5; B.14, i and ii
         data = labelled({slot[i]: reps.z for i, reps in R.items()})
-        how = replace(net.info.training, epochs=self.disc_epochs, steps=None)
-        D = self.fitted(net, task, D, data, net.key("discriminator"), how)  # l.6-9
-        self.made_known(net, list(R), {"Game.shared"} if s.shared else set())
+        how = replace(server.info.training, epochs=self.disc_epochs, steps=None)
+        D = self.fitted(server, task, D, data, server.key("discriminator"), how)  # l.6-9
+        self.made_known(server, list(R), {"Game.shared"} if s.shared else set())
         answers = in_chunks(lambda z: task.logits(D, z), data.x)
-        net.note("discriminator/accuracy", (answers.argmax(1) == data.y).float().mean().item())
+        server.note("discriminator/accuracy", (answers.argmax(1) == data.y).float().mean().item())
         for i in R:
-            net.note("discriminator/kl", kl_from_uniform(answers[data.y == slot[i]]).item(), party=i)
+            server.note("discriminator/kl", kl_from_uniform(answers[data.y == slot[i]]).item(), party=i)
         if changing:
-            net.call(self.align, dict.fromkeys(R, Game(D, {})))  # B.14, iv and v
-        return Game(D, average({i: reps.shared for i, reps in R.items()}, {i: net.info.sizes[i] for i in R}) if s.shared else {})
+            server.call(self.align, dict.fromkeys(R, Game(D, {})))  # B.14, iv and v
+        return Game(D, average({i: reps.shared for i, reps in R.items()}, {i: server.info.sizes[i] for i in R}) if s.shared else {})
 
     @work
     async def local(self, mine: AdcolState, m: Game, party: Party, key: Key) -> tuple[AdcolState, Reps]:

@@ -41,14 +41,14 @@ class Afl(Agnostic[Model]):
     def message_for(self, s: Mixture, i: int) -> Model:
         return Model(s.theta)
 
-    def round(self, s: Mixture, net: Net, t: int) -> Mixture:
+    def round(self, s: Mixture, server: Server, t: int) -> Mixture:
         mean, losses = Averaging(), {}
-        for i, reply in net.replies(self.local, {i: self.message_for(s, i) for i in net.sample(t)}):
+        for i, reply in server.replies(self.local, {i: self.message_for(s, i) for i in server.sample(t)}):
             losses[i] = reply.loss
             if s.lam[i]:
                 mean.add(reply.theta, s.lam[i])
         w = mean.value() if any(s.lam[i] for i in losses) else s.theta  # nobody of any weight was heard
-        return Mixture(w, self.raised(s.lam, losses, self.lam_lr, net))
+        return Mixture(w, self.raised(s.lam, losses, self.lam_lr, server))
 
     @work
     async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Judged]:

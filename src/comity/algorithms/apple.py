@@ -142,11 +142,11 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
     def wire_shapes(self, task: Task, parties: int) -> WireShapes:
         return {"Cores.p0": (parties,)}
 
-    def round(self, s: AppleServer, net: Net, t: int) -> AppleServer:
+    def round(self, s: AppleServer, server: Server, t: int) -> AppleServer:
         r = t - 1
-        pull = self.mu * self.weight(r, net.info.rounds) if self.mu else 0.0
-        base = max(LEAST, r * self.downloads / len(net.info.names))
-        sent = net.call(self.local, {i: self.letter(s, i, pull, base) for i in net.sample(t)})
+        pull = self.mu * self.weight(r, server.info.rounds) if self.mu else 0.0
+        base = max(LEAST, r * self.downloads / len(server.info.names))
+        sent = server.call(self.local, {i: self.letter(s, i, pull, base) for i in server.sample(t)})
         cores = s.cores | {i: reply.theta for i, reply in sent.items()}
         return AppleServer(cores, s.p0, s.asked | {i: reply.asks for i, reply in sent.items() if reply.asks})
 

@@ -55,11 +55,11 @@ class Centralized(Algorithm[Pool, Empty, Model]):
     def init_party(self, key: Key, party: Party) -> Empty:
         return Empty()
 
-    def start(self, s: Pool, net: Net) -> Pool:
-        return Pool(s.theta, together(net.call(self.hand_over, {i: Empty() for i in net.info.parties}).values()))
+    def start(self, s: Pool, server: Server) -> Pool:
+        return Pool(s.theta, together(server.call(self.hand_over, {i: Empty() for i in server.info.parties}).values()))
 
-    def catch_up(self, s: Pool, net: Net, ids: Sequence[int]) -> Pool:
-        return Pool(s.theta, together([s.data, *net.call(self.hand_over, {i: Empty() for i in ids}).values()]))
+    def catch_up(self, s: Pool, server: Server, ids: Sequence[int]) -> Pool:
+        return Pool(s.theta, together([s.data, *server.call(self.hand_over, {i: Empty() for i in ids}).values()]))
 
     @work
     async def hand_over(self, mine: Empty, m: Empty, party: Party, key: Key) -> tuple[Empty, Data]:
@@ -71,10 +71,10 @@ class Centralized(Algorithm[Pool, Empty, Model]):
     def wire_shapes(self, task: Task, parties: int) -> WireShapes:
         return {"Data.x": None, "Data.y": (-1,)}
 
-    def round(self, s: Pool, net: Net, t: int) -> Pool:
+    def round(self, s: Pool, server: Server, t: int) -> Pool:
         pool = Samples(s.data.x, s.data.y.long())
-        task, how = net.info.task, net.info.training
-        return Pool(net.fit(plain, s.theta, pool, net.key("local"), None, task=task, training=how).theta, s.data)
+        task, how = server.info.task, server.info.training
+        return Pool(server.fit(plain, s.theta, pool, server.key("local"), None, task=task, training=how).theta, s.data)
 
     def deployed_model(self, mine: Empty, m: Model, party: Party) -> Params:
         return m.theta

@@ -162,24 +162,24 @@ class Dbe(NoisyMean, Piloted):
         )
         return with_task(self.quiet(party, extra), biased)
 
-    def start(self, s: Wrapped[Mean | None], net: Net) -> Wrapped[Mean | None]:
-        s = super().start(s, net)
+    def start(self, s: Wrapped[Mean | None], server: Server) -> Wrapped[Mean | None]:
+        s = super().start(s, server)
         own = self.host.self_contained  # then parties have what they train from
-        means = net.call(self.mean, {i: Model({} if own else self.message_for(s, i).theta) for i in net.info.parties})  # l.1-2
-        z_bar = average({i: {MEAN: reply.z} for i, reply in means.items()}, dict(enumerate(net.info.sizes)))[MEAN]  # l.3
-        net.call(self.agree, dict.fromkeys(net.info.parties, Mean(z_bar)))
+        means = server.call(self.mean, {i: Model({} if own else self.message_for(s, i).theta) for i in server.info.parties})  # l.1-2
+        z_bar = average({i: {MEAN: reply.z} for i, reply in means.items()}, dict(enumerate(server.info.sizes)))[MEAN]  # l.3
+        server.call(self.agree, dict.fromkeys(server.info.parties, Mean(z_bar)))
         s = replace(s, extra=Mean(z_bar))
-        return self.choose(s, net) if self.auto else s
+        return self.choose(s, server) if self.auto else s
 
-    def catch_up(self, s: Wrapped[Mean | None], net: Net, ids: Sequence[int]) -> Wrapped[Mean | None]:
+    def catch_up(self, s: Wrapped[Mean | None], server: Server, ids: Sequence[int]) -> Wrapped[Mean | None]:
         assert s.extra
-        net.call(self.agree, dict.fromkeys(ids, s.extra))
-        return super().catch_up(s, net, ids)
+        server.call(self.agree, dict.fromkeys(ids, s.extra))
+        return super().catch_up(s, server, ids)
 
-    def join(self, s: Wrapped[Mean | None], net: Net, ids: Sequence[int]) -> Wrapped[Mean | None]:
+    def join(self, s: Wrapped[Mean | None], server: Server, ids: Sequence[int]) -> Wrapped[Mean | None]:
         assert s.extra
-        net.call(self.agree, dict.fromkeys(ids, s.extra))
-        return super().join(s, net, ids)
+        server.call(self.agree, dict.fromkeys(ids, s.extra))
+        return super().join(s, server, ids)
 
     @work
     async def mean(self, mine: Wrapped[Mean], m: Model, party: Party, key: Key) -> tuple[Wrapped[Mean], Mean]:

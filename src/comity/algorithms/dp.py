@@ -149,18 +149,18 @@ class Dp(AsHost[None]):
             return Release("party", "gaussian", 2 * C, spread, "replaced", drawn_of=everybody, drawn=len(cohort))
         return Release("party", "gaussian", C, spread)
 
-    def averaging(self, net: Net) -> NoisyAveraging | None:
+    def averaging(self, server: Server) -> NoisyAveraging | None:
         if self.level == "record":
             return None
-        drawn = net.sample(net.round)
+        drawn = server.sample(server.round)
 
         def made_known(heard: int) -> float:
             """The noise on a mean of so many models, of which the account learns before anybody else does."""
-            how = self.server_release(net.info, drawn)
+            how = self.server_release(server.info, drawn)
             assert how
             less = len(drawn) / heard  # of fewer models each weighs more, and so does its noise
             how = replace(how, sensitivity=how.sensitivity * less, noise=how.noise * less)
-            net.release("Model.theta", how, net.info.parties if how.drawn_of else drawn)
+            server.release("Model.theta", how, server.info.parties if how.drawn_of else drawn)
             return how.noise
 
-        return NoisyAveraging(net.key("noise"), made_known)
+        return NoisyAveraging(server.key("noise"), made_known)

@@ -62,25 +62,25 @@ class Drfa(Agnostic[Until]):
     def message_for(self, s: Mixture, i: int) -> Until:
         return Until(s.theta)
 
-    def round(self, s: Mixture, net: Net, t: int) -> Mixture:
-        n, m = len(net.info.names), len(net.sample(t))
+    def round(self, s: Mixture, server: Server, t: int) -> Mixture:
+        n, m = len(server.info.names), len(server.sample(t))
         chances = torch.tensor(s.lam, dtype=torch.float64)
-        drawn = chances.multinomial(m, replacement=True, generator=net.key("parties").generator()).tolist()
-        tau = max(net.info.training.steps_for(net.info.sizes[i]) for i in drawn)
-        letter = Until(s.theta, 1 + net.key("snapshot").choose(1, max(1, tau))[0])
+        drawn = chances.multinomial(m, replacement=True, generator=server.key("parties").generator()).tolist()
+        tau = max(server.info.training.steps_for(server.info.sizes[i]) for i in drawn)
+        letter = Until(s.theta, 1 + server.key("snapshot").choose(1, max(1, tau))[0])
         w, snapshot = Averaging(), Averaging()
         times = Counter(drawn)
         while times:  # everybody who was drawn, then those who were drawn twice, and so on
             heard = Counter[int]()
-            for i, reply in net.replies(self.local, dict.fromkeys(sorted(times), letter)):
+            for i, reply in server.replies(self.local, dict.fromkeys(sorted(times), letter)):
                 w.add(reply.theta, 1.0)
                 snapshot.add(reply.snapshot, 1.0)
                 heard[i] = times[i]
             times = heard - Counter(heard.keys())
-        asked = net.key("judges").choose(m, n)
-        losses = net.call(self.judge, dict.fromkeys(sorted(asked), Snapshot(snapshot.value())))
+        asked = server.key("judges").choose(m, n)
+        losses = server.call(self.judge, dict.fromkeys(sorted(asked), Snapshot(snapshot.value())))
         v = {i: n / m * loss for i, loss in losses.items()}
-        return Mixture(w.value(), self.raised(s.lam, v, tau * self.lam_lr, net))
+        return Mixture(w.value(), self.raised(s.lam, v, tau * self.lam_lr, server))
 
     @work
     async def local(self, mine: Params, m: Until, party: Party, key: Key) -> tuple[Params, Snapped]:

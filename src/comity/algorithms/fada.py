@@ -141,30 +141,30 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         rows = (-1, task.width)
         return {"Lesson.DI": self.identifier(task.width), "Shown.z": rows, "Adapted.z": rows}
 
-    def round(self, s: Targets, net: Net, t: int) -> Targets:
-        plan = self.targets(net.info, net.sample(t))
+    def round(self, s: Targets, server: Server, t: int) -> Targets:
+        plan = self.targets(server.info, server.sample(t))
         letters: dict[int, dict[int, Lesson]] = {}
         for k, sources in plan.items():
             for i in sources:
                 letters.setdefault(i, {})[k] = Lesson(s.models[k], s.DI[k][i])
         if not letters:
             return s
-        shown = net.call(self.local, dict(sorted(letters.items())))
+        shown = server.call(self.local, dict(sorted(letters.items())))
         taught = {k: {i: shown[i][k] for i in sources if i in shown} for k, sources in plan.items()}
         asked = {k: {i: Lesson(one.theta, s.DI[k][i]) for i, one in by.items()} for k, by in taught.items() if by}
         models, DI = dict(s.models), dict(s.DI)
-        for k, adapted in net.call(self.adapt, asked).items():
+        for k, adapted in server.call(self.adapt, asked).items():
             models[k] = adapted.theta
-            DI[k] = DI[k] | {i: self.told_apart(DI[k][i], one.z, adapted.z, net, (k, i)) for i, one in taught[k].items()}
+            DI[k] = DI[k] | {i: self.told_apart(DI[k][i], one.z, adapted.z, server, (k, i)) for i, one in taught[k].items()}
             for i, share in adapted.attention.items():
-                net.note(f"attention/{net.info.name(i)}", share, party=k)
+                server.note(f"attention/{server.info.name(i)}", share, party=k)
         return Targets(models, DI)
 
-    def told_apart(self, DI: Params, z_i: Tensor, z_t: Tensor, net: Net, pair: tuple[int, int]) -> Params:
-        how = replace(net.info.training, epochs=self.disc_epochs, steps=None, augment=None)
+    def told_apart(self, DI: Params, z_i: Tensor, z_t: Tensor, server: Server, pair: tuple[int, int]) -> Params:
+        how = replace(server.info.training, epochs=self.disc_epochs, steps=None, augment=None)
         data = labelled({SOURCE: z_i, TARGET: z_t})
-        task = self.identifier(net.info.width)
-        return net.fit(both_sides, DI, data, net.key("identifier", *pair), shares_of(data), task=task, training=how).theta
+        task = self.identifier(server.info.width)
+        return server.fit(both_sides, DI, data, server.key("identifier", *pair), shares_of(data), task=task, training=how).theta
 
     @work
     async def local(

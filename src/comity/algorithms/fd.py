@@ -86,8 +86,8 @@ class Fd(SendsMeans[Bank, Params, Teacher]):
         c = task.classes
         return {"Answers.logits": (c, c), "Answers.counts": (c,), "Teacher.logits": (c, c), "Teacher.known": (c,)}
 
-    def round(self, s: Bank, net: Net, t: int) -> Bank:
-        return Bank(s.classes, s.last | net.call(self.local, {i: self.message_for(s, i) for i in net.sample(t)}))
+    def round(self, s: Bank, server: Server, t: int) -> Bank:
+        return Bank(s.classes, s.last | server.call(self.local, {i: self.message_for(s, i) for i in server.sample(t)}))
 
     @work
     async def local(self, F_i: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, Answers]:

@@ -109,9 +109,9 @@ class FedMtl(Algorithm[Relations, Params, Held]):
     def message_for(self, s: Relations, i: int) -> Held:
         return self.held(s, [i])[i]
 
-    def round(self, s: Relations, net: Net, t: int) -> Relations:
+    def round(self, s: Relations, server: Server, t: int) -> Relations:
         W = {k: w.clone() for k, w in s.W.items()}
-        for i, reply in net.replies(self.local, self.held(s, net.sample(t))):
+        for i, reply in server.replies(self.local, self.held(s, server.sample(t))):
             for k, w in reply.theta.items():
                 W[k][i] = w
         return Relations(W, precision(W, self.epsilon) if self.relation == "learned" else s.omega)

@@ -105,30 +105,30 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
     def asks(self, info: Info, i: int, others: list[int]) -> list[int]:
         return [j for j in others if info.listens(i, j)]
 
-    def join(self, s: Empty, net: Net, ids: Sequence[int]) -> Empty:
-        super().join(s, net, ids)
+    def join(self, s: Empty, server: Server, ids: Sequence[int]) -> Empty:
+        super().join(s, server, ids)
         if self.tune != "round":
-            net.call(self.tuned, dict.fromkeys(ids, Empty()))
+            server.call(self.tuned, dict.fromkeys(ids, Empty()))
         return s
 
-    def finish(self, s: Empty, net: Net) -> Empty:
-        net.call(self.tuned, dict.fromkeys(net.info.parties, Empty()))
+    def finish(self, s: Empty, server: Server) -> Empty:
+        server.call(self.tuned, dict.fromkeys(server.info.parties, Empty()))
         return s
 
-    def exchange(self, net: Net, learners: list[int], others: list[int]) -> None:
+    def exchange(self, server: Server, learners: list[int], others: list[int]) -> None:
         found: dict[Edge, list[float]] = {}
         for letter in self.letters(self.holds):
-            parcels = self.answers(net, learners, others) if self.beta else {}
-            for i, overlaps in net.call(self.local, dict.fromkeys(learners, letter), parcels).items():  # l.12-14
+            parcels = self.answers(server, learners, others) if self.beta else {}
+            for i, overlaps in server.call(self.local, dict.fromkeys(learners, letter), parcels).items():  # l.12-14
                 for j, value in overlaps.items():
                     found.setdefault((i, j), []).append(value)
         for (i, j), values in found.items():
-            net.note(f"overlap/{net.info.name(j)}", statistics.fmean(values), party=i)
+            server.note(f"overlap/{server.info.name(j)}", statistics.fmean(values), party=i)
 
-    def answers(self, net: Net, learners: list[int], others: list[int]) -> dict[Edge, Sealed]:
-        sent = net.call(self.send, {i: Group(self.asks(net.info, i, others)) for i in learners})  # l.10
+    def answers(self, server: Server, learners: list[int], others: list[int]) -> dict[Edge, Sealed]:
+        sent = server.call(self.send, {i: Group(self.asks(server.info, i, others)) for i in learners})  # l.10
         models = {(i, j): parcel for i, to in sent.items() for j, parcel in to.items()}
-        given = net.call(self.assist, {j: Empty() for _, j in models}, models) if models else {}  # l.11
+        given = server.call(self.assist, {j: Empty() for _, j in models}, models) if models else {}  # l.11
         return {(j, i): parcel for j, to in given.items() for i, parcel in to.items() if i in sent}
 
     @work

@@ -30,9 +30,9 @@ class AveragedModel(AveragesWeights[Params, C, Model], Generic[C]):
         return Model(theta)
 
     @only_averages
-    def round(self, theta: Params, net: Net, t: int) -> Params:
-        letters = {i: self.message_for(theta, i) for i in net.sample(t)}
-        mean: Model = net.mean(self.local, letters, net.info.sizes).value
+    def round(self, theta: Params, server: Server, t: int) -> Params:
+        letters = {i: self.message_for(theta, i) for i in server.sample(t)}
+        mean: Model = server.mean(self.local, letters, server.info.sizes).value
         return mean.theta
 
     async def averaged(self, private: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:

@@ -41,8 +41,8 @@ class FedBabu(FedPer):
         body = frozenset(theta.keys() - party.task.head_names)
         return (await party.fit(plain, theta, key, only=body)).theta
 
-    def finish(self, theta: Params, net: Net) -> Params:
-        net.call(self.tune, {i: self.message_for(theta, i) for i in net.info.parties})
+    def finish(self, theta: Params, server: Server) -> Params:
+        server.call(self.tune, {i: self.message_for(theta, i) for i in server.info.parties})
         return theta
 
     def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:

@@ -122,23 +122,23 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
     def downloads(self, candidates: int) -> int:
         return min(self.models - 1, candidates)
 
-    def round(self, s: Affinities, net: Net, t: int) -> Affinities:
-        replies = net.call(self.local, dict.fromkeys(net.sample(t), Empty()))
+    def round(self, s: Affinities, server: Server, t: int) -> Affinities:
+        replies = server.call(self.local, dict.fromkeys(server.sample(t), Empty()))
         sent = {i: reply.theta for i, reply in replies.items()}
         epsilon = max(0.0, self.epsilon - t * self.epsilon_decay)
         offered: dict[int, Offered] = {}
         for i in sent:
-            near = self.sources(net.info, i, list(sent))
-            key = net.key("models", net.info.stream(i))
+            near = self.sources(server.info, i, list(sent))
+            key = server.key("models", server.info.stream(i))
             ids = chosen(s.P[i].tolist(), near, self.downloads(len(near)), epsilon, key)
             if ids:
                 offered[i] = Offered({j: sent[j] for j in ids})
         P = s.P.clone()
-        for i, w in (net.call(self.weigh, offered) if offered else {}).items():
+        for i, w in (server.call(self.weigh, offered) if offered else {}).items():
             total = sum(max(0.0, value) for value in w.values()) or 1.0
             for j, value in w.items():
                 P[i, j] += value
-                net.note(f"{WEIGHT}{net.info.name(j)}", max(0.0, value) / total, party=i)
+                server.note(f"{WEIGHT}{server.info.name(j)}", max(0.0, value) / total, party=i)
         return Affinities(P, s.last | sent)
 
     def samples(self, data: PartyData, held_out: bool) -> Samples:
@@ -174,12 +174,12 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
             found[n] = w if math.isfinite(w) else 0.0
         return found
 
-    def join(self, s: Affinities, net: Net, ids: Sequence[int]) -> Affinities:
+    def join(self, s: Affinities, server: Server, ids: Sequence[int]) -> Affinities:
         known = sorted(s.last)
-        few = net.key("newcomers").choose(self.downloads(len(known)), len(known))
+        few = server.key("newcomers").choose(self.downloads(len(known)), len(known))
         if few:
-            net.call(self.weigh, dict.fromkeys(ids, Offered({known[k]: s.last[known[k]] for k in few})))
-        return super().join(s, net, ids)
+            server.call(self.weigh, dict.fromkeys(ids, Offered({known[k]: s.last[known[k]] for k in few})))
+        return super().join(s, server, ids)
 
     def settled(self, mine: FomoState, theta: Params) -> FomoState:
         return mine

@@ -149,19 +149,19 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
     def wire_shapes(self, task: Task, parties: int) -> WireShapes:
         return {"Taught.G": self.generator(task), "Labels.counts": (task.classes,)}
 
-    def start(self, s: Source, net: Net) -> Source:
-        replies = net.call(self.count, dict.fromkeys(net.info.parties, Empty()))
+    def start(self, s: Source, server: Server) -> Source:
+        replies = server.call(self.count, dict.fromkeys(server.info.parties, Empty()))
         labels = torch.stack([reply.counts for reply in replies.values()]).sum(0).int()
-        net.call(self.agree, dict.fromkeys(net.info.parties, Labels(labels)))
+        server.call(self.agree, dict.fromkeys(server.info.parties, Labels(labels)))
         return replace(s, labels=labels)
 
-    def catch_up(self, s: Source, net: Net, ids: Sequence[int]) -> Source:
-        net.call(self.agree, dict.fromkeys(ids, Labels(s.labels)))
+    def catch_up(self, s: Source, server: Server, ids: Sequence[int]) -> Source:
+        server.call(self.agree, dict.fromkeys(ids, Labels(s.labels)))
         return s
 
-    def join(self, s: Source, net: Net, ids: Sequence[int]) -> Source:
-        net.call(self.agree, dict.fromkeys(ids, Labels(s.labels)))
-        return super().join(s, net, ids)
+    def join(self, s: Source, server: Server, ids: Sequence[int]) -> Source:
+        server.call(self.agree, dict.fromkeys(ids, Labels(s.labels)))
+        return super().join(s, server, ids)
 
     @work
     async def count(self, mine: FedGenState, m: Empty, party: Party, key: Key) -> tuple[FedGenState, Labels]:
@@ -171,18 +171,18 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
     async def agree(self, mine: FedGenState, m: Labels, party: Party, key: Key) -> tuple[FedGenState, None]:
         return replace(mine, labels=m.counts), None
 
-    def round(self, s: Source, net: Net, t: int) -> Source:
-        replies = net.call(self.local, {i: self.message_for(s, i) for i in net.sample(t)})
-        sizes = {i: net.info.sizes[i] for i in replies}
+    def round(self, s: Source, server: Server, t: int) -> Source:
+        replies = server.call(self.local, {i: self.message_for(s, i) for i in server.sample(t)})
+        sizes = {i: server.info.sizes[i] for i in replies}
         total = sum(sizes.values())
         heads = Ensemble([size / total for size in sizes.values()], [reply.theta for reply in replies.values()])
-        y = drawn(s.labels, self.gen_steps * self.gen_batch, net.key("labels"))
+        y = drawn(s.labels, self.gen_steps * self.gen_batch, server.key("labels"))
         how = Training("adam", self.gen_lr, batch=self.gen_batch, steps=self.gen_steps)
-        key = net.key("generator")
-        task = net.info.task
+        key = server.key("generator")
+        task = server.info.task
         data = Samples(y, y)
-        done = net.fit(self.j_g, s.G, data, key, heads, task=task, training=how, before=s.moments, draw=self.noises)
-        net.note("generator/loss", float(done.loss or 0.0))
+        done = server.fit(self.j_g, s.G, data, key, heads, task=task, training=how, before=s.moments, draw=self.noises)
+        server.note("generator/loss", float(done.loss or 0.0))
         return Source(average({i: r.theta for i, r in replies.items()}, sizes), done.theta, done.moments, s.labels)
 
     def noises(self, batch: Batch, key: Key, heads: Ensemble) -> Tensor:

@@ -121,17 +121,17 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
     def wire_shapes(self, task: Task, parties: int) -> WireShapes:
         return {"Data.x": None, "Data.y": (-1,)}
 
-    def start(self, s: Guided, net: Net) -> Guided:
-        return self.given(s, [], net, net.info.parties)
+    def start(self, s: Guided, server: Server) -> Guided:
+        return self.given(s, [], server, server.info.parties)
 
-    def catch_up(self, s: Guided, net: Net, ids: Sequence[int]) -> Guided:
-        return self.given(s, [s.data], net, ids)
+    def catch_up(self, s: Guided, server: Server, ids: Sequence[int]) -> Guided:
+        return self.given(s, [s.data], server, ids)
 
-    def given(self, s: Guided, before: list[Data], net: Net, ids: Sequence[int]) -> Guided:
+    def given(self, s: Guided, before: list[Data], server: Server, ids: Sequence[int]) -> Guided:
         """D_meta with what these parties send."""
         if not self.meta_lr:
             return s
-        return replace(s, data=together([*before, *net.call(self.hand_over, {i: Empty() for i in ids}).values()]))
+        return replace(s, data=together([*before, *server.call(self.hand_over, {i: Empty() for i in ids}).values()]))
 
     @work
     async def hand_over(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Data]:
@@ -143,16 +143,16 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
         return math.ceil(self.share * n)
 
     @only_averages
-    def round(self, s: Guided, net: Net, t: int) -> Guided:
-        w = net.mean(self.local, {i: self.message_for(s, i) for i in net.sample(t)}, net.info.sizes).value.theta
-        return replace(s, theta=self.updated(w, s.data, net) if self.meta_lr else w)
+    def round(self, s: Guided, server: Server, t: int) -> Guided:
+        w = server.mean(self.local, {i: self.message_for(s, i) for i in server.sample(t)}, server.info.sizes).value.theta
+        return replace(s, theta=self.updated(w, s.data, server) if self.meta_lr else w)
 
-    def updated(self, w: Params, data: Data, net: Net) -> Params:
+    def updated(self, w: Params, data: Data, server: Server) -> Params:
         """Meta updating; it leaves BatchNorm's statistics alone, and what parties keep is here as it was before round 1."""
-        task = net.info.task
-        whole = {k: v.clone() if is_buffer(k) else v for k, v in (task.init(net.key("kept")) | w).items()}
+        task = server.info.task
+        whole = {k: v.clone() if is_buffer(k) else v for k, v in (task.init(server.key("kept")) | w).items()}
         held = Samples(data.x, data.y.long() if task.classes else data.y)
-        g = net.fold(adding(task, whole), (zeros(w), 0), held, net.key("meta"), once(net.info.training))
+        g = server.fold(adding(task, whole), (zeros(w), 0), held, server.key("meta"), once(server.info.training))
         return plus(w, -self.meta_lr, mean(g))
 
     @work

@@ -155,9 +155,9 @@ class FedProto(SharesPrototypes[Bank]):
         sent = [s.last[j] for j in sorted(s.last)]
         return Guide(*pooled([up.means for up in sent], [up.counts for up in sent], s.classes, s.width))  # eq. 6
 
-    def round(self, s: Bank, net: Net, t: int) -> Bank:
+    def round(self, s: Bank, server: Server, t: int) -> Bank:
         guide = self.message_for(s, 0)
-        new = net.call(self.local, dict.fromkeys(net.sample(t), guide))
+        new = server.call(self.local, dict.fromkeys(server.sample(t), guide))
         return Bank(s.classes, s.width, s.last | new)
 
     def shown(self, theta: Params, party: Party) -> Prototypes:

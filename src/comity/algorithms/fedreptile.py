@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from comity.algorithms.fedavg import FedAvg
 from comity.core import *
-from comity.parts.server import momentum_step
+from comity.parts.server_steps import momentum_step
 
 
 @algorithm
@@ -27,7 +27,7 @@ class FedReptile(FedAvg):
         return ["with step=1 this is fedavg in which all parties count alike."] if self.step == 1 and not self.decay else []
 
     @only_averages
-    def round(self, w: Params, net: Net, t: int) -> Params:
-        mean = net.mean(self.local, {i: self.message_for(w, i) for i in net.sample(t)}).value
-        epsilon = self.step * (1 - (t - 1) / net.info.rounds) if self.decay else self.step
+    def round(self, w: Params, server: Server, t: int) -> Params:
+        mean = server.mean(self.local, {i: self.message_for(w, i) for i in server.sample(t)}).value
+        epsilon = self.step * (1 - (t - 1) / server.info.rounds) if self.decay else self.step
         return momentum_step(w, mean.theta, {}, epsilon, 0)[0]

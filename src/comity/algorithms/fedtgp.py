@@ -84,18 +84,18 @@ class FedTgp(SharesPrototypes[Learnt]):
     def message_for(self, s: Learnt, i: int) -> Guide:
         return Guide(made(s.F) * s.known[:, None], s.known)
 
-    def round(self, s: Learnt, net: Net, t: int) -> Learnt:
+    def round(self, s: Learnt, server: Server, t: int) -> Learnt:
         guide = self.message_for(s, 0)
-        sent = on_device(net.call(self.local, dict.fromkeys(net.sample(t), guide)), s.known.device).values()
+        sent = on_device(server.call(self.local, dict.fromkeys(server.sample(t), guide)), s.known.device).values()
         data = Samples(torch.cat([up.means[up.counts > 0] for up in sent]), torch.cat([up.counts.nonzero()[:, 0] for up in sent]))
         if not len(data):
             return s
         delta, shown = self.delta(sent, *guide.means.shape)
-        how = net.info.training
+        how = server.info.training
         how = Training("sgd", self.server_lr or how.lr, batch=how.batch, epochs=self.server_epochs)
-        done = net.fit(self.acl, s.F, data, net.key("prototypes"), delta, task=net.info.task, training=how)
-        net.note("prototypes/loss", float(done.loss or 0.0))
-        net.note("prototypes/margin", float(delta))
+        done = server.fit(self.acl, s.F, data, server.key("prototypes"), delta, task=server.info.task, training=how)
+        server.note("prototypes/loss", float(done.loss or 0.0))
+        server.note("prototypes/margin", float(delta))
         return Learnt(done.theta, s.known | shown)
 
     def delta(self, sent: Collection[Prototypes], classes: int, width: int) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ from comity.core import *
 from comity.parts.classwise import features_of
 from comity.parts.discriminator import Owners, discriminator, tell_apart, with_others
 from comity.parts.divergence import uniform_cross_entropy
-from comity.parts.server import momentum_step
+from comity.parts.server_steps import momentum_step
 
 DISC = "disc."
 
@@ -126,17 +126,17 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     def wire_shapes(self, task: Task, parties: int) -> WireShapes:
         return {"Both.D": self.discriminator(task.width, parties), "Prior.counts": (task.classes,)}
 
-    def round(self, s: FedUadServer, net: Net, t: int) -> FedUadServer:
-        return self.averaged(s, net, self.align, {k: self.message_for(s, k) for k in net.sample(t)})
+    def round(self, s: FedUadServer, server: Server, t: int) -> FedUadServer:
+        return self.averaged(s, server, self.align, {k: self.message_for(s, k) for k in server.sample(t)})
 
-    def averaged(self, s: FedUadServer, net: Net, posterior: Work, letters: dict[int, Both]) -> FedUadServer:
+    def averaged(self, s: FedUadServer, server: Server, posterior: Work, letters: dict[int, Both]) -> FedUadServer:
         parcels: dict[Edge, Sealed] = {}
         if self.uad or self.cgr:
-            priors = net.call(self.prior, {k: replace(m, others=[j for j in letters if j != k]) for k, m in letters.items()})
+            priors = server.call(self.prior, {k: replace(m, others=[j for j in letters if j != k]) for k, m in letters.items()})
             parcels = {(j, k): priors[j] for j in priors for k in priors if j != k}
             letters = dict.fromkeys(priors, Both({}, s.D))
-        replies: dict[int, Both] = net.call(posterior, letters, parcels)
-        sizes = {k: net.info.sizes[k] for k in replies}
+        replies: dict[int, Both] = server.call(posterior, letters, parcels)
+        sizes = {k: server.info.sizes[k] for k in replies}
         w = average({k: reply.theta for k, reply in replies.items()}, sizes)
         D = average({k: reply.D for k, reply in replies.items()}, sizes)
         w, velocity = momentum_step(s.w, w, s.velocity, self.server_lr, self.server_momentum)

@@ -55,19 +55,19 @@ class FedUfo(FedUad):
     def in_stage_one(self, info: Info, t: int) -> bool:
         return self.uad and (0 < t <= round(self.stage_one * info.rounds, 6) or not (self.cgr or self.cgl))
 
-    def round(self, s: FedUadServer, net: Net, t: int) -> FedUadServer:
-        group = net.sample(t)
+    def round(self, s: FedUadServer, server: Server, t: int) -> FedUadServer:
+        group = server.sample(t)
         seen = s.accuracy
         held = frozenset[int]()
-        one = self.in_stage_one(net.info, t)
+        one = self.in_stage_one(server.info, t)
         if self.samples("fresh") and not one:
-            looks = net.call(self.look, {k: self.message_for(s, k) for k in net.info.parties})
+            looks = server.call(self.look, {k: self.message_for(s, k) for k in server.info.parties})
             held = frozenset(looks)  # they have w by now; who did not answer is not favoured
-            seen = {k: looks[k] if k in held else math.inf for k in net.info.parties}
+            seen = {k: looks[k] if k in held else math.inf for k in server.info.parties}
         if self.cgl and self.dynamic != "off" and not one:
-            group = with_the_worst(len(group), len(net.info.names), seen, net.key("dynamic"))
+            group = with_the_worst(len(group), len(server.info.names), seen, server.key("dynamic"))
         letters = {k: Both({} if k in held else s.w, {}) for k in group}
-        return self.averaged(s, net, self.align if one else self.local, letters)
+        return self.averaged(s, server, self.align if one else self.local, letters)
 
     @work
     async def look(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, float]:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from comity.core import *
 from comity.parts.averaged import AveragesWeights
-from comity.parts.server import momentum_step
+from comity.parts.server_steps import momentum_step
 
 
 @record
@@ -76,8 +76,8 @@ class PFedMe(AveragesWeights[Params, Params, Model]):
         return Model(w)
 
     @only_averages
-    def round(self, w: Params, net: Net, t: int) -> Params:
-        mean = net.mean(self.local, {i: self.message_for(w, i) for i in net.sample(t)}).value
+    def round(self, w: Params, server: Server, t: int) -> Params:
+        mean = server.mean(self.local, {i: self.message_for(w, i) for i in server.sample(t)}).value
         return momentum_step(w, mean.theta, {}, lr=self.beta, momentum=0.0)[0]
 
     @work

@@ -35,14 +35,14 @@ class Prbm(Dbe):
     also_leaves = ()
     bytes_formula = "the host's"
 
-    def start(self, s: Wrapped[Mean | None], net: Net) -> Wrapped[Mean | None]:
-        return replace(s, host=self.host.start(s.host, net))
+    def start(self, s: Wrapped[Mean | None], server: Server) -> Wrapped[Mean | None]:
+        return replace(s, host=self.host.start(s.host, server))
 
-    def catch_up(self, s: Wrapped[Mean | None], net: Net, ids: Sequence[int]) -> Wrapped[Mean | None]:
-        return replace(s, host=self.host.catch_up(s.host, net, ids))
+    def catch_up(self, s: Wrapped[Mean | None], server: Server, ids: Sequence[int]) -> Wrapped[Mean | None]:
+        return replace(s, host=self.host.catch_up(s.host, server, ids))
 
-    def join(self, s: Wrapped[Mean | None], net: Net, ids: Sequence[int]) -> Wrapped[Mean | None]:
-        return replace(s, host=self.host.join(s.host, net, ids))
+    def join(self, s: Wrapped[Mean | None], server: Server, ids: Sequence[int]) -> Wrapped[Mean | None]:
+        return replace(s, host=self.host.join(s.host, server, ids))
 
     def join_traffic(self, info: Info) -> Traffic:
         return self.host.join_traffic(info)

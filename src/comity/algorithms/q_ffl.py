@@ -19,7 +19,7 @@ from __future__ import annotations
 from comity.algorithms.fedavg import FedAvg
 from comity.core import *
 from comity.core.evaluation import scored
-from comity.parts.server import momentum_step
+from comity.parts.server_steps import momentum_step
 
 TINY = 1e-10
 
@@ -45,11 +45,11 @@ class QFfl(FedAvg):
         said = [] if plain else ["its step takes 1 / lr for a Lipschitz constant, which is meant for SGD without momentum."]
         return said if self.q else [*said, "with q=0 this is fedavg in which all parties count alike."]
 
-    def round(self, w: Params, net: Net, t: int) -> Params:
-        replies = net.call(self.local, {k: self.message_for(w, k) for k in net.sample(t)})
+    def round(self, w: Params, server: Server, t: int) -> Params:
+        replies = server.call(self.local, {k: self.message_for(w, k) for k in server.sample(t)})
         most = TINY + max(reply.loss for reply in replies.values())
-        L = 1 / net.info.training.lr
-        mean, towards, h = net.averaging(), 0.0, 0.0
+        L = 1 / server.info.training.lr
+        mean, towards, h = server.averaging(), 0.0, 0.0
         for reply in replies.values():
             F_k = (TINY + reply.loss) / most  # numerator and denominator are divided by most^q, so that neither vanishes
             square = sum(float((L * (w[name] - w_k)).square().sum()) for name, w_k in trainable(reply.theta).items())

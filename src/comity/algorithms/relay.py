@@ -31,7 +31,7 @@ from comity.core import *
 from comity.parts.bank import UPLOADED, Bank, Teacher, Upload, noise
 from comity.parts.classwise import class_means, contrast, features_of, levels, observations, one_class, one_class_external
 from comity.parts.hidden_means import SendsMeans
-from comity.parts.server import shared_names
+from comity.parts.server_steps import shared_names
 
 V = "relay.V"
 
@@ -172,15 +172,15 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
     def init_party(self, key: Key, party: Party) -> Params:
         return self.first(key, party)
 
-    def start(self, s: Bank, net: Net) -> Bank:
+    def start(self, s: Bank, server: Server) -> Bank:
         if self.begin == "random":
             return s
-        return s.stored(net.call(self.show, dict.fromkeys(net.info.parties, Empty())), 0)
+        return s.stored(server.call(self.show, dict.fromkeys(server.info.parties, Empty())), 0)
 
-    def round(self, s: Bank, net: Net, t: int) -> Bank:
-        s = replace(s, round=t, draw=net.key("observations").bits)
-        new = net.call(self.local, {u: self.message_for(s, u) for u in net.sample(t)})
-        shared = average({u: up.shared for u, up in new.items()}, {u: net.info.sizes[u] for u in new})
+    def round(self, s: Bank, server: Server, t: int) -> Bank:
+        s = replace(s, round=t, draw=server.key("observations").bits)
+        new = server.call(self.local, {u: self.message_for(s, u) for u in server.sample(t)})
+        shared = average({u: up.shared for u, up in new.items()}, {u: server.info.sizes[u] for u in new})
         return replace(s.stored(new, t), shared=shared)
 
     def message_for(self, s: Bank, u: int) -> Teacher:

@@ -59,14 +59,14 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
         c, d = party.task.classes, party.task.width
         return RelayPeerState(self.first(key, party), torch.zeros(c, d), torch.zeros(c, dtype=torch.int32))
 
-    def exchange(self, net: Net, learners: list[int], others: list[int]) -> None:
-        asked = {v: self.sources(net.info, v, others) for v in learners}
-        keys = {v: net.key("neighbours", net.info.stream(v)) for v in learners}
+    def exchange(self, server: Server, learners: list[int], others: list[int]) -> None:
+        asked = {v: self.sources(server.info, v, others) for v in learners}
+        keys = {v: server.key("neighbours", server.info.stream(v)) for v in learners}
         asked = {v: [us[k] for k in keys[v].choose(self.few(us), len(us))] for v, us in asked.items()}
         tellers = {u: Group([v for v in learners if u in asked[v]]) for u in others}
-        told = net.call(self.tell, {u: group for u, group in tellers.items() if group.ids})
+        told = server.call(self.tell, {u: group for u, group in tellers.items() if group.ids})
         parcels = {(u, v): parcel for u, to in told.items() for v, parcel in to.items()}
-        net.call(self.local, dict.fromkeys(learners, Empty()), parcels)
+        server.call(self.local, dict.fromkeys(learners, Empty()), parcels)
 
     def sources(self, info: Info, v: int, others: list[int]) -> list[int]:
         return [u for u in others if info.listens(v, u)]

@@ -75,11 +75,11 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
         return s
 
     @only_averages
-    def round(self, s: Control, net: Net, t: int) -> Control:
-        mean, heard = net.mean(self.local, {i: self.message_for(s, i) for i in net.sample(t)})
+    def round(self, s: Control, server: Server, t: int) -> Control:
+        mean, heard = server.mean(self.local, {i: self.message_for(s, i) for i in server.sample(t)})
         y = mean.theta
         x = y | {k: s.theta[k] + self.server_lr * (y[k] - s.theta[k]) for k in s.c}  # l.16; buffers are averaged
-        share = len(heard) / len(net.info.names)
+        share = len(heard) / len(server.info.names)
         return Control(x, {k: c + share * mean.dc[k] for k, c in s.c.items()})  # l.17
 
     @work

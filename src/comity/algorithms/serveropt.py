@@ -27,7 +27,7 @@ import torch
 
 from comity.core import *
 from comity.core.wrapper import AsHost, chain
-from comity.parts.server import check_averages, momentum_step
+from comity.parts.server_steps import check_averages, momentum_step
 
 STEPS = {"momentum": 1.0, "adam": 0.1, "yogi": 0.01, "adagrad": 0.1}
 
@@ -71,8 +71,8 @@ class ServerOpt(AsHost[Remembered]):
         plain = self.optimizer == "momentum" and self.eta == 1 and not self.decay
         return ["with a step of 1 and no momentum serveropt changes nothing."] if plain else []
 
-    def round(self, s: Wrapped[Remembered | None], net: Net, t: int) -> Wrapped[Remembered | None]:
-        averaged = self.host.round(s.host, net, t)
+    def round(self, s: Wrapped[Remembered | None], server: Server, t: int) -> Wrapped[Remembered | None]:
+        averaged = self.host.round(s.host, server, t)
         w, extra = self.step(weights(s.host), weights(averaged), s.extra or Remembered({}, {}))
         return Wrapped(with_weights(averaged, w), extra)
 

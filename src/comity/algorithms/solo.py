@@ -29,8 +29,8 @@ class Solo(Algorithm[Empty, Params, Empty]):
     def message_for(self, s: Empty, i: int) -> Empty:
         return Empty()
 
-    def round(self, s: Empty, net: Net, t: int) -> Empty:
-        net.call(self.local, {i: Empty() for i in net.sample(t)})
+    def round(self, s: Empty, server: Server, t: int) -> Empty:
+        server.call(self.local, {i: Empty() for i in server.sample(t)})
         return s
 
     @work

@@ -16,7 +16,7 @@ from typing import Any
 
 from comity.core import metrics
 from comity.core.ledger import Charge
-from comity.core.net import Note
+from comity.core.server import Note
 from comity.errors import ComityError
 from comity.experiments.folder import RunFolder
 from comity.experiments.tables import LEDGER, METRICS, TIMING, Growing, Timing

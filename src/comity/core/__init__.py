@@ -20,7 +20,6 @@ from comity.core.call import Edge
 from comity.core.fit import Draw, FitRequest, Fitted, FoldRequest, Loss, Pull, Working, curvature, gradient, plain
 from comity.core.kernels import cross_entropy, input_gradient
 from comity.core.key import Key
-from comity.core.net import Net
 from comity.core.party import Info, Party, Traffic, with_task
 from comity.core.record import (
     Empty,
@@ -38,6 +37,7 @@ from comity.core.record import (
 )
 from comity.core.release import NOTHING, Asked, Release, Releases, Stage
 from comity.core.samples import PartyData, Samples
+from comity.core.server import Server
 from comity.core.task import Batch, Task, in_chunks
 from comity.core.training import Moments, Training, batches
 from comity.core.wrapper import Wrapped, Wrapper
@@ -64,7 +64,6 @@ __all__ = [
     "M",
     "Model",
     "Moments",
-    "Net",
     "Params",
     "Party",
     "PartyData",
@@ -75,6 +74,7 @@ __all__ = [
     "S",
     "Samples",
     "Sealed",
+    "Server",
     "Stage",
     "Task",
     "Traffic",

@@ -160,10 +160,10 @@ class AveragedReplies(Generic[R]):
         """Refuse what has no mean; the first reply says what all are like."""
         if self._kind is None:
             if not is_record(reply) or not vars(reply):
-                raise ComityError(f"net.mean averages records of parameters, but a {type(reply).__name__} is none.")
+                raise ComityError(f"server.mean averages records of parameters, but a {type(reply).__name__} is none.")
             if other := next((name for name, value in vars(reply).items() if not isinstance(value, dict)), ""):
                 kind = type(reply).__name__
-                raise ComityError(f"net.mean averages records of parameters, but {kind}.{other} is none: go through net.replies.")
+                raise ComityError(f"server.mean averages records of parameters, but {kind}.{other} is none: go through server.replies.")
             self._kind = type(reply)
             self._means = {name: self._averaging() for name in vars(reply)}
             if len(self._means) > 1 and any(type(mean) is not Averaging for mean in self._means.values()):

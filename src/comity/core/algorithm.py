@@ -20,8 +20,8 @@ from comity.errors import Refusal
 
 if TYPE_CHECKING:
     from comity.core.aggregate import Averaging
-    from comity.core.net import Net
     from comity.core.release import Asked, Release, Releases, Stage
+    from comity.core.server import Server
 
 T = TypeVar("T")
 Class = TypeVar("Class", bound=type)
@@ -65,7 +65,7 @@ def work(method: Method) -> Method:
 
 
 def only_averages(round: Method) -> Method:
-    """Mark a method's `round` that does nothing with replies but average them, by `net.mean`.
+    """Mark a method's `round` that does nothing with replies but average them, by `server.mean`.
 
     Then workers may add up what their parties reply (partial sums). A round that overrides a marked one says it for itself.
     """
@@ -193,25 +193,25 @@ class Algorithm(ABC, Generic[S, C, M]):
     def init_party(self, key: Key, party: Party) -> C:
         """A party's state before round 1; unless `init = "own"`, `key` is the same for all: equal architectures start equal."""
 
-    def start(self, s: S, net: Net) -> S:
+    def start(self, s: S, server: Server) -> S:
         """Exchanges before round 1."""
         return s
 
-    def catch_up(self, s: S, net: Net, ids: Sequence[int]) -> S:
+    def catch_up(self, s: S, server: Server, ids: Sequence[int]) -> S:
         """Parties that missed an exchange of `start` and are to take part now: what they need of it. Nothing, unless told."""
         return s
 
     @abstractmethod
-    def round(self, s: S, net: Net, t: int) -> S:
-        """One round: ordinary code over `net`."""
+    def round(self, s: S, server: Server, t: int) -> S:
+        """One round: ordinary code over `server`."""
 
-    def finish(self, s: S, net: Net) -> S:
+    def finish(self, s: S, server: Server) -> S:
         """Exchanges after the last round: fine-tuning, for instance."""
         return s
 
-    def join(self, s: S, net: Net, ids: Sequence[int]) -> S:
+    def join(self, s: S, server: Server, ids: Sequence[int]) -> S:
         """Newcomers after training: each gets what the server would send it now, and warms up."""
-        net.call(self.warm_up, {i: self.message_for(s, i) for i in ids})
+        server.call(self.warm_up, {i: self.message_for(s, i) for i in ids})
         return s
 
     @work
@@ -267,7 +267,7 @@ class Algorithm(ABC, Generic[S, C, M]):
         """Whether a wrapper has a way of its own to average replies (`averaging`): no two of them go together."""
         return False
 
-    def averaging(self, net: Net) -> Averaging | None:
+    def averaging(self, server: Server) -> Averaging | None:
         """How replies are to be averaged, where a wrapper has a way of its own."""
         return None
 

@@ -13,7 +13,7 @@ A method lists its diagnostics in a class attribute, so that the report knows no
         ),
     )
 
-The figures themselves come from `net.note("discriminator/accuracy", ...)`, or from parameters that parties keep. What was never
+The figures themselves come from `server.note("discriminator/accuracy", ...)`, or from parameters that parties keep. What was never
 noted is not drawn. Titles and meanings begin with a small letter and have no full stop: the report puts them into sentences.
 """
 

@@ -15,8 +15,8 @@ from comity.core.record import Params, record
 from comity.errors import Refusal
 
 if TYPE_CHECKING:
-    from comity.core.net import Net
     from comity.core.release import Asked, Releases, Stage
+    from comity.core.server import Server
     from comity.core.training import Training
 
 W = TypeVar("W")
@@ -82,20 +82,20 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
         extra = self.extra(key, party)
         return Wrapped(self.host.init_party(key, self.wrap_party(party, extra)), extra)
 
-    def start(self, s: Wrapped[W | None], net: Net) -> Wrapped[W | None]:
-        return replace(s, host=self.host.start(s.host, net))
+    def start(self, s: Wrapped[W | None], server: Server) -> Wrapped[W | None]:
+        return replace(s, host=self.host.start(s.host, server))
 
-    def catch_up(self, s: Wrapped[W | None], net: Net, ids: Sequence[int]) -> Wrapped[W | None]:
-        return replace(s, host=self.host.catch_up(s.host, net, ids))
+    def catch_up(self, s: Wrapped[W | None], server: Server, ids: Sequence[int]) -> Wrapped[W | None]:
+        return replace(s, host=self.host.catch_up(s.host, server, ids))
 
-    def round(self, s: Wrapped[W | None], net: Net, t: int) -> Wrapped[W | None]:
-        return replace(s, host=self.host.round(s.host, net, t))
+    def round(self, s: Wrapped[W | None], server: Server, t: int) -> Wrapped[W | None]:
+        return replace(s, host=self.host.round(s.host, server, t))
 
-    def finish(self, s: Wrapped[W | None], net: Net) -> Wrapped[W | None]:
-        return replace(s, host=self.host.finish(s.host, net))
+    def finish(self, s: Wrapped[W | None], server: Server) -> Wrapped[W | None]:
+        return replace(s, host=self.host.finish(s.host, server))
 
-    def join(self, s: Wrapped[W | None], net: Net, ids: Sequence[int]) -> Wrapped[W | None]:
-        return replace(s, host=self.host.join(s.host, net, ids))
+    def join(self, s: Wrapped[W | None], server: Server, ids: Sequence[int]) -> Wrapped[W | None]:
+        return replace(s, host=self.host.join(s.host, server, ids))
 
     def message_for(self, s: Wrapped[W | None], i: int) -> Hosts:
         return self.host.message_for(s.host, i)

@@ -9,8 +9,8 @@ from typing import Any
 from comity.core.call import Letter, Look
 from comity.core.evaluation import Evaluation, Score
 from comity.core.metrics import ACCURACY, METRICS
-from comity.core.net import Net, cohort
 from comity.core.record import Empty
+from comity.core.server import Server, cohort
 from comity.core.works import in_order
 from comity.engines.engine import Engine
 from comity.experiments.folder import RunFolder
@@ -76,18 +76,18 @@ def _figure(score: Score, metric: str) -> float | None:
     return score.figures.get(metric)
 
 
-def evaluate(job: Outline, net: Net, engine: Engine, s: Any, *, final: bool) -> Evaluations:
+def evaluate(job: Outline, server: Server, engine: Engine, s: Any, *, final: bool) -> Evaluations:
     """Each party evaluates what it would deploy; after the last round (`final`) by all metrics, and it gives its answers.
 
     Before it, only the share of the parties that the settings say is asked, others each time.
     """
-    ids = job.info.parties if final else cohort(job.root.fold("evaluate"), job.experiment.eval_share, job.info, net.round)
+    ids = job.info.parties if final else cohort(job.root.fold("evaluate"), job.experiment.eval_share, job.info, server.round)
     if len(ids) < len(job.info.parties):
-        net.remarks[SHARE] = None
+        server.remarks[SHARE] = None
     letters = _letters(job, s, ids)
-    found = Evaluations(_asked(net, engine, letters, Look(net.round, final)), len(job.info.parties), job.metric.name)
-    _note(net, found.by_party, job.metric.name)
-    withheld = _remark_withheld(job, net, found)
+    found = Evaluations(_asked(server, engine, letters, Look(server.round, final)), len(job.info.parties), job.metric.name)
+    _note(server, found.by_party, job.metric.name)
+    withheld = _remark_withheld(job, server, found)
     if (
         found.complete
         and not withheld
@@ -95,59 +95,59 @@ def evaluate(job: Outline, net: Net, engine: Engine, s: Any, *, final: bool) -> 
         and job.algorithm.one_model
         and not any(task.private for task in job.info.tasks)
     ):
-        net.note("accuracy", found.pooled, None, "pooled")
+        server.note("accuracy", found.pooled, None, "pooled")
     if final:
         for i, evaluation in found.by_party.items():
             for name, figure in further_figures(evaluation, job.metric.name):
-                net.note(name, figure, i, "test")
+                server.note(name, figure, i, "test")
     return found
 
 
-def _remark_withheld(job: Outline, net: Net, found: Evaluations) -> bool:
+def _remark_withheld(job: Outline, server: Server, found: Evaluations) -> bool:
     """Whether somebody who was heard does not tell the figures of its test samples, as their site's law may say; that is told."""
     silent = [i for i, one in found.by_party.items() if one.test.count < job.everybody[i].test]
     for i in silent:
-        net.remarks[f"{net.info.name(i)} has withheld figures of its test samples: means are those of the others."] = None
+        server.remarks[f"{server.info.name(i)} has withheld figures of its test samples: means are those of the others."] = None
     validated = any(job.everybody[i].validation for i in found.by_party)
     if job.experiment.patience and validated and not any(one.validation.count for one in found.by_party.values()):
-        net.remarks["All have withheld figures of their validation samples: when to end was judged on test samples."] = None
+        server.remarks["All have withheld figures of their validation samples: when to end was judged on test samples."] = None
     return bool(silent)
 
 
-def evaluate_unfinished(job: Outline, net: Net, engine: Engine, s: Any) -> None:
+def evaluate_unfinished(job: Outline, server: Server, engine: Engine, s: Any) -> None:
     """What parties have before a method's last step, its `finish`."""
-    _staged(job, net, engine, s, job.info.parties, "unfinished")
+    _staged(job, server, engine, s, job.info.parties, "unfinished")
 
 
-def evaluate_newcomers(job: Outline, net: Net, engine: Engine, s: Any, stage: str) -> None:
+def evaluate_newcomers(job: Outline, server: Server, engine: Engine, s: Any, stage: str) -> None:
     """What newcomers have at a stage of their joining: what they are `offered`, or have once they have `joined`."""
-    _staged(job, net, engine, s, job.info.late, stage)
+    _staged(job, server, engine, s, job.info.late, stage)
 
 
-def _staged(job: Outline, net: Net, engine: Engine, s: Any, ids: Iterable[int], stage: str) -> None:
-    found = _asked(net, engine, _letters(job, s, ids), Look(net.round, False, stage))
-    _note(net, found, job.metric.name, f"-{stage}")
+def _staged(job: Outline, server: Server, engine: Engine, s: Any, ids: Iterable[int], stage: str) -> None:
+    found = _asked(server, engine, _letters(job, s, ids), Look(server.round, False, stage))
+    _note(server, found, job.metric.name, f"-{stage}")
 
 
-def evaluate_newcomers_alone(job: Outline, net: Net, engine: Engine) -> None:
+def evaluate_newcomers_alone(job: Outline, server: Server, engine: Engine) -> None:
     """What newcomers would have if they did not join: trained on their own data only. Nothing crosses but figures."""
     found = {}
-    for i, evaluation in in_order(job.info.late, engine.evaluate_solo(job.info.late, net.round)):
-        net.charge_reply("alone", i, evaluation, "eval")
+    for i, evaluation in in_order(job.info.late, engine.evaluate_solo(job.info.late, server.round)):
+        server.charge_reply("alone", i, evaluation, "eval")
         found[i] = evaluation
-    _note(net, found, job.metric.name, "-alone")
+    _note(server, found, job.metric.name, "-alone")
 
 
-def _asked(net: Net, engine: Engine, letters: Mapping[int, Any], look: Look) -> dict[int, Evaluation]:
+def _asked(server: Server, engine: Engine, letters: Mapping[int, Any], look: Look) -> dict[int, Evaluation]:
     """Evaluations of the parties that are heard, in party order; what crosses for them is charged as `eval`."""
-    roll = net.attendance.roll_call(net.looking(), letters)
+    roll = server.attendance.roll_call(server.looking(), letters)
     sent = {i: letters[i] for i in roll.there}
-    net.charge_letters("evaluate", sent, "eval")
-    asked = {i: Letter(letter, net.versions.get(i)) for i, letter in sent.items()}
+    server.charge_letters("evaluate", sent, "eval")
+    asked = {i: Letter(letter, server.versions.get(i)) for i, letter in sent.items()}
     found = {}
     for i, evaluation in in_order(sent, engine.evaluate(asked, look)):
         if roll.arrives(i):
-            net.charge_reply("evaluate", i, evaluation, "eval")
+            server.charge_reply("evaluate", i, evaluation, "eval")
             found[i] = evaluation
     roll.write_silent()
     return found
@@ -164,11 +164,11 @@ def _letters(job: Outline, s: Any, ids: Iterable[int]) -> dict[int, Any]:
     return {i: Empty() if job.algorithm.self_contained else job.algorithm.message_for(s, i) for i in ids}
 
 
-def _note(net: Net, evaluations: Mapping[int, Evaluation], metric: str, suffix: str = "") -> None:
+def _note(server: Server, evaluations: Mapping[int, Evaluation], metric: str, suffix: str = "") -> None:
     """The figures of each party, where it has samples; a suffix to the split's name says what was evaluated."""
     for i, evaluation in evaluations.items():
-        for split, name, figure in figures(evaluation, net.info.task.classes, metric):
-            net.note(name, figure, i, split + suffix)
+        for split, name, figure in figures(evaluation, server.info.task.classes, metric):
+            server.note(name, figure, i, split + suffix)
 
 
 def figures(evaluation: Evaluation, classes: int, metric: str) -> Iterator[tuple[str, str, float]]:

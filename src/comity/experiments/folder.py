@@ -27,7 +27,7 @@ from comity.checksums import CRC, Checksum, with_crc, without_crc
 from comity.core.attendance import Absence
 from comity.core.evaluation import Answers
 from comity.core.ledger import Charge
-from comity.core.net import Note
+from comity.core.server import Note
 from comity.data.split import Split
 from comity.errors import ComityError, Refusal
 from comity.experiments import config

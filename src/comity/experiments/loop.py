@@ -12,8 +12,8 @@ from comity.checksums import Checksum
 from comity.core.attendance import NoReplies
 from comity.core.call import Call
 from comity.core.finite import first_not_finite, is_finite
-from comity.core.net import Net, Note
 from comity.core.record import on_device
+from comity.core.server import Note, Server
 from comity.core.wrapper import chain
 from comity.engines.engine import Engine
 from comity.errors import ComityError, WorkerLost
@@ -90,24 +90,24 @@ def _execute(
     account = job.account()
     tables = folder.tables()
     works = Taped(engine, partial(tables.append, MESSAGES)) if folder.taped else engine
-    rounds = _Rounds(job, folder, checkpoints, tables, engine, job.net(works, progress, account), account)
+    rounds = _Rounds(job, folder, checkpoints, tables, engine, job.server(works, progress, account), account)
     summary = None
     try:
         if resume and (changed := changed_since(folder.read_environment())):
-            rounds.net.remarks[changed] = None
+            rounds.server.remarks[changed] = None
         if manifest:
             rounds.restore(manifest)
         else:
             rounds.create()
-        rounds.net.remarks.update(dict.fromkeys(remarks))
+        rounds.server.remarks.update(dict.fromkeys(remarks))
         rounds.seconds["setup"] += time.perf_counter() - begin
         track.begin(job, folder.path)
         progress.begin(job, max(rounds.done, 0))
         while rounds.done < rounds.last:
             figure, notes = rounds.go_on()
             if rounds.done <= rounds.schedule.rounds:
-                progress.round(rounds.done, figure, rounds.net.ledger)
-            track.round(rounds.done, notes, rounds.net.ledger.total)
+                progress.round(rounds.done, figure, rounds.server.ledger)
+            track.round(rounds.done, notes, rounds.server.ledger.total)
         summary = rounds.summary()
         folder.write_summary(summary, rounds.files)
         return summary
@@ -127,11 +127,11 @@ class _Rounds:
         checkpoints: Checkpoints,
         tables: Writer,
         engine: Engine,
-        net: Net,
+        server: Server,
         account: Account,
     ) -> None:
         self.job = job
-        self.net = net
+        self.server = server
         self._account = account
         self.schedule = Schedule(job.experiment.rounds, job.experiment.patience)
         self.done = -1
@@ -165,30 +165,30 @@ class _Rounds:
     def create(self) -> None:
         """Begin from nothing."""
         self._tables.create()
-        self._state = on_device(self.job.algorithm.init_server(self.job.root.fold("init"), self.net.info), self.job.device)
+        self._state = on_device(self.job.algorithm.init_server(self.job.root.fold("init"), self.server.info), self.job.device)
 
     def restore(self, manifest: Manifest) -> None:
         """Begin where a checkpoint was made."""
         counters = manifest.counters
-        self.net.versions = _versions(manifest)
-        self.net.attendance.waiting = set(counters.get("waiting", ()))
+        self.server.versions = _versions(manifest)
+        self.server.attendance.waiting = set(counters.get("waiting", ()))
         self._void = {int(t): why for t, why in counters.get("void", {}).items()}
         homes = {int(i): w for i, w in counters.get("homes", {}).items()}
-        self._engine.load(self._checkpoints.folder, manifest.parties.values(), self.net.versions, homes)
-        self.net.ledger.total.update(counters["bytes"])
-        self.net.steps = counters["steps"]
-        self.net.server_steps = counters["server_steps"]
-        self.net.remarks.update(dict.fromkeys(counters["remarks"]))
+        self._engine.load(self._checkpoints.folder, manifest.parties.values(), self.server.versions, homes)
+        self.server.ledger.total.update(counters["bytes"])
+        self.server.steps = counters["steps"]
+        self.server.server_steps = counters["server_steps"]
+        self.server.remarks.update(dict.fromkeys(counters["remarks"]))
         self.seconds.update(counters["seconds"])
         self._state = on_device(self._checkpoints.server_state(), self.job.device)
-        self.net.first = counters.get("first", 1)
-        self.net.looked.update(counters.get("looked", ()))
+        self.server.first = counters.get("first", 1)
+        self.server.looked.update(counters.get("looked", ()))
         self._gained = counters.get("gained", {})
         self._exchanged = counters.get("exchanged")
         self.done = manifest.round - (self._exchanged is not None)
         self.schedule.load(counters["schedule"])
         if not manifest.checked:
-            self.net.remarks[UNCHECKED] = None
+            self.server.remarks[UNCHECKED] = None
         self._tables.go_on(manifest.files)  # last: a damaged checkpoint must not cost any rows
         self._account.restore(self._tables.rows(PRIVACY))
         if OUTCOMES not in manifest.files:
@@ -214,7 +214,7 @@ class _Rounds:
         """The exchanges of a round, unless they are over; the seconds that they took, and what there is to note of them."""
         if (seconds := self._exchanged) is not None:
             self._exchanged = None
-            self.net.begin(t)
+            self.server.begin(t)
         else:
             begin = time.perf_counter()
             self._exchange(t)
@@ -222,16 +222,16 @@ class _Rounds:
             self.seconds["train"] += seconds
         notes = self._written()
         files = dict(self._tables.files)
-        now = {"files": files, "bytes": dict(self.net.ledger.total), "schedule": self.schedule.dump(), "exchanged": seconds}
+        now = {"files": files, "bytes": dict(self.server.ledger.total), "schedule": self.schedule.dump(), "exchanged": seconds}
         self._ending = now if t == self.schedule.rounds and not self._finishes else None
         return seconds, notes
 
     def _written(self) -> list[Note]:
         """All that there is to write down by now, which is written; the notes among it."""
-        notes = self.net.take_notes()
+        notes = self.server.take_notes()
         self._tables.add(METRICS, notes)
-        self._tables.add(LEDGER, self.net.ledger.take())
-        self._tables.add(ABSENCES, self.net.attendance.take())
+        self._tables.add(LEDGER, self.server.ledger.take())
+        self._tables.add(ABSENCES, self.server.attendance.take())
         self._tables.add(PRIVACY, self._account.take())
         return notes
 
@@ -242,57 +242,57 @@ class _Rounds:
 
     def _exchange(self, t: int) -> None:
         """What a round is about: the algorithm's own code runs, at the server and, through the net, at the parties."""
-        algorithm, net, info = self.job.algorithm, self.net, self.job.info
-        net.begin(t)
+        algorithm, server, info = self.job.algorithm, self.server, self.job.info
+        server.begin(t)
         if t == 0:
-            net.charge_introduction(info.parties)
+            server.charge_introduction(info.parties)
             self._start()
         elif t <= self.schedule.rounds:
             self._onboard(self.job.cohort(t))
-            void = self._whole(lambda s: algorithm.round(s, net, t), quorum=self.job.experiment.min_replies)
-            net.first += bool(void) and t == net.first
+            void = self._whole(lambda s: algorithm.round(s, server, t), quorum=self.job.experiment.min_replies)
+            server.first += bool(void) and t == server.first
         else:
-            net.charge_introduction(info.late)
-            evaluate_newcomers(self.job, net, self._engine, self._state, "offered")
-            evaluate_newcomers_alone(self.job, net, self._engine)
+            server.charge_introduction(info.late)
+            evaluate_newcomers(self.job, server, self._engine, self._state, "offered")
+            evaluate_newcomers_alone(self.job, server, self._engine)
             for i in info.late if any(one.protects_records for one in chain(algorithm)) else ():
                 self._account.note_open(t, "alone", i, "figures of a model that it trained alone, without noise")
-            self._whole(lambda s: algorithm.join(s, net, info.late))
-            evaluate_newcomers(self.job, net, self._engine, self._state, "joined")
+            self._whole(lambda s: algorithm.join(s, server, info.late))
+            evaluate_newcomers(self.job, server, self._engine, self._state, "joined")
         if t == self.schedule.rounds and self._finishes:
-            evaluate_unfinished(self.job, net, self._engine, self._state)
-            self._whole(lambda s: algorithm.finish(s, net))
+            evaluate_unfinished(self.job, server, self._engine, self._state)
+            self._whole(lambda s: algorithm.finish(s, server))
 
     def _start(self) -> None:
         """The exchanges before round 1; without them there is no run. Who missed one waits until it was told what it missed."""
-        if void := self._whole(lambda s: self.job.algorithm.start(s, self.net), quorum=self.job.experiment.min_replies):
+        if void := self._whole(lambda s: self.job.algorithm.start(s, self.server), quorum=self.job.experiment.min_replies):
             raise ComityError(f"The run cannot begin: {void[0].lower()}{void[1:]}")
-        self.net.attendance.waiting = set(self.net.attendance.missed)
+        self.server.attendance.waiting = set(self.server.attendance.missed)
 
     def _onboard(self, cohort: Iterable[int]) -> None:
         """Tell those of a round who missed the start what they missed; who cannot be reached waits on."""
-        attendance = self.net.attendance
+        attendance = self.server.attendance
         late = sorted(attendance.waiting.intersection(cohort))
         if late:
             attendance.waiting -= set(late)
-            void = self._whole(lambda s: self.job.algorithm.catch_up(s, self.net, late))
+            void = self._whole(lambda s: self.job.algorithm.catch_up(s, self.server, late))
             attendance.waiting |= set(late) if void else attendance.missed.intersection(late)
 
     def _whole(self, exchanges: Callable[[Any], Any], quorum: int = 1) -> str:
         """Exchanges that count as a whole or not at all, at the server and at the parties; if not, the reason."""
-        self.net.open(quorum)
+        self.server.open(quorum)
         try:
             state = exchanges(self._state)
-            kept = self.net.settle()
+            kept = self.server.settle()
             if not is_finite(state):
                 self._check_may_go_on(state)
-                raise NoReplies(f"What the server made of the replies in round {self.net.round} is not finite.")
+                raise NoReplies(f"What the server made of the replies in round {self.server.round} is not finite.")
         except (NoReplies, BudgetSpent) as why:
-            self._engine.settle(self.net.undo())
+            self._engine.settle(self.server.undo())
             if isinstance(why, BudgetSpent):
                 self._end_here()
-            self.net.note("silence", 1.0)
-            self._void[self.net.round] = str(why)
+            self.server.note("silence", 1.0)
+            self._void[self.server.round] = str(why)
             return str(why)
         self._state = state
         self._engine.settle(kept)
@@ -300,14 +300,14 @@ class _Rounds:
 
     def _end_here(self) -> None:
         """No more may be given away: this round, of which nothing counts, is the last. Models are judged as they are."""
-        if self.net.round:
-            self.schedule.rounds, self.schedule.stopped = self.net.round, True
-            self.net.remarks[f"The run ended in round {self.net.round}, in which its privacy budget was spent."] = None
+        if self.server.round:
+            self.schedule.rounds, self.schedule.stopped = self.server.round, True
+            self.server.remarks[f"The run ended in round {self.server.round}, in which its privacy budget was spent."] = None
 
     def _check_may_go_on(self, state: Any) -> None:
         if self.job.experiment.on_nonfinite == "stop":
             raise ComityError(
-                f"What the server made of the replies in round {self.net.round} is not finite ({first_not_finite(state)}): "
+                f"What the server made of the replies in round {self.server.round} is not finite ({first_not_finite(state)}): "
                 "try a smaller lr."
             )
 
@@ -317,7 +317,7 @@ class _Rounds:
         due = t % self.job.experiment.eval_every == 0 and t < self.schedule.rounds
         if not due and not final:
             return None
-        found = evaluate(self.job, self.net, self._engine, self._state, final=final)
+        found = evaluate(self.job, self.server, self._engine, self._state, final=final)
         if final:
             self._gained = {self.job.info.names[i]: vars(one.gained) for i, one in found.by_party.items() if one.gained}
             write_outcomes(self.job, self._folder, found)
@@ -330,27 +330,27 @@ class _Rounds:
         """A checkpoint, if the last one is old enough, or at the end; the seconds that it took."""
         before = self._checkpoints.seconds
         if self._checkpoints.due() or t == self.last:
-            counters = {"bytes": dict(self.net.ledger.total), "seconds": dict(self.seconds), **self._steps()}
+            counters = {"bytes": dict(self.server.ledger.total), "seconds": dict(self.seconds), **self._steps()}
             counters["schedule"] = self.schedule.dump()
             counters["remarks"] = self._remarks()
-            counters["versions"] = {i: list(version) for i, version in self.net.versions.items()}
+            counters["versions"] = {i: list(version) for i, version in self.server.versions.items()}
             counters["homes"] = dict(self._engine.homes)
             counters["void"] = self._void
-            counters["waiting"] = sorted(self.net.attendance.waiting)
-            counters["first"] = self.net.first
-            counters["looked"] = sorted(self.net.looked)
+            counters["waiting"] = sorted(self.server.attendance.waiting)
+            counters["first"] = self.server.first
+            counters["looked"] = sorted(self.server.looked)
             counters |= {"gained": self._gained} if self._gained else {}
             counters |= {"ending": self._ending} if self._ending else {}
             self._checkpoints.save(t, self._state, self._engine, self._tables.files, counters)
-            self._engine.committed(self.net.versions)
+            self._engine.committed(self.server.versions)
         return self._checkpoints.seconds - before
 
     def _remarks(self) -> list[str]:
         """What a user should know of how this came about, each sentence once."""
-        return list(dict.fromkeys([*self.net.remarks, *self._engine.remarks]))
+        return list(dict.fromkeys([*self.server.remarks, *self._engine.remarks]))
 
     def _steps(self) -> dict[str, int]:
-        return {"steps": self.net.steps, "server_steps": self.net.server_steps}
+        return {"steps": self.server.steps, "server_steps": self.server.server_steps}
 
     def summary(self) -> dict[str, Any]:
         """The finished run in a few figures."""
@@ -361,7 +361,7 @@ class _Rounds:
         rows = self._folder.read_metrics()
         absences = self._folder.read_absences()
         made["privacy"] = self._account.summary(self.job.privacy_assumptions())
-        return summarise(self.job, rows, absences, self.net.ledger.total, made, {**self.seconds, "total": spent})
+        return summarise(self.job, rows, absences, self.server.ledger.total, made, {**self.seconds, "total": spent})
 
 
 def _versions(manifest: Manifest) -> dict[int, Call]:

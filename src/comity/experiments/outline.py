@@ -16,9 +16,9 @@ from comity.core.attendance import Rules
 from comity.core.key import Key, SecretKey
 from comity.core.ledger import Ledger
 from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric
-from comity.core.net import Net, cohort
 from comity.core.party import Info
 from comity.core.release import Asked, Release
+from comity.core.server import Server, cohort
 from comity.core.works import Adds, Works
 from comity.core.wrapper import chain
 from comity.errors import Refusal
@@ -190,7 +190,7 @@ class Outline:
         weights = sum(size for _, size in self.info.task.shapes.values()) / 4
         return self.steps() * (2e-4 + 6 * weights * self.experiment.batch / 2e10)
 
-    def net(self, works: Works, progress: Progress, account: Account | None = None) -> Net:
+    def server(self, works: Works, progress: Progress, account: Account | None = None) -> Server:
         """What rounds use to reach the parties on an engine."""
         rules = Rules(self.experiment.min_replies, self.experiment.on_nonfinite == "stop", self.absent)
         adds = None
@@ -198,7 +198,7 @@ class Outline:
             assert isinstance(works, Adds), "settings let partial sums through only where there are workers"
             adds = works
         share = self.experiment.participation
-        return Net(self.algorithm, self.info, self.root, share, works, progress.answered, rules, account, adds)
+        return Server(self.algorithm, self.info, self.root, share, works, progress.answered, rules, account, adds)
 
     def account(self) -> Account:
         """The account of what parties give away, at the beginning."""

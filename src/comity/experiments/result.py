@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from comity.core.ledger import Charge
-from comity.core.net import Note
 from comity.core.record import Params
+from comity.core.server import Note
 from comity.core.task import Task, in_chunks
 from comity.data.inputs import Inputs
 from comity.engines.site import Site

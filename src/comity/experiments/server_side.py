@@ -9,8 +9,8 @@ import torch
 from comity import algorithms
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.key import Key
-from comity.core.net import cohort
 from comity.core.party import Info
+from comity.core.server import cohort
 from comity.core.training import Training
 from comity.core.wrapper import chain
 from comity.errors import Refusal, unknown

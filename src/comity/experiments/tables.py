@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 from comity.checksums import Checksum
 from comity.core.attendance import Absence
 from comity.core.ledger import Charge
-from comity.core.net import Note
+from comity.core.server import Note
 from comity.errors import ComityError
 from comity.privacy.account import Spent
 

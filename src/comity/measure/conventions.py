@@ -14,7 +14,7 @@ from statistics import fmean
 
 from comity.core.ledger import SERVER
 from comity.core.metrics import ACCURACY
-from comity.core.net import Note
+from comity.core.server import Note
 from comity.errors import ComityError
 from comity.experiments.folder import RunFolder
 from comity.measure.fairness import fairness

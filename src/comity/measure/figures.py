@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from comity.core.ledger import SERVER
 from comity.core.metrics import ACCURACY
-from comity.core.net import Note
+from comity.core.server import Note
 
 K = TypeVar("K")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from comity.core.attendance import Absence
 from comity.core.ledger import SERVER
 from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric, fitting
-from comity.core.net import Note
+from comity.core.server import Note
 from comity.errors import ComityError
 from comity.measure.figures import by_round, carried, mean
 

@@ -18,7 +18,7 @@ from comity.units import duration, size, spread
 
 if TYPE_CHECKING:
     from comity.core.metrics import Metric
-    from comity.core.net import Note
+    from comity.core.server import Note
     from comity.data import Dataset, Federation
     from comity.experiments.result import Result
     from comity.studies.finished import Comparison, Tuning

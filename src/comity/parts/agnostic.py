@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from comity.core import Batch, Info, Key, M, Net, Params, Party, Samples, Task, mixin, option, record
+from comity.core import Batch, Info, Key, M, Params, Party, Samples, Server, Task, mixin, option, record
 from comity.parts.averaged import AveragesWeights
 from comity.parts.overlap import eval_loss
 
@@ -58,10 +58,10 @@ class Agnostic(AveragesWeights[Mixture, Params, M]):
     def settled(self, mine: Params, theta: Params) -> Params:
         return theta | mine
 
-    def raised(self, lam: Sequence[float], losses: Mapping[int, float], step: float, net: Net) -> list[float]:
+    def raised(self, lam: Sequence[float], losses: Mapping[int, float], step: float, server: Server) -> list[float]:
         """Π(λ + step · F), F being 0 where it is not known."""
         up = [each + step * losses.get(i, 0.0) for i, each in enumerate(lam)]
         new: list[float] = onto_simplex(torch.tensor(up, dtype=torch.float64)).tolist()
         for i, each in enumerate(new):
-            net.note("lambda", each, party=i)
+            server.note("lambda", each, party=i)
         return new

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Generic
 
-from comity.core import Algorithm, C, Empty, Info, Key, Net, record
+from comity.core import Algorithm, C, Empty, Info, Key, Server, record
 
 
 @record
@@ -22,7 +22,7 @@ class PeerToPeer(Algorithm[Empty, C, Empty], Generic[C]):
     start_weights = ""
 
     @abstractmethod
-    def exchange(self, net: Net, learners: list[int], others: list[int]) -> None:
+    def exchange(self, server: Server, learners: list[int], others: list[int]) -> None:
         """What parties do with each other."""
 
     def init_server(self, key: Key, info: Info) -> Empty:
@@ -31,11 +31,11 @@ class PeerToPeer(Algorithm[Empty, C, Empty], Generic[C]):
     def message_for(self, s: Empty, i: int) -> Empty:
         return s
 
-    def round(self, s: Empty, net: Net, t: int) -> Empty:
-        group = net.sample(t)
-        self.exchange(net, group, group)
+    def round(self, s: Empty, server: Server, t: int) -> Empty:
+        group = server.sample(t)
+        self.exchange(server, group, group)
         return s
 
-    def join(self, s: Empty, net: Net, ids: Sequence[int]) -> Empty:
-        self.exchange(net, list(ids), list(net.info.parties))
+    def join(self, s: Empty, server: Server, ids: Sequence[int]) -> Empty:
+        self.exchange(server, list(ids), list(server.info.parties))
         return s

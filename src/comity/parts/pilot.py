@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from comity.core import Info, Key, Net, Party, Task, Traffic, WireShapes, Wrapped, Wrapper, record, work
+from comity.core import Info, Key, Party, Server, Task, Traffic, WireShapes, Wrapped, Wrapper, record, work
 from comity.core.attendance import NoReplies
 from comity.core.evaluation import Score, validated
 from comity.core.record import once_called
@@ -129,33 +129,33 @@ class Piloted(Wrapper[Mean]):
             return self.kappa
         return extra.kappa.value if extra.kappa else 0.0
 
-    def choose(self, s: Wrapped[Mean | None], net: Net) -> Wrapped[Mean | None]:
+    def choose(self, s: Wrapped[Mean | None], server: Server) -> Wrapped[Mean | None]:
         """Try each candidate, and agree on the best."""
         scores: dict[float, dict[int, Score]] = {}
         for value in CANDIDATES:
-            net.call(self.weigh, dict.fromkeys(net.info.parties, Tried(value, trial=True)))
-            with net.trial():
+            server.call(self.weigh, dict.fromkeys(server.info.parties, Tried(value, trial=True)))
+            with server.trial():
                 try:
-                    scores[value] = self._rehearsed(s.host, net)
+                    scores[value] = self._rehearsed(s.host, server)
                 except NoReplies as why:  # it diverged, for instance: that is an answer, too
                     lost = why
         if not scores:
             raise lost
         ranked = judged(scores)
         chosen = Tried(ranked[0].value)
-        net.call(self.weigh, dict.fromkeys(net.info.parties, chosen))
-        net.note("kappa", chosen.value)
+        server.call(self.weigh, dict.fromkeys(server.info.parties, chosen))
+        server.note("kappa", chosen.value)
         for one in ranked:
-            net.note(f"kappa={one.value:g}/accuracy", one.accuracy, split="validation")
-            net.note(f"kappa={one.value:g}/loss", one.loss, split="validation")
-        net.remarks[told(self.pilot_rounds, ranked, net.info.task.classes)] = None
+            server.note(f"kappa={one.value:g}/accuracy", one.accuracy, split="validation")
+            server.note(f"kappa={one.value:g}/loss", one.loss, split="validation")
+        server.remarks[told(self.pilot_rounds, ranked, server.info.task.classes)] = None
         assert s.extra is not None
         return replace(s, extra=replace(s.extra, kappa=chosen))
 
-    def _rehearsed(self, host: Any, net: Net) -> dict[int, Score]:
+    def _rehearsed(self, host: Any, server: Server) -> dict[int, Score]:
         for t in range(1, self.pilot_rounds + 1):
-            host = self.host.round(host, net, t)
-        return net.call(self.judge, {i: self.host.message_for(host, i) for i in net.info.parties})
+            host = self.host.round(host, server, t)
+        return server.call(self.judge, {i: self.host.message_for(host, i) for i in server.info.parties})
 
     def host_state(self, mine: Wrapped[Mean]) -> Any:
         """What counts of a party's host: a trial's changes do not."""

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from comity.core import AnyAlgorithm, Averaging, Info, Net, Params, Refusal, check_like
+from comity.core import AnyAlgorithm, Averaging, Info, Params, Refusal, Server, check_like
 from comity.core.attendance import NoReplies
 from comity.core.wrapper import AsHost, chain
-from comity.parts.server import check_averages
+from comity.parts.server_steps import check_averages
 
 FEW = 3
 TOO_FEW = "of fewer than three replies nobody can tell which is nonsense: such a round protects from nobody."
@@ -35,7 +35,7 @@ class Gathering(Averaging):
 
 
 class RobustMean(AsHost[None]):
-    """A wrapper that takes something else than the mean, around methods that average by `net.averaging`."""
+    """A wrapper that takes something else than the mean, around methods that average by `server.averaging`."""
 
     host: AnyAlgorithm
     start_weights = ""
@@ -75,12 +75,12 @@ class RobustMean(AsHost[None]):
     def made_of(self, models: Sequence[Params]) -> Params:
         """What takes the place of the mean of these models, in party order."""
 
-    def averaging(self, net: Net) -> Averaging:
+    def averaging(self, server: Server) -> Averaging:
         def made_of(models: Sequence[Params]) -> Params:
             if len(models) < self.needs:
                 raise NoReplies(f"{self.name} with these options needs {self.needs} replies, but {len(models)} came.")
             if len(models) < FEW:
-                net.remarks[f"{self.name}: {TOO_FEW}"] = None
+                server.remarks[f"{self.name}: {TOO_FEW}"] = None
             return self.made_of(models)
 
         return Gathering(made_of)

@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from torch import Tensor
 
-from comity.core import Info, Key, Net, Params, Release, Releases, Samples, Task, Training, mixin, option, plain
+from comity.core import Info, Key, Params, Release, Releases, Samples, Server, Task, Training, mixin, option, plain
 from comity.core.fit import Private
 from comity.core.noise import gaussian
 from comity.privacy.accounting import gaussian_epsilon, gaussian_sigma
@@ -60,10 +60,10 @@ class PrivateRows:
         differ = float(width) if self.noise == "paper" else 1.0
         return {field: [Release("row", "laplace", differ, 1 / self.epsilon, "replaced")]}
 
-    def fitted(self, net: Net, task: Task, theta: Params, data: Samples, key: Key, how: Training) -> Params:
+    def fitted(self, server: Server, task: Task, theta: Params, data: Samples, key: Key, how: Training) -> Params:
         """What a server learns from rows: by DP-SGD if asked."""
         private = Private(data, self.disc_clip, self.disc_noise, []) if self.disc_noise else None
-        return net.fit(plain, theta, data, key, None, task=task, training=how, private=private).theta
+        return server.fit(plain, theta, data, key, None, task=task, training=how, private=private).theta
 
     def server_release(self, info: Info, cohort: Sequence[int]) -> Release | None:
         """What a row has to do with what a server learned from those of a cohort."""
@@ -74,12 +74,12 @@ class PrivateRows:
         noise, rate = self.disc_noise * self.disc_clip, min(1.0, info.training.batch / rows)
         return Release("row", "gaussian", self.disc_clip, noise, rate=rate, steps=steps)
 
-    def made_known(self, net: Net, cohort: Sequence[int], bare: set[str]) -> None:
+    def made_known(self, server: Server, cohort: Sequence[int], bare: set[str]) -> None:
         """Account for what parties will be sent of others' rows, and for what else of theirs goes out as it is."""
         if self.disc_noise:
-            net.release("Game.D", self.server_release(net.info, cohort), cohort)
+            server.release("Game.D", self.server_release(server.info, cohort), cohort)
             for name in bare:
-                net.release(name, None, cohort)
+                server.release(name, None, cohort)
 
     @property
     def not_private(self) -> str:

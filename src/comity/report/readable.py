@@ -15,7 +15,7 @@ from comity.core.attendance import Absence
 from comity.core.evaluation import Answers
 from comity.core.ledger import Charge
 from comity.core.metrics import ACCURACY, Metric
-from comity.core.net import Note
+from comity.core.server import Note
 from comity.data.split import Share, Split
 from comity.experiments import config
 from comity.experiments.build import Job

@@ -21,7 +21,7 @@ from comity.checksums import with_crc, without_crc
 from comity.core.call import Call
 from comity.core.codec import decode, encode
 from comity.core.ledger import SERVER, Charge
-from comity.core.net import Note
+from comity.core.server import Note
 from comity.engines.saved import OURS, Saved, read_state, write_state
 from comity.engines.versions import Version
 from comity.errors import ComityError, Damaged, Refusal

@@ -22,9 +22,9 @@ from comity.core.evaluation import NOTHING, Evaluation, Gained, Score
 from comity.core.gate import Gate
 from comity.core.key import Key, SecretKey
 from comity.core.metrics import METRICS, Metric, by_class, check_fits
-from comity.core.net import Note
 from comity.core.party import Party
 from comity.core.record import Sealed, parcels_in, payload, unseal
+from comity.core.server import Note
 from comity.core.signature import records_of
 from comity.core.wrapper import chain
 from comity.data import Federation

@@ -149,20 +149,20 @@ def _round_with(job: Job, ids: list[int]) -> _Tried:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a run
     engine = job.engine()
-    net = job.net(engine, Quiet())
-    net.sample = lambda t: ids  # type: ignore[method-assign]
+    server = job.server(engine, Quiet())
+    server.sample = lambda t: ids  # type: ignore[method-assign]
     try:
         s = job.algorithm.init_server(job.root.fold("init"), job.info)
         if job.algorithm.shares == "data":
-            s = job.algorithm.start(s, net)
+            s = job.algorithm.start(s, server)
         begin = time.perf_counter()
-        net.begin(1)
-        s = job.algorithm.round(s, net, 1)
+        server.begin(1)
+        s = job.algorithm.round(s, server, 1)
         trained = time.perf_counter()
-        letters = {i: Letter(job.algorithm.message_for(s, i), net.versions.get(i)) for i in ids}
+        letters = {i: Letter(job.algorithm.message_for(s, i), server.versions.get(i)) for i in ids}
         evaluated_by = dict(engine.evaluate(letters, Look(1, False)))
         assert len(evaluated_by) == len(ids)
         evaluated = time.perf_counter()
     finally:
         torch.set_num_threads(threads)
-    return _Tried(trained - begin, evaluated - trained, net.steps)
+    return _Tried(trained - begin, evaluated - trained, server.steps)

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from comity.core.metrics import ACCURACY, METRICS
-from comity.core.net import Note
+from comity.core.server import Note
 from comity.errors import Refusal, describe, unknown
 from comity.experiments.folder import RunFolder
 from comity.experiments.outline import Outline

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Averaging, Batch, Key, Model, Net, Params, Party, Task, algorithm, option, record, work
+from comity.core import Averaging, Batch, Key, Model, Params, Party, Server, Task, algorithm, option, record, work
 
 
 class Calls:
@@ -33,12 +33,12 @@ class Counted:
 class Counting(FedAvg):
     where: Literal["closure", "own"] = option("closure", "where the loss finds its counter")
 
-    def round(self, theta: Params, net: Net, t: int) -> Params:
+    def round(self, theta: Params, server: Server, t: int) -> Params:
         mean = Averaging()
-        for i, reply in net.replies(self.local, {i: self.message_for(theta, i) for i in net.sample(t)}):
-            net.note("calls", reply.calls, party=i)
-            net.note("steps", reply.steps, party=i)
-            mean.add(reply.theta, weight=net.info.sizes[i])
+        for i, reply in server.replies(self.local, {i: self.message_for(theta, i) for i in server.sample(t)}):
+            server.note("calls", reply.calls, party=i)
+            server.note("steps", reply.steps, party=i)
+            mean.add(reply.theta, weight=server.info.sizes[i])
         return mean.value()
 
     @work

@@ -9,20 +9,20 @@ import time
 from typing import Literal
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Key, Model, Net, Params, Party, algorithm, option, work
+from comity.core import Key, Model, Params, Party, Server, algorithm, option, work
 
 
 @algorithm
 class Leaving(FedAvg):
     then: Literal["call", "end"] = option("end", "what it does next")
 
-    def round(self, theta: Params, net: Net, t: int) -> Params:
+    def round(self, theta: Params, server: Server, t: int) -> Params:
         first: Params = {}
-        for _, reply in net.replies(self.local, {i: self.message_for(theta, i) for i in net.sample(t)}):
+        for _, reply in server.replies(self.local, {i: self.message_for(theta, i) for i in server.sample(t)}):
             first = reply.theta
             break
         if self.then == "call":
-            net.call(self.local, {i: self.message_for(first, i) for i in net.sample(t)})
+            server.call(self.local, {i: self.message_for(first, i) for i in server.sample(t)})
         return first
 
     @work

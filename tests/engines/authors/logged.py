@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Averaging, Key, Model, Net, Params, Party, algorithm, option, plain, record, work
+from comity.core import Averaging, Key, Model, Params, Party, Server, algorithm, option, plain, record, work
 
 LOG: list[tuple[int, int]] = []
 """Party and key of each call."""
@@ -26,11 +26,11 @@ class Told:
 class Logged(FedAvg):
     trainings: int = option(1, "how many there are in a work", minimum=0)
 
-    def round(self, theta: Params, net: Net, t: int) -> Params:
+    def round(self, theta: Params, server: Server, t: int) -> Params:
         mean = Averaging()
-        for i, reply in net.replies(self.local, {i: self.message_for(theta, i) for i in net.sample(t)}):
-            net.note("times", reply.times, party=i)
-            mean.add(reply.theta, weight=net.info.sizes[i])
+        for i, reply in server.replies(self.local, {i: self.message_for(theta, i) for i in server.sample(t)}):
+            server.note("times", reply.times, party=i)
+            mean.add(reply.theta, weight=server.info.sizes[i])
         return mean.value()
 
     @work

@@ -16,7 +16,7 @@ from typing import Any
 
 from comity import algorithms
 from comity.core.diagnostics import CurveByRound, Diagnostic, ParameterNorms, PartyMatrix
-from comity.core.net import Note
+from comity.core.server import Note
 from comity.core.wrapper import chain
 from comity.errors import Refusal, describe
 from comity.report.blocks import Chart, Data, Section, VegaSpec

@@ -63,7 +63,7 @@ def cohort(root: Key, participation: float, info: Info, t: int) -> list[int]:
     return [i for i in info.parties if info.stream(i) in drawn]
 
 
-class Net(Charging):
+class Server(Charging):
     """What a round may use: who takes part, asking parties to work, training at the server, keys, and notes."""
 
     def __init__(
@@ -235,7 +235,7 @@ class Net(Charging):
     def check_all_heard(self) -> None:
         """Refuse a loop over replies that was left early: those who were not heard would be forgotten."""
         if self._unheard:
-            raise ComityError(f"Not all replies of {self._unheard} were heard: a loop over net.replies may not be left early.")
+            raise ComityError(f"Not all replies of {self._unheard} were heard: a loop over server.replies may not be left early.")
 
     def _call(self, work: Callable[..., Any]) -> Call:
         self.check_all_heard()
