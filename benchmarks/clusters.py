@@ -22,7 +22,7 @@ from comity.core.aggregate import Averaging
 from comity.engines.engine import Engine
 from comity.engines.ray_cluster import ADDRESS, LOCAL
 from comity.engines.ray_engine import RayEngine
-from comity.engines.workers import Message
+from comity.engines.workers import WorkerMessage
 from comity.experiments import config
 from comity.experiments.build import Job, federation_of, prepare
 from comity.experiments.evaluation import evaluate
@@ -42,7 +42,7 @@ class Counting(RayEngine):
 
     sent = 0
 
-    def _heard(self, message: Any) -> Message:
+    def _heard(self, message: Any) -> WorkerMessage:
         import ray
 
         header, bundle = ray.get(message)

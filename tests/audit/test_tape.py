@@ -19,13 +19,13 @@ from comity.core.record import Cipher, Sealed, payload, unseal
 from comity.experiments import checkpoint
 from comity.experiments.folder import RunFolder
 from comity.experiments.outline import Quiet
-from comity.experiments.tape import Message
+from comity.experiments.tape import RecordedMessage
 from comity.units import size
 
 SMALL: dict[str, Any] = {"parties": 3, "partition": "iid", "model": "mlp2(width=8)", "rounds": 3, "batch": 100}
 
 
-def messages(folder: Path) -> list[Message]:
+def messages(folder: Path) -> list[RecordedMessage]:
     return list(RunFolder(folder).read_tape())
 
 
@@ -33,8 +33,8 @@ def test_what_is_on_it_is_what_was_charged(tmp_path: Path) -> None:
     done = comity.run("fedavg", out=tmp_path, tape=True, **SMALL)
     kept = messages(tmp_path)
     assert sum(payload(m.content) for m in kept if m.kind == "reply") == done.summary["bytes"]["up"]
-    assert sum(payload(m.content) * len(m.to) for m in kept if m.kind == "letter") == done.summary["bytes"]["down"]
-    assert [m.call.round for m in kept if m.kind == "letter"] == [1, 2, 3], "a letter that everybody got is kept once"
+    assert sum(payload(m.content) * len(m.to) for m in kept if m.kind == "message") == done.summary["bytes"]["down"]
+    assert [m.call.round for m in kept if m.kind == "message"] == [1, 2, 3], "a letter that everybody got is kept once"
     assert {m.src for m in kept if m.kind == "reply"} == {0, 1, 2}
 
 
@@ -53,7 +53,7 @@ def test_parcels_are_closed_to_the_server_and_open_to_their_recipients(tmp_path:
     assert sent
     assert all(isinstance(parcel, Sealed) and parcel.size > 0 for parcel in sent)
     assert all(isinstance(unseal(parcel), Cipher) and not len(unseal(parcel).blob) for parcel in sent)
-    opened = [m for m in kept if m.kind == "parcel"]
+    opened = [m for m in kept if m.kind == "sealed"]
     assert sum(payload(m.content) for m in opened) == done.summary["bytes"]["peer"]
     assert {(m.src, m.to) for m in opened} == {(i, (j,)) for i in range(3) for j in range(3) if i != j}
 

@@ -64,13 +64,13 @@ def test_what_is_encoded_comes_back(tree):
 
 def test_an_object_in_many_letters_is_written_once_and_charged_to_each():
     weights = {"w": torch.zeros(1000)}
-    letters = {i: Model(weights) for i in range(50)}
-    skeleton, leaves = flatten(letters)
+    messages = {i: Model(weights) for i in range(50)}
+    skeleton, leaves = flatten(messages)
     assert len(leaves) == 1
-    assert len(encode(letters)) < 8000
+    assert len(encode(messages)) < 8000
     back = unflatten(skeleton, leaves)
     assert back[0].theta is back[49].theta
-    assert payload(letters) == 50 * 4000
+    assert payload(messages) == 50 * 4000
 
 
 def test_payload_by_hand():

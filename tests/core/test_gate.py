@@ -152,7 +152,7 @@ def test_a_hosts_letters_are_the_hosts() -> None:
     made = comity.algorithms.compose("scaffold+dbe")
     assert signature(made, 1, "local") == (Control, Change)
     assert signature(made, 0, "judge") == (Control, Score)
-    assert signature(made, 0, "warm_up").letter is view_type(made) is Control
+    assert signature(made, 0, "warm_up").message is view_type(made) is Control
 
 
 @pytest.mark.parametrize("text", DECLARED)

@@ -53,7 +53,7 @@ def fashion(root: Path) -> None:
     idx(root / "FashionMNIST" / "raw", "train", "t10k", [0, 9])
 
 
-def letters(root: Path) -> None:
+def messages(root: Path) -> None:
     idx(root, "emnist-letters-train", "emnist-letters-test", [1, 26])
 
 

@@ -25,7 +25,7 @@ from originals import (
     har,
     idx,
     leaf,
-    letters,
+    messages,
     market,
     mats,
     mnist,
@@ -62,7 +62,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 BUILD: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
     "mnist": (mnist, {"samples": 4, "y": [0, 9, 0, 9]}),
     "fashion-mnist": (fashion, {"samples": 4, "y": [0, 9, 0, 9]}),
-    "emnist-letters": (letters, {"samples": 4, "y": [0, 25, 0, 25]}),
+    "emnist-letters": (messages, {"samples": 4, "y": [0, 25, 0, 25]}),
     "usps": (usps, {"samples": 4, "y": [0, 9, 0, 9]}),
     "mnist-m": (mnist_m, {"samples": 4, "y": [3, 9, 3, 9]}),
     "svhn": (mats(""), {"samples": 4, "y": [0, 3, 0, 3]}),

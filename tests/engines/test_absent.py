@@ -12,7 +12,7 @@ from matrix import compositions, ragged, run, short, weights
 
 import comity
 from comity.core.attendance import Absence
-from comity.core.call import Call, Letter
+from comity.core.call import Call, Message
 from comity.core.codec import encode
 from comity.core.record import Model, leaves, record_type
 from comity.engines.site import Site
@@ -300,18 +300,18 @@ def site(text: str = "scaffold") -> Site:
     return Site(job.algorithm, job.parties[1], job.root)
 
 
-def letter_of(s: Site, after: Call | None) -> Letter:
+def message_of(s: Site, after: Call | None) -> Message:
     job = prepare(config.experiment({"algorithm": "scaffold", "model": "mlp2(width=6)", "engine": "loop"}), ragged())
-    return Letter(s.algorithm.message_for(s.algorithm.init_server(job.root.fold("init"), job.info), 1), after)
+    return Message(s.algorithm.message_for(s.algorithm.init_server(job.root.fold("init"), job.info), 1), after)
 
 
 def test_asking_twice_gives_the_same_reply() -> None:
     """The call names the state that it is for, and a work is a function of that: no reply need be kept to be repeated."""
     s = site()
     first, second = Call("local", 0, 1, 0), Call("local", 0, 2, 0)
-    replies = [encode(s.work(first, letter_of(s, None), {}).reply) for _ in range(2)]
+    replies = [encode(s.work(first, message_of(s, None), {}).reply) for _ in range(2)]
     assert replies[0] == replies[1]
-    after = [encode(s.work(second, letter_of(s, first), {}).reply) for _ in range(3)]
+    after = [encode(s.work(second, message_of(s, first), {}).reply) for _ in range(3)]
     assert after[0] == after[1] == after[2] != replies[0]
 
 
@@ -319,10 +319,10 @@ def test_what_the_server_did_not_accept_is_undone() -> None:
     s = site()
     before = s.mine
     first = Call("local", 0, 1, 0)
-    assert s.work(first, letter_of(s, None), {}).keeps
+    assert s.work(first, message_of(s, None), {}).keeps
     assert s.mine is not before
     changed = s.mine
-    s.work(Call("local", 0, 2, 0), letter_of(s, first), {})
+    s.work(Call("local", 0, 2, 0), message_of(s, first), {})
     s.versions.go_to(first)
     assert s.mine is changed
     s.versions.go_to(None)
@@ -332,12 +332,12 @@ def test_what_the_server_did_not_accept_is_undone() -> None:
 def test_a_party_that_is_out_of_step_says_so() -> None:
     s = site()
     first = Call("local", 0, 1, 0)
-    s.work(first, letter_of(s, None), {})
+    s.work(first, message_of(s, None), {})
     s.versions.settle(first)
     with pytest.raises(ComityError, match="out of step with the server: it is to go on from the beginning"):
-        s.work(Call("local", 0, 2, 0), letter_of(s, None), {})
+        s.work(Call("local", 0, 2, 0), message_of(s, None), {})
     with pytest.raises(ComityError, match="out of step with the server: it is to go on after align in round 7"):
-        s.work(Call("local", 0, 8, 0), letter_of(s, Call("align", 0, 7, 0)), {})
+        s.work(Call("local", 0, 8, 0), message_of(s, Call("align", 0, 7, 0)), {})
 
 
 def test_the_summary_counts_absences(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 import comity
 from comity.core import Model
-from comity.core.call import Call, Letter
+from comity.core.call import Call, Message
 from comity.core.record import leaves
 from comity.engines import ray_cluster
 from comity.engines.bundles import packed, packed_for, unpacked
@@ -27,7 +27,7 @@ def test_what_all_get_is_there_once() -> None:
     table = torch.arange(5)
     rows = [torch.randn(3) for _ in range(3)]
     trees: dict[int, Any] = {
-        w: {"letters": {w: Letter(Model(theta), None), 9: Letter(Model(theta), Call("local", 0, 1, 0), True)}, "row": rows[w]}
+        w: {"messages": {w: Message(Model(theta), None), 9: Message(Model(theta), Call("local", 0, 1, 0), True)}, "row": rows[w]}
         for w in range(3)
     }
     trees[0]["table"] = trees[2]["table"] = table
@@ -36,13 +36,13 @@ def test_what_all_get_is_there_once() -> None:
     assert sum(bundle.nbytes for bundle in bundles) < 1.2 * (4 * 607 + 40 + 36) + 64 * len(bundles) * 2
     for w, (header, own) in posts.items():
         came = unpacked(header, *(bundles[g] for g in own))
-        assert came["letters"].keys() == trees[w]["letters"].keys()
-        assert came["letters"][9][1:] == (("local", 0, 1, 0), True)
+        assert came["messages"].keys() == trees[w]["messages"].keys()
+        assert came["messages"][9][1:] == (("local", 0, 1, 0), True)
         tensors = ([leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)] for tree in (trees[w], came))
         for here, there in zip(*tensors, strict=True):
             assert torch.equal(here, there)
             assert there.data_ptr() % 64 == 0, "as torch's own memory: BLAS may round by it"
-        assert came["letters"][w][0].theta["w"] is came["letters"][9][0].theta["w"]
+        assert came["messages"][w][0].theta["w"] is came["messages"][9][0].theta["w"]
 
 
 def test_a_bundle_is_copied_when_it_is_read() -> None:

@@ -36,22 +36,22 @@ class Wire:
     """Everything that went in and out of parties, and their states afterwards."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.letters: list[tuple[Call, Any]] = []
+        self.messages: list[tuple[Call, Any]] = []
         self.replies: list[tuple[Call, Any, Any]] = []
         work, evaluate = LoopEngine.work, LoopEngine.evaluate
 
-        def worked(engine: LoopEngine, call: Call, letters: Mapping[int, Any], parcels: Mapping[Any, Sealed]) -> Iterator[Any]:
-            self.letters += [(call, letter.content) for letter in letters.values()] + [
+        def worked(engine: LoopEngine, call: Call, messages: Mapping[int, Any], parcels: Mapping[Any, Sealed]) -> Iterator[Any]:
+            self.messages += [(call, message.content) for message in messages.values()] + [
                 (call, parcel) for parcel in parcels.values()
             ]
-            for i, answer in work(engine, call, letters, parcels):
+            for i, answer in work(engine, call, messages, parcels):
                 self.replies.append((call, answer.reply, engine.sites[i].mine))
                 yield i, answer
 
-        def evaluated(engine: LoopEngine, letters: Mapping[int, Any], look: Any) -> Iterator[Any]:
+        def evaluated(engine: LoopEngine, messages: Mapping[int, Any], look: Any) -> Iterator[Any]:
             call = Call("evaluate", -1, -1, 0)
-            self.letters += [(call, letter.content) for letter in letters.values()]
-            for i, evaluation in evaluate(engine, letters, look):
+            self.messages += [(call, message.content) for message in messages.values()]
+            for i, evaluation in evaluate(engine, messages, look):
                 self.replies.append((call, evaluation, engine.sites[i].mine))
                 yield i, evaluation
 
@@ -252,9 +252,9 @@ def test_kept_names_never_cross(text: str, bn: str, wire: Wire, tmp_path: Path) 
         home |= core.kept(task)
         expected = {"all": 0, "params_only": 10, "none": 20}[bn]  # five BatchNorm layers with four tensors each
         assert len(home & task.norm_names) >= (expected if task.norm_names else 0)  # a private network has none
-    assert wire.letters
+    assert wire.messages
     assert wire.replies
-    for _, message, *_ in [*wire.letters, *wire.replies]:
+    for _, message, *_ in [*wire.messages, *wire.replies]:
         assert not names_in(message) & home
 
 
@@ -281,7 +281,7 @@ def test_offsets_exist_and_stay(wire: Wire, tmp_path: Path) -> None:
     assert all(o.abs().max() > 0 for o in offsets)
     assert not torch.equal(offsets[0], offsets[1])
     states = [state.host[OFFSET] for call, _, state in wire.replies if call.work == "local"]
-    sent = [t for _, reply, _ in wire.replies for t in tensors_in(reply)] + [t for _, m in wire.letters for t in tensors_in(m)]
+    sent = [t for _, reply, _ in wire.replies for t in tensors_in(reply)] + [t for _, m in wire.messages for t in tensors_in(m)]
     assert not [o for o in (*offsets, *states) for t in sent if o.any() and t.shape == o.shape and torch.equal(t, o)]
 
 
@@ -290,7 +290,7 @@ def test_every_message_is_charged(text: str, watched: Callable[[str], Watched]) 
     result, wire = watched(text)
     charged = by_round(result)
     passed: dict[int, Counter[str]] = {t: Counter() for t in charged}
-    for call, message in wire.letters:
+    for call, message in wire.messages:
         if call.work != "evaluate":
             kind = "peer" if isinstance(message, Sealed) else "down"
             passed[call.round][kind] += weight(message)

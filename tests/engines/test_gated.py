@@ -13,7 +13,7 @@ import torch
 from matrix import VARIANTS, run, tables, weights
 
 from comity.core import Sealed
-from comity.core.call import Answer, Call, Letter, Look
+from comity.core.call import Answer, Call, Message, Look
 from comity.core.codec import decode, encode
 from comity.core.gate import Gate
 from comity.core.record import unseal
@@ -52,18 +52,18 @@ class Watched:
             site = engine.sites[i]
             return Gate(site.algorithm, site.party.task, site.party.federation_size)
 
-        def sent(letter: Letter, gate: Gate) -> Letter:
-            return letter._replace(content=decode(encode(letter.content), records=gate.records))
+        def sent(message: Message, gate: Gate) -> Message:
+            return message._replace(content=decode(encode(message.content), records=gate.records))
 
-        def worked(engine: LoopEngine, call: Call, letters: Mapping[int, Letter], parcels: Mapping[Any, Sealed]) -> Iterator[Any]:
+        def worked(engine: LoopEngine, call: Call, messages: Mapping[int, Message], parcels: Mapping[Any, Sealed]) -> Iterator[Any]:
             if id(engine) not in locks:
-                records = gate(engine, next(iter(letters))).records
+                records = gate(engine, next(iter(messages))).records
                 locks[id(engine)] = Lock(SharedSecret(os.urandom(32)), os.urandom(16), records)
             lock = locks[id(engine)]
-            gates = {i: gate(engine, i) for i in letters}
-            came = {i: sent(letter, gates[i]) for i, letter in letters.items()}
-            for i, letter in came.items():
-                gates[i].check_letter(call, letter.content)
+            gates = {i: gate(engine, i) for i in messages}
+            came = {i: sent(message, gates[i]) for i, message in messages.items()}
+            for i, message in came.items():
+                gates[i].check_letter(call, message.content)
             opened = lock.open(inboxes(parcels), call)
             for i, inbox in opened.items():
                 for parcel in inbox.values():
@@ -78,10 +78,10 @@ class Watched:
                 self.passed[call.work] += 1
                 yield i, Answer(reply, *answer[1:])
 
-        def evaluated(engine: LoopEngine, letters: Mapping[int, Letter], look: Look) -> Iterator[Any]:
-            came = {i: sent(letter, gate(engine, i)) for i, letter in letters.items()}
-            for i, letter in came.items():
-                gate(engine, i).check_view(letter.content)
+        def evaluated(engine: LoopEngine, messages: Mapping[int, Message], look: Look) -> Iterator[Any]:
+            came = {i: sent(message, gate(engine, i)) for i, message in messages.items()}
+            for i, message in came.items():
+                gate(engine, i).check_view(message.content)
             self.passed["evaluate"] += len(came)
             return evaluate(engine, came, look)
 

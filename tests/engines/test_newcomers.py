@@ -61,14 +61,14 @@ class Witness:
             self.round = t
             begin(server, t)
 
-        def worked(engine: LoopEngine, call: Any, letters: Mapping[int, Any], parcels: Any) -> Iterator[Any]:
+        def worked(engine: LoopEngine, call: Any, messages: Mapping[int, Any], parcels: Any) -> Iterator[Any]:
             assert call.round == self.round
-            self.hear(engine, call.work, letters)
-            return work(engine, call, letters, parcels)
+            self.hear(engine, call.work, messages)
+            return work(engine, call, messages, parcels)
 
-        def evaluated(engine: LoopEngine, letters: Mapping[int, Any], look: Any) -> Iterator[Any]:
-            self.hear(engine, "evaluate", letters)
-            return evaluate(engine, letters, look)
+        def evaluated(engine: LoopEngine, messages: Mapping[int, Any], look: Any) -> Iterator[Any]:
+            self.hear(engine, "evaluate", messages)
+            return evaluate(engine, messages, look)
 
         def evaluated_alone(engine: LoopEngine, ids: Iterable[int], t: int) -> Iterator[Any]:
             assert t == self.round
@@ -257,11 +257,11 @@ MODEL = FLOATS * (64 * 12 + 12 + 12 * 12 + 12 + 12 * 10 + 10)
         ("scaffold+mr", {"agree": FLOATS * 12, "warm_up": 2 * MODEL}),
     ],
 )
-def test_letters_to_newcomers_by_hand(text: str, letters: dict[str, int], tmp_path: Path) -> None:
+def test_letters_to_newcomers_by_hand(text: str, messages: dict[str, int], tmp_path: Path) -> None:
     result = run(text, tmp_path, **PLAIN | JOINING)
     for name in LATE:
         got = {row.work: row.bytes for row in result.ledger if row.round == T + 1 and row.dst == name and row.kind == "down"}
-        assert got == letters
+        assert got == messages
 
 
 @pytest.mark.parametrize(("text", "down"), [("solo", 0), ("fedavg", MODEL)])

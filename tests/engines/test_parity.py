@@ -138,13 +138,13 @@ def test_the_order_of_replies_does_not_matter(monkeypatch: pytest.MonkeyPatch, t
     work, evaluate = LoopEngine.work, LoopEngine.evaluate
     seen: list[list[int]] = []
 
-    def worked(engine: LoopEngine, call: Any, letters: Any, parcels: Any) -> Iterator[Any]:
-        answers = list(work(engine, call, dict(reversed(letters.items())), parcels))
+    def worked(engine: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
+        answers = list(work(engine, call, dict(reversed(messages.items())), parcels))
         seen.append([i for i, _ in answers])
         return iter(answers)
 
-    def evaluated(engine: LoopEngine, letters: Any, look: Any) -> Iterator[Any]:
-        return evaluate(engine, dict(reversed(letters.items())), look)
+    def evaluated(engine: LoopEngine, messages: Any, look: Any) -> Iterator[Any]:
+        return evaluate(engine, dict(reversed(messages.items())), look)
 
     expected = {text: on_loop(text) for text in ("fedavg", "scaffold", "adcol", "fedavg+dbe", "centralized")}
     monkeypatch.setattr(LoopEngine, "work", worked)

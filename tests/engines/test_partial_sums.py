@@ -25,7 +25,7 @@ from comity.engines.bundles import packed, unpacked
 from comity.engines.loop import OneByOne
 from comity.engines.sealing import KEY, RUN, Lock, SharedSecret
 from comity.engines.site_store import SiteStore
-from comity.engines.workers import Ask, Message, Worker, WorkersEngine
+from comity.engines.workers import Ask, WorkerMessage, Worker, WorkersEngine
 from comity.errors import ComityError
 from comity.experiments import checkpoint, config
 from comity.experiments.build import Job, prepare
@@ -229,7 +229,7 @@ class InTurns(WorkersEngine):
         self._all = [Worker(SiteStore(job.algorithm, job.parties, job.root), OneByOne(), lock) for _ in range(workers)]
         self.passed = 0
 
-    def _exchange(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, Message]]:
+    def _exchange(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, WorkerMessage]]:
         for w in sorted(asks, reverse=self._backwards):
             for message in self._all[w].answer(unpacked(*packed(asks[w]))):
                 header, bundle = packed(message)
@@ -293,7 +293,7 @@ def test_a_lost_worker_is_asked_again_for_its_whole_sum(tmp_path: Path, monkeypa
     says: list[int] = []
     exchange = engine._exchange
 
-    def twice(asks: Mapping[int, Ask]) -> Iterator[tuple[int, Message]]:
+    def twice(asks: Mapping[int, Ask]) -> Iterator[tuple[int, WorkerMessage]]:
         first, again = list(exchange(asks)), list(exchange(asks))
         says.append(len(first))
         assert [packed(message)[1].tobytes() for _, message in first] == [packed(m)[1].tobytes() for _, m in again]

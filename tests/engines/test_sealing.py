@@ -98,9 +98,9 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> list[list[Tensor]]:
     held: list[list[Tensor]] = []
     work = LoopEngine.work
 
-    def listening(engine: LoopEngine, call: Any, letters: Any, parcels: Any) -> Iterator[Any]:
+    def listening(engine: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
         held.extend([t.clone() for t in leaves(unseal(parcel))] for parcel in parcels.values())
-        return work(engine, call, letters, parcels)
+        return work(engine, call, messages, parcels)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LoopEngine, "work", listening)
@@ -152,9 +152,9 @@ def test_whoever_reaches_into_a_parcel_at_the_server_finds_ciphertext(monkeypatc
     carried: list[Any] = []
     work = ProcessEngine.work
 
-    def curious(engine: ProcessEngine, call: Any, letters: Any, parcels: Any) -> Iterator[Any]:
+    def curious(engine: ProcessEngine, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
         carried.extend((parcel.size, unseal(parcel)) for parcel in parcels.values())
-        return work(engine, call, letters, parcels)
+        return work(engine, call, messages, parcels)
 
     monkeypatch.setattr(ProcessEngine, "work", curious)
     on_processes(tmp_path, rounds=3)
@@ -168,10 +168,10 @@ def test_whoever_reaches_into_a_parcel_at_the_server_finds_ciphertext(monkeypatc
 def test_a_parcel_that_was_changed_on_its_way_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     work = ProcessEngine.work
 
-    def meddling(engine: ProcessEngine, call: Any, letters: Any, parcels: Any) -> Iterator[Any]:
+    def meddling(engine: ProcessEngine, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
         for parcel in list(parcels.values())[:1]:
             unseal(parcel).blob[-1] ^= 1
-        return work(engine, call, letters, parcels)
+        return work(engine, call, messages, parcels)
 
     monkeypatch.setattr(ProcessEngine, "work", meddling)
     with pytest.raises(comity.ComityError):
@@ -183,7 +183,7 @@ def delivered_otherwise(how: str, engine: type[Engine], monkeypatch: pytest.Monk
     work = engine.work
     old: dict[Any, Any] = {}
 
-    def carrying(self: Any, call: Any, letters: Any, parcels: Any) -> Iterator[Any]:
+    def carrying(self: Any, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
         if how == "to another party" and parcels:
             kept = dict(parcels)
             parcels = {(src, (dst - 2) % 4): parcel for (src, dst), parcel in kept.items()}
@@ -192,9 +192,9 @@ def delivered_otherwise(how: str, engine: type[Engine], monkeypatch: pytest.Monk
         elif how == "a round late" and parcels:
             parcels = dict(old) if call.round > 1 else parcels
         elif how == "twice" and not parcels and call.round == 2:
-            list(work(self, Call("local", 0, 1, 1), letters, old))
+            list(work(self, Call("local", 0, 1, 1), messages, old))
         old.update(parcels)
-        return work(self, call, letters, parcels)
+        return work(self, call, messages, parcels)
 
     monkeypatch.setattr(engine, "work", carrying)
 
@@ -223,10 +223,10 @@ def test_parcels_open_again_for_a_call_that_is_repeated(monkeypatch: pytest.Monk
     replies: list[list[Any]] = []
     work = ProcessEngine.work
 
-    def repeating(engine: ProcessEngine, call: Any, letters: Any, parcels: Any) -> Iterator[Any]:
+    def repeating(engine: ProcessEngine, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
         if call.work == "local":
-            replies.append([(i, answer.steps) for i, answer in sorted(work(engine, call, letters, parcels))])
-        return work(engine, call, letters, parcels)
+            replies.append([(i, answer.steps) for i, answer in sorted(work(engine, call, messages, parcels))])
+        return work(engine, call, messages, parcels)
 
     monkeypatch.setattr(ProcessEngine, "work", repeating)
     on_processes(tmp_path)

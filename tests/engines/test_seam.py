@@ -16,7 +16,7 @@ from matrix import GOSSIP, compositions, ragged, run, tables, weights
 from torch import nn
 
 from comity.core import Params
-from comity.core.call import Call, Letter
+from comity.core.call import Call, Message
 from comity.core.server import Note
 from comity.engines.loop import LoopEngine, OneByOne
 from comity.engines.site_store import SiteStore
@@ -377,7 +377,7 @@ def test_works_that_take_turns_keep_their_own_draws() -> None:
     replies: dict[str, list[Params]] = {"in turns": [], "one by one": []}
     for order in replies:
         engine = LoopEngine(SiteStore(made.algorithm, made.parties, made.root), OneByOne())
-        works = [engine.sites[i].begin(call, Letter(made.algorithm.message_for(s, i), None), {}) for i in (0, 1)]
+        works = [engine.sites[i].begin(call, Message(made.algorithm.message_for(s, i), None), {}) for i in (0, 1)]
         turns = [0, 1, 0, 1] if order == "in turns" else [0, 0, 1, 1]
         for i in turns:
             works[i].train()

@@ -58,8 +58,8 @@ def test_first_replies_are_the_same(text: str, tmp_path: Path, monkeypatch: pyte
     replies: dict[str, str] = {}
     work = LoopEngine.work
 
-    def listened(engine: LoopEngine, call: Any, letters: Any, parcels: Any) -> Iterator[Any]:
-        for i, answer in work(engine, call, letters, parcels):
+    def listened(engine: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
+        for i, answer in work(engine, call, messages, parcels):
             if call.round == 1:
                 skeleton, tensors = flatten(answer.reply)
                 replies[engine.sites[i].party.name] = json.dumps(skeleton) + str([t.numpy().tobytes() for t in tensors])

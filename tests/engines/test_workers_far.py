@@ -19,7 +19,7 @@ from comity.engines.ray_cluster import Actor
 from comity.engines.sealing import KEY, RUN
 from comity.engines.site import Site
 from comity.engines.site_store import SiteStore
-from comity.engines.workers import Message, WorkersEngine
+from comity.engines.workers import WorkerMessage, WorkersEngine
 from comity.experiments.build import Job
 
 
@@ -33,7 +33,7 @@ class OneActor(WorkersEngine):
         self._actor._sites = SiteStore(job.algorithm, job.parties, job.root)
         self._actor.take_secret(bytes(KEY + RUN))
 
-    def _exchange(self, asks: Any) -> Iterator[tuple[int, Message]]:
+    def _exchange(self, asks: Any) -> Iterator[tuple[int, WorkerMessage]]:
         for w, ask in asks.items():
             for header, *bundles in self._actor.answer(*packed(ask)):
                 message = unpacked(header, *bundles)

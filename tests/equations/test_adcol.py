@@ -161,9 +161,9 @@ def test_b11_representation_sampling_is_fresh_each_round() -> None:
     task, data = task_of("mlp2(width=5)", (6,), 3), samples(40, (6,), 3)
     adcol = Adcol(sampling=0.5, hidden=7, mu=0.0)
     still = party_of(task, data, Training(lr=0.0), parties=3)
-    letter, mine = Game(adcol.discriminator(5, 3).init(Key(2)), {}), AdcolState(task.init(Key(1)), [])
+    message, mine = Game(adcol.discriminator(5, 3).init(Key(2)), {}), AdcolState(task.init(Key(1)), [])
     root = Key.root(0)
-    drawn = [worked(adcol.local(mine, letter, still, root.fold("party", 0, t, "local", 0)))[1].z for t in (1, 2)]
+    drawn = [worked(adcol.local(mine, message, still, root.fold("party", 0, t, "local", 0)))[1].z for t in (1, 2)]
     assert not torch.equal(*drawn)
 
 

@@ -383,9 +383,9 @@ def test_b14_a_party_that_does_not_answer_is_not_asked_again() -> None:
     _, server, s = game(adcol)
     work, asked = server.engine.work, []
 
-    def without_party_1(call: Any, letters: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
-        asked.append((call.work, list(letters)))
-        return work(call, {i: letter for i, letter in letters.items() if i != 1}, parcels)
+    def without_party_1(call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
+        asked.append((call.work, list(messages)))
+        return work(call, {i: message for i, message in messages.items() if i != 1}, parcels)
 
     server.engine.work = without_party_1
     s = rounds(adcol, server, s, 1)

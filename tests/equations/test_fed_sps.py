@@ -936,8 +936,8 @@ def test_spec7_order_of_calls_does_not_matter(monkeypatch: pytest.MonkeyPatch) -
     work = LoopEngine.work
     order = []
 
-    def backwards(self: LoopEngine, call: Any, letters: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
-        for i, answer in work(self, call, dict(reversed(letters.items())), parcels):
+    def backwards(self: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
+        for i, answer in work(self, call, dict(reversed(messages.items())), parcels):
             order.append(i)
             yield i, answer
 
@@ -1295,10 +1295,10 @@ class Wire:
         self.parcels: list[Any] = []
         work = LoopEngine.work
 
-        def listening(engine: LoopEngine, call: Any, letters: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
-            self.open += [letter.content for letter in letters.values()]
+        def listening(engine: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
+            self.open += [message.content for message in messages.values()]
             self.parcels += parcels.values()
-            for i, answer in work(engine, call, letters, parcels):
+            for i, answer in work(engine, call, messages, parcels):
                 self.open.append(answer.reply)
                 yield i, answer
 

@@ -201,11 +201,11 @@ class Wire:
         self.calls: list[tuple[int, str, dict[int, Any], list[tuple[int, int]], dict[int, Any]]] = []
         work = server.engine.work
 
-        def listening(call: Any, letters: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
+        def listening(call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
             replies: dict[int, Any] = {}
-            contents = {i: letter.content for i, letter in letters.items()}
+            contents = {i: message.content for i, message in messages.items()}
             self.calls.append((call.round, call.work, contents, sorted(parcels), replies))
-            for i, answer in work(call, letters, parcels):
+            for i, answer in work(call, messages, parcels):
                 replies[i] = answer.reply
                 yield i, answer
 
@@ -865,8 +865,8 @@ def test_dynamic_sampling_over_a_run(dynamic: Literal["last", "fresh"], chosen: 
             assert s.accuracy == pytest.approx(known)
             assert "look" not in wire.works(t)
         else:
-            _, work, letters, _, looks = next(call for call in wire.calls if call[0] == t)
-            assert (work, list(letters)) == ("look", list(range(8)))
+            _, work, messages, _, looks = next(call for call in wire.calls if call[0] == t)
+            assert (work, list(messages)) == ("look", list(range(8)))
             assert looks == pytest.approx(now)
             assert all(r.accuracy is None and r.theta for r in wire.replies(t).values())
             assert not any(m.theta for when, w, mail, *_ in wire.calls if when == t and w != "look" for m in mail.values())
@@ -922,10 +922,10 @@ def _silent(server: LoopServer, name: str, who: int, when: int) -> None:
     """Party `who` is not reached by that work in round `when`."""
     work = server.engine.work
 
-    def without(call: Any, letters: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
+    def without(call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
         gone = who if (call.work, call.round) == (name, when) else -1
-        letters = {i: m for i, m in letters.items() if i != gone}
-        return work(call, letters, {e: p for e, p in parcels.items() if e[1] != gone})
+        messages = {i: m for i, m in messages.items() if i != gone}
+        return work(call, messages, {e: p for e, p in parcels.items() if e[1] != gone})
 
     server.engine.work = without
 
@@ -1023,8 +1023,8 @@ def test_u4_federated_d_is_the_weighted_average_of_the_groups() -> None:
     for t in (1, 2):
         sent = s.D
         s = rounds(fed, server, s, 1, first=t)
-        letters = wire.calls[-1][2]
-        assert all(same(letter.D, sent) for letter in letters.values())
+        messages = wire.calls[-1][2]
+        assert all(same(message.D, sent) for message in messages.values())
         replies = wire.replies(t)
         n = sum(SIZES[k] for k in replies)
         for name in s.D:
@@ -1167,8 +1167,8 @@ def test_eq7_with_batchnorm_at_home_the_own_prior_is_what_training_made() -> Non
     party = party_of(task, data, how)
     w, key = task.init(Key(1)), Key(2)
     own = {k: v for k, v in w.items() if k in task.private}
-    letter = Both({k: v for k, v in w.items() if k not in own}, {})
-    mine, _ = worked(fed.prior(FedUadState(own, {}, None, {}), letter, party, key))
+    message = Both({k: v for k, v in w.items() if k not in own}, {})
+    mine, _ = worked(fed.prior(FedUadState(own, {}, None, {}), message, party, key))
     trained = fit(task.loss, w, data, key, how).theta
     target = task.logits(trained, data.x).softmax(1).softmax(1)
     batch = _taught(fed, mine, party)

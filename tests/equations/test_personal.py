@@ -288,8 +288,8 @@ def test_apple_two_steps_by_hand() -> None:
     p0, p = torch.tensor([0.5, 0.2, 0.3]), torch.tensor([0.1, 0.6, 0.2])
     method = Apple(mix_lr=0.02)
     state = AppleState(cores[1], p[[1, 0, 2]], cores[1], {}, {})  # a party's own share stands first
-    letter = Cores({0: cores[0], 2: cores[2]}, p0, pull=0.7, base=1.5)
-    mine, reply = worked(method.local(state, letter, party, Key(3)))
+    message = Cores({0: cores[0], 2: cores[2]}, p0, pull=0.7, base=1.5)
+    mine, reply = worked(method.local(state, message, party, Key(3)))
 
     def mixed() -> Params:
         return {k: p[0] * cores[0][k] + p[1] * cores[1][k] + p[2] * cores[2][k] for k in cores[0]}
@@ -301,7 +301,7 @@ def test_apple_two_steps_by_hand() -> None:
         p = p - 0.02 * (slopes + 0.7 * (p - p0))
     assert_near(reply.theta, cores[1], atol=1e-6)
     assert_near({"p": mine.p}, {"p": p[[1, 0, 2]]}, atol=1e-6)
-    assert_near(method.deployed_model(mine, letter, party), mixed(), atol=1e-6)
+    assert_near(method.deployed_model(mine, message, party), mixed(), atol=1e-6)
     assert reply.asks == []
 
 
@@ -420,8 +420,8 @@ def test_fed_mtl_w_step_finds_the_minimum_for_a_given_relation() -> None:
     parties = [party_of(quadratic(), rows(a[t].item(), b[t].item()), how, t, 3) for t in range(3)]
     w = torch.zeros(3, 1).double()
     for _ in range(40):
-        letters = method.held(Relations({"body.w": w}, omega), range(3))
-        done = [worked(method.local({"body.w": w[t]}, letters[t], parties[t], Key(0)))[1].theta["body.w"] for t in range(3)]
+        messages = method.held(Relations({"body.w": w}, omega), range(3))
+        done = [worked(method.local({"body.w": w[t]}, messages[t], parties[t], Key(0)))[1].theta["body.w"] for t in range(3)]
         w = torch.stack(done)
     best = torch.linalg.solve(a.diag() + 0.7 * omega + 0.2 * torch.eye(3).double(), a * b)
     torch.testing.assert_close(w[:, 0], best, rtol=0, atol=1e-6)

@@ -175,7 +175,7 @@ class Turn:
 
     round: int
     work: str
-    letters: dict[int, Any]
+    messages: dict[int, Any]
     parcels: dict[tuple[int, int], Any]
     replies: dict[int, Any]
 
@@ -186,11 +186,11 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> list[Turn]:
     seen: list[Turn] = []
     work = LoopEngine.work
 
-    def listening(self: LoopEngine, call: Any, letters: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
+    def listening(self: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
         opened = {edge: unseal(parcel) for edge, parcel in parcels.items()}
-        turn = Turn(call.round, call.work, {i: letter.content for i, letter in letters.items()}, opened, {})
+        turn = Turn(call.round, call.work, {i: message.content for i, message in messages.items()}, opened, {})
         seen.append(turn)
-        for i, answer in work(self, call, letters, parcels):
+        for i, answer in work(self, call, messages, parcels):
             turn.replies[i] = answer.reply
             yield i, answer
 
@@ -501,7 +501,7 @@ def test_external_discriminator_is_trained_with_the_model_and_never_sent(T: floa
         assert_near(server.state(u), ours[u])
         assert (server.state(u)[V] - first[u][V]).abs().max() > 1e-3
     secrets = [state[V] for state in (*first, server.state(0), server.state(1))]
-    sent = [t for turn in wire for message in (*turn.letters.values(), *turn.replies.values()) for t in tensors(message)]
+    sent = [t for turn in wire for message in (*turn.messages.values(), *turn.replies.values()) for t in tensors(message)]
     assert sent
     assert not [1 for t in sent for secret in secrets if t.shape == secret.shape and torch.equal(t, secret)]
 
@@ -557,12 +557,12 @@ def test_alg1_two_rounds_of_three_parties_by_hand(kd: float, disc: float, wire: 
     assert shown[2][1:] == [None, None]
     for t in (1, 2):
         turn, bar, after = turns(wire, "local")[t], pool(shown, TRIO), []
-        for u, letter in turn.letters.items():
-            assert_classes(letter.means, letter.known, bar)
-            told = [v for v in range(3) if torch.allclose(letter.obs[0, 0], present(shown[v][0]), atol=1e-5)]
+        for u, message in turn.messages.items():
+            assert_classes(message.means, message.known, bar)
+            told = [v for v in range(3) if torch.allclose(message.obs[0, 0], present(shown[v][0]), atol=1e-5)]
             assert len(told) == 1
             assert told != [u]
-            assert_classes(letter.obs[0], letter.seen[0], shown[told[0]])
+            assert_classes(message.obs[0], message.seen[0], shown[told[0]])
             after.append(descend(ours[u], TRIO[u], Heard(bar, shown[told[0]]), 0.05, 2, kd / D, disc / C))
         ours = after
         shown = [class_mean(theta, d) for theta, d in zip(ours, TRIO, strict=True)]
@@ -583,8 +583,8 @@ def test_alg1_the_order_of_parties_does_not_matter(text: str, monkeypatch: pytes
     work = LoopEngine.work
     order = []
 
-    def backwards(self: LoopEngine, call: Any, letters: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
-        for i, answer in work(self, call, dict(reversed(letters.items())), dict(reversed(parcels.items()))):
+    def backwards(self: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
+        for i, answer in work(self, call, dict(reversed(messages.items())), dict(reversed(parcels.items()))):
             order.append(i)
             yield i, answer
 
@@ -723,11 +723,11 @@ def test_alg1_m_down_different_sets_of_others(m_up: int, m_down: int, wire: list
     last, sources = turns(wire, "show")[0].replies, set()
     for t in range(1, 7):
         turn = turns(wire, "local")[t]
-        for u, letter in turn.letters.items():
-            assert letter.obs.shape == (m_down, C, D)
-            assert letter.seen.all()
+        for u, message in turn.messages.items():
+            assert message.obs.shape == (m_down, C, D)
+            assert message.seen.all()
             offered = [(v, k, one) for v in last if v != u for k, one in enumerate(sets_of(last[v]))]
-            got = [next((v, k) for v, k, one in offered if torch.equal(one, each)) for each in letter.obs]
+            got = [next((v, k) for v, k, one in offered if torch.equal(one, each)) for each in message.obs]
             assert len(set(got)) == min(m_down, 2 * m_up)
             sources |= {(u, v) for v, _ in got}
         last = turn.replies
@@ -745,7 +745,7 @@ def test_t3_whether_ones_own_observations_come_back(exclude_self: bool, wire: li
     met: Counter[int] = Counter()
     alike = 0
     for turn in turns(wire, "local").values():
-        sources = [next(v for v in range(3) if torch.equal(letter.obs[0], mine[v])) for letter in turn.letters.values()]
+        sources = [next(v for v in range(3) if torch.equal(message.obs[0], mine[v])) for message in turn.messages.values()]
         met.update((v - u) % 3 for u, v in enumerate(sources))
         alike += len(set(sources)) == 1
     if exclude_self:
@@ -763,15 +763,15 @@ def test_t5_global_means(weights: Literal["samples", "uniform"], wire: list[Turn
     server, s = net_of(relay, task(), TRIO, Training(lr=0.1))
     rounds(relay, server, s, 1)
     shown = [class_mean(start_of(task()), d) for d in TRIO]
-    letter = turns(wire, "local")[1].letters[0]
+    message = turns(wire, "local")[1].messages[0]
     if weights == "samples":
         z, y = torch.cat([phi(start_of(task()), d.x) for d in TRIO[:2]]), torch.cat([d.y for d in TRIO[:2]])
         pooled: list[Tensor | None] = [pool(shown, TRIO)[0], z[y == 1].mean(0), z[y == 2].mean(0)]
-        assert_classes(letter.means, letter.known, pooled)
+        assert_classes(message.means, message.known, pooled)
     else:
         both = [(present(shown[0][c]) + present(shown[1][c])) / 2 for c in (1, 2)]
         first = (present(shown[0][0]) + present(shown[1][0]) + present(shown[2][0])) / 3
-        assert_classes(letter.means, letter.known, [first, *both])
+        assert_classes(message.means, message.known, [first, *both])
     counts = [up.counts.tolist() for _, up in sorted(turns(wire, "show")[0].replies.items())]
     assert counts == ([[3, 3, 3], [3, 4, 5], [4, 0, 0]] if weights == "samples" else [[1, 1, 1], [1, 1, 1], [1, 0, 0]])
 
@@ -831,7 +831,7 @@ def test_t6_begin_with_features_of_untrained_models(wire: list[Turn]) -> None:
     assert relay.start_traffic(server.info).up == 3 * one
     rounds(relay, server, s, 1)
     shown = [class_mean(start_of(task()), d) for d in TRIO]
-    assert_classes(turns(wire, "local")[1].letters[1].means, torch.tensor([True] * 3), pool(shown, TRIO))
+    assert_classes(turns(wire, "local")[1].messages[1].means, torch.tensor([True] * 3), pool(shown, TRIO))
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
@@ -845,22 +845,22 @@ def test_t6_begin_with_noise_that_is_gone_after_round_1(participation: float, wi
     assert relay.start_traffic(server.info).up == 0
     rounds(relay, server, s, 2)
     first, second = turns(wire, "local")[1], turns(wire, "local")[2]
-    letters = list(first.letters.values())
-    assert len(letters) == 4 * participation
-    for letter in letters:
-        assert letter.known.all()
-        assert letter.seen.all()
-        assert torch.equal(letter.means, letters[0].means)
-        for made in (letter.means, *letter.obs):
+    messages = list(first.messages.values())
+    assert len(messages) == 4 * participation
+    for message in messages:
+        assert message.known.all()
+        assert message.seen.all()
+        assert torch.equal(message.means, messages[0].means)
+        for made in (message.means, *message.obs):
             assert made.mean().item() == pytest.approx(0, abs=4 / 4000**0.5)
             assert made.var().item() == pytest.approx(1, abs=4 * (2 / 4000) ** 0.5)
-        assert not torch.equal(letter.obs[0], letter.obs[1])
-        assert not torch.equal(letter.obs[0], letter.means)
+        assert not torch.equal(message.obs[0], message.obs[1])
+        assert not torch.equal(message.obs[0], message.means)
     total = sum(up.counts[:, None] for up in first.replies.values())
     expected = sum(up.counts[:, None] * up.means for up in first.replies.values()) / total
-    for letter in second.letters.values():
-        torch.testing.assert_close(letter.means, expected, rtol=0, atol=1e-5)
-        assert all(any(torch.equal(one, o) for up in first.replies.values() for o in up.obs) for one in letter.obs)
+    for message in second.messages.values():
+        torch.testing.assert_close(message.means, expected, rtol=0, atol=1e-5)
+        assert all(any(torch.equal(one, o) for up in first.replies.values() for o in up.obs) for one in message.obs)
 
 
 # --- averaging beside it
@@ -934,20 +934,20 @@ def test_offline_weights_by_age_and_forgotten_uploads(max_age: int, age_decay: f
     last = {u: (0, up) for u, up in turns(wire, "show")[0].replies.items()}
     forgotten = 0
     for t, turn in turns(wire, "local").items():
-        assert sorted(turn.letters) == SCHEDULE[t]
+        assert sorted(turn.messages) == SCHEDULE[t]
         young = {v: (r, up) for v, (r, up) in last.items() if not max_age or t - r <= max_age}
         forgotten += len(last) - len(young)
-        for u, letter in turn.letters.items():
+        for u, message in turn.messages.items():
             bar: list[Tensor | None] = []
             for c in range(C):
                 shown = [(int((data[v].y == c).sum()) * age_decay ** (t - r), up.means[c]) for v, (r, up) in young.items()]
                 total = sum(n for n, _ in shown)
                 bar.append(sum(n * m for n, m in shown) / total if total else None)
-            assert_classes(letter.means, letter.known, bar)
-            sources = {v for one in letter.obs for v, (_, up) in young.items() if v != u and torch.equal(one, up.obs[0])}
+            assert_classes(message.means, message.known, bar)
+            sources = {v for one in message.obs for v, (_, up) in young.items() if v != u and torch.equal(one, up.obs[0])}
             offered = len(young) - (u in young)
             assert len(sources) == min(2, offered)
-            assert bool(letter.seen.any()) == bool(offered)
+            assert bool(message.seen.any()) == bool(offered)
         last |= {u: (t, up) for u, up in turn.replies.items()}
     assert bool(forgotten) == (max_age in (1, 2, 3))
 
@@ -958,9 +958,9 @@ def test_offline_a_mean_stays_a_mean_however_old(wire: list[Turn]) -> None:
     server, s = net_of(relay, task(), [labelled([0, 1] * 3, 1), labelled([0, 1, 2] * 2, 4)], STILL)
     server.sample = lambda t: [0]
     rounds(relay, server, s, 14)
-    letter, shown = turns(wire, "local")[14].letters[0], turns(wire, "show")[0].replies[1]
-    assert letter.known[2]
-    torch.testing.assert_close(letter.means[2], shown.means[2], rtol=1e-5, atol=0)
+    message, shown = turns(wire, "local")[14].messages[0], turns(wire, "show")[0].replies[1]
+    assert message.known[2]
+    torch.testing.assert_close(message.means[2], shown.means[2], rtol=1e-5, atol=0)
 
 
 def test_offline_any_two_parties_suffice(wire: list[Turn]) -> None:
@@ -970,13 +970,13 @@ def test_offline_any_two_parties_suffice(wire: list[Turn]) -> None:
     server.sample = lambda t: [1, 2]
     before = start_of(task())
     rounds(relay, server, s, 3)
-    assert not [turn for turn in wire if set(turn.letters) != {1, 2}]
+    assert not [turn for turn in wire if set(turn.messages) != {1, 2}]
     for t in (2, 3):
         turn, sent = turns(wire, "local")[t], turns(wire, "local")[t - 1].replies
-        assert torch.equal(turn.letters[1].obs[0], sent[2].obs[0])
-        assert torch.equal(turn.letters[2].obs[0], sent[1].obs[0])
+        assert torch.equal(turn.messages[1].obs[0], sent[2].obs[0])
+        assert torch.equal(turn.messages[2].obs[0], sent[1].obs[0])
         zero = (3 * sent[1].means[0] + 4 * sent[2].means[0]) / 7
-        assert_classes(turn.letters[1].means, turn.letters[1].known, [zero, sent[1].means[1], sent[1].means[2]])
+        assert_classes(turn.messages[1].means, turn.messages[1].known, [zero, sent[1].means[1], sent[1].means[2]])
     assert same(server.state(0), before)
     assert same(server.state(3), before)
     assert all(v.isfinite().all() for u in (1, 2) for v in server.state(u).values())
@@ -990,8 +990,8 @@ def test_offline_a_party_alone_goes_on_by_itself(wire: list[Turn]) -> None:
     s = rounds(relay, server, s, 1)
     before = {k: v.clone() for k, v in server.state(0).items()}
     rounds(relay, server, s, 1, first=2)
-    letter = turns(wire, "local")[2].letters[0]
-    assert not letter.seen.any()
+    message = turns(wire, "local")[2].messages[0]
+    assert not message.seen.any()
     expected = descend(before, TRIO[0], Heard(class_mean(before, TRIO[0]), [None] * C), 0.1, 1, 1 / D, 0.0)
     assert_near(server.state(0), expected)
 
@@ -1122,13 +1122,13 @@ def test_peers_limit_means_and_observations(wire: list[Turn]) -> None:
     last = turns(wire, "show")[0].replies
     met: dict[int, set[int]] = {u: set() for u in range(4)}
     for turn in turns(wire, "local").values():
-        for u, letter in turn.letters.items():
+        for u, message in turn.messages.items():
             heard = sorted(allowed[u])
             total = sum(last[v].counts for v in heard)[:, None]
             mean = sum(last[v].counts[:, None] * last[v].means for v in heard) / total
-            torch.testing.assert_close(letter.means, mean, rtol=0, atol=1e-5)
-            met[u] |= {v for v in range(4) for each in letter.obs for o in last[v].obs if torch.equal(each, o)}
-            assert bool(letter.seen.any()) == (u != 2)
+            torch.testing.assert_close(message.means, mean, rtol=0, atol=1e-5)
+            met[u] |= {v for v in range(4) for each in message.obs for o in last[v].obs if torch.equal(each, o)}
+            assert bool(message.seen.any()) == (u != 2)
         last = turn.replies
     assert met == {0: {1}, 1: {0, 2, 3}, 2: set(), 3: {0, 2}}
 
@@ -1175,9 +1175,9 @@ def test_peers_chosen_or_not_everybody_gets_the_first_noise(wire: list[Turn]) ->
     """With begin=random there is nobody to choose from in round 1."""
     party, fed = {"p0": {"peers": ["p1"]}, "p2": {"peers": []}}, federation((9, 14, 11))
     comity.run("relay", fed, model=MODEL, rounds=1, engine="loop", party=party, begin="random")
-    letters = turns(wire, "local")[1].letters
-    assert all(letter.known.all() and letter.seen.all() for letter in letters.values())
-    assert all(torch.equal(letter.means, letters[1].means) for letter in letters.values())
+    messages = turns(wire, "local")[1].messages
+    assert all(message.known.all() and message.seen.all() for message in messages.values())
+    assert all(torch.equal(message.means, messages[1].means) for message in messages.values())
 
 
 # --- communication
@@ -1246,15 +1246,15 @@ def test_k8_three_architectures_learn_together(wire: list[Turn]) -> None:
     party = {"p1": {"model": "mlp2(width=84)"}, "p2": {"model": "cnn4(width=84)"}}
     settings: dict[str, Any] = {"model": "lenet5", "rounds": 2, "engine": "loop", "party": party, "lr": 0.02}
     result = comity.run("relay", fed, n_avg=0, **settings)
-    letters, sent = turns(wire, "local")[2].letters, turns(wire, "local")[1].replies
+    messages, sent = turns(wire, "local")[2].messages, turns(wire, "local")[1].replies
     alone = comity.run("solo", fed, **settings)
     assert len({tuple(result.model(n).theta) for n in fed.names}) == 3
     for u, name in enumerate(fed.names):
         theta = result.model(name).theta
         assert all(v.isfinite().all() for v in theta.values())
         assert not any(torch.equal(v, alone.model(name).theta[k]) for k, v in theta.items())
-        assert any(torch.equal(letters[u].obs[0], sent[v].obs[0]) for v in sent if v != u)
-        torch.testing.assert_close(letters[u].means, sum(up.means for up in sent.values()) / 3, rtol=0, atol=1e-5)
+        assert any(torch.equal(messages[u].obs[0], sent[v].obs[0]) for v in sent if v != u)
+        torch.testing.assert_close(messages[u].means, sum(up.means for up in sent.values()) / 3, rtol=0, atol=1e-5)
     p2p = comity.run("relay-p2p", fed, neighbours=2, **settings)
     assert all(v.isfinite().all() for n in fed.names for v in p2p.model(n).theta.values())
 
@@ -1302,12 +1302,12 @@ def test_k8_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     Path("x.toml").write_text(TOML, encoding="utf-8")
     assert command(monkeypatch, "run", "x.toml", "--out", "out") == 0
     assert read(Path("out/config.toml")).party["p2"].peers == ("p0",)
-    letter, last = turns(wire, "local")[2].letters[2], turns(wire, "local")[1].replies
-    assert letter.obs.shape == (2, 10, 84)
-    assert all(torch.equal(one, last[0].obs[0]) for one in letter.obs)
+    message, last = turns(wire, "local")[2].messages[2], turns(wire, "local")[1].replies
+    assert message.obs.shape == (2, 10, 84)
+    assert all(torch.equal(one, last[0].obs[0]) for one in message.obs)
     total = (last[0].counts + last[2].counts).clamp(min=1)[:, None]
     mean = (last[0].counts[:, None] * last[0].means + last[2].counts[:, None] * last[2].means) / total
-    torch.testing.assert_close(letter.means, mean, rtol=0, atol=1e-5)
+    torch.testing.assert_close(message.means, mean, rtol=0, atol=1e-5)
     assert command(monkeypatch, "resume", "out") == 0
     Path("x.toml").write_text(TOML.replace('["p0"]', '["p7"]'), encoding="utf-8")
     assert command(monkeypatch, "run", "x.toml", "--out", "other") != 0
@@ -1405,7 +1405,7 @@ def test_p2p_sealed_parcels_to_m_neighbours_and_nothing_up(parties: int, neighbo
         tell, local = turns(wire, "tell")[t], turns(wire, "local")[t]
         assert all(isinstance(parcel, Sealed) for reply in tell.replies.values() for parcel in reply.values())
         assert all(reply is None for reply in local.replies.values())
-        assert not [x for turn in (tell, local) for letter in turn.letters.values() for x in tensors(letter)]
+        assert not [x for turn in (tell, local) for message in turn.messages.values() for x in tensors(message)]
         assert all(told.obs.shape == (m_up, C, D) for told in local.parcels.values())
     assert (len(graphs) > 1) == (m < parties - 1), "neighbours are drawn anew each round"
     assert result.summary["bytes"]["peer"] == 8 * parties * m * C * (4 * m_up * D + 1)

@@ -47,10 +47,10 @@ class TestProbe:
         work = LoopEngine.work
         calls = []
 
-        def watched(self, call, letters, parcels):
-            held = [*leaves(list(letters.values())), *leaves([unseal(p) for p in parcels.values()])]
+        def watched(self, call, messages, parcels):
+            held = [*leaves(list(messages.values())), *leaves([unseal(p) for p in parcels.values()])]
             before = [t.clone() for t in held if isinstance(t, torch.Tensor)]
-            yield from work(self, call, letters, parcels)
+            yield from work(self, call, messages, parcels)
             after = [t for t in held if isinstance(t, torch.Tensor)]
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
             calls.append(call.work)

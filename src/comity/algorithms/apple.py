@@ -132,9 +132,9 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
         return AppleState(party.task.init(key), torch.zeros(0), party.task.init(key), {}, first)
 
     def message_for(self, s: AppleServer, i: int) -> Cores:
-        return self.letter(s, i, pull=0.0, base=LEAST)
+        return self.message(s, i, pull=0.0, base=LEAST)
 
-    def letter(self, s: AppleServer, i: int, pull: float, base: float) -> Cores:
+    def message(self, s: AppleServer, i: int, pull: float, base: float) -> Cores:
         n = len(s.cores)
         asked = s.asked.get(i) or [(i + k) % n for k in range(1, 1 + self.downloads)]
         return Cores({j: s.cores[j] for j in (asked if self.fewer(n) else range(n)) if j != i}, s.p0, pull, base)
@@ -146,7 +146,7 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
         r = t - 1
         pull = self.mu * self.weight(r, server.info.rounds) if self.mu else 0.0
         base = max(LEAST, r * self.downloads / len(server.info.names))
-        sent = server.call(self.local, {i: self.letter(s, i, pull, base) for i in server.sample(t)})
+        sent = server.call(self.local, {i: self.message(s, i, pull, base) for i in server.sample(t)})
         cores = s.cores | {i: reply.theta for i, reply in sent.items()}
         return AppleServer(cores, s.p0, s.asked | {i: reply.asks for i, reply in sent.items() if reply.asks})
 

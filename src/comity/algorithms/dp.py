@@ -101,13 +101,13 @@ class Dp(AsHost[None]):
 
     def wrap_work(self, work: Work) -> Work:
         @wraps(work)
-        async def wrapped(mine: Wrapped[None], letter: Any, party: Party, key: Key) -> tuple[Wrapped[None], Any]:
+        async def wrapped(mine: Wrapped[None], message: Any, party: Party, key: Key) -> tuple[Wrapped[None], Any]:
             made: list[tuple[float, int]] = []
-            state, reply = await work(mine.host, letter, self.wrap_party(party, None, made), key)
+            state, reply = await work(mine.host, message, self.wrap_party(party, None, made), key)
             if self.level == "record":
                 self._check_declared(work.__name__, made, party)
             elif isinstance(reply, Model):
-                reply = Model(self._clipped(reply.theta, letter.theta))
+                reply = Model(self._clipped(reply.theta, message.theta))
             return Wrapped(state, None), reply
 
         return wrapped

@@ -67,12 +67,12 @@ class Drfa(Agnostic[Until]):
         chances = torch.tensor(s.lam, dtype=torch.float64)
         drawn = chances.multinomial(m, replacement=True, generator=server.key("parties").generator()).tolist()
         tau = max(server.info.training.steps_for(server.info.sizes[i]) for i in drawn)
-        letter = Until(s.theta, 1 + server.key("snapshot").choose(1, max(1, tau))[0])
+        message = Until(s.theta, 1 + server.key("snapshot").choose(1, max(1, tau))[0])
         w, snapshot = Averaging(), Averaging()
         times = Counter(drawn)
         while times:  # everybody who was drawn, then those who were drawn twice, and so on
             heard = Counter[int]()
-            for i, reply in server.replies(self.local, dict.fromkeys(sorted(times), letter)):
+            for i, reply in server.replies(self.local, dict.fromkeys(sorted(times), message)):
                 w.add(reply.theta, 1.0)
                 snapshot.add(reply.snapshot, 1.0)
                 heard[i] = times[i]

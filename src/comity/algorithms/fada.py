@@ -143,13 +143,13 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
 
     def round(self, s: Targets, server: Server, t: int) -> Targets:
         plan = self.targets(server.info, server.sample(t))
-        letters: dict[int, dict[int, Lesson]] = {}
+        messages: dict[int, dict[int, Lesson]] = {}
         for k, sources in plan.items():
             for i in sources:
-                letters.setdefault(i, {})[k] = Lesson(s.models[k], s.DI[k][i])
-        if not letters:
+                messages.setdefault(i, {})[k] = Lesson(s.models[k], s.DI[k][i])
+        if not messages:
             return s
-        shown = server.call(self.local, dict(sorted(letters.items())))
+        shown = server.call(self.local, dict(sorted(messages.items())))
         taught = {k: {i: shown[i][k] for i in sources if i in shown} for k, sources in plan.items()}
         asked = {k: {i: Lesson(one.theta, s.DI[k][i]) for i, one in by.items()} for k, by in taught.items() if by}
         models, DI = dict(s.models), dict(s.DI)

@@ -117,9 +117,9 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
 
     def exchange(self, server: Server, learners: list[int], others: list[int]) -> None:
         found: dict[Edge, list[float]] = {}
-        for letter in self.letters(self.holds):
+        for message in self.messages(self.holds):
             parcels = self.answers(server, learners, others) if self.beta else {}
-            for i, overlaps in server.call(self.local, dict.fromkeys(learners, letter), parcels).items():  # l.12-14
+            for i, overlaps in server.call(self.local, dict.fromkeys(learners, message), parcels).items():  # l.12-14
                 for j, value in overlaps.items():
                     found.setdefault((i, j), []).append(value)
         for (i, j), values in found.items():
@@ -223,6 +223,6 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         back = info.task.bytes(without=private | buffers)
         if self.holds:  # at most, if all samples of a batch overlap and no party has a larger one
             back = (self.overlap_batch or info.training.batch) * (4 * math.prod(info.shape) + 4)
-        times = len(self.letters(self.holds))
+        times = len(self.messages(self.holds))
         peer = edges * (info.task.bytes(without=private) + 12 + back)
         return Traffic(times * 4 * edges, times * 4 * sum(asked), times * peer)

@@ -31,8 +31,8 @@ class AveragedModel(AveragesWeights[Params, C, Model], Generic[C]):
 
     @only_averages
     def round(self, theta: Params, server: Server, t: int) -> Params:
-        letters = {i: self.message_for(theta, i) for i in server.sample(t)}
-        mean: Model = server.mean(self.local, letters, server.info.sizes).value
+        messages = {i: self.message_for(theta, i) for i in server.sample(t)}
+        mean: Model = server.mean(self.local, messages, server.info.sizes).value
         return mean.theta
 
     async def averaged(self, private: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:

@@ -129,13 +129,13 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     def round(self, s: FedUadServer, server: Server, t: int) -> FedUadServer:
         return self.averaged(s, server, self.align, {k: self.message_for(s, k) for k in server.sample(t)})
 
-    def averaged(self, s: FedUadServer, server: Server, posterior: Work, letters: dict[int, Both]) -> FedUadServer:
+    def averaged(self, s: FedUadServer, server: Server, posterior: Work, messages: dict[int, Both]) -> FedUadServer:
         parcels: dict[Edge, Sealed] = {}
         if self.uad or self.cgr:
-            priors = server.call(self.prior, {k: replace(m, others=[j for j in letters if j != k]) for k, m in letters.items()})
+            priors = server.call(self.prior, {k: replace(m, others=[j for j in messages if j != k]) for k, m in messages.items()})
             parcels = {(j, k): priors[j] for j in priors for k in priors if j != k}
-            letters = dict.fromkeys(priors, Both({}, s.D))
-        replies: dict[int, Both] = server.call(posterior, letters, parcels)
+            messages = dict.fromkeys(priors, Both({}, s.D))
+        replies: dict[int, Both] = server.call(posterior, messages, parcels)
         sizes = {k: server.info.sizes[k] for k in replies}
         w = average({k: reply.theta for k, reply in replies.items()}, sizes)
         D = average({k: reply.D for k, reply in replies.items()}, sizes)

@@ -66,8 +66,8 @@ class FedUfo(FedUad):
             seen = {k: looks[k] if k in held else math.inf for k in server.info.parties}
         if self.cgl and self.dynamic != "off" and not one:
             group = with_the_worst(len(group), len(server.info.names), seen, server.key("dynamic"))
-        letters = {k: Both({} if k in held else s.w, {}) for k in group}
-        return self.averaged(s, server, self.align if one else self.local, letters)
+        messages = {k: Both({} if k in held else s.w, {}) for k in group}
+        return self.averaged(s, server, self.align if one else self.local, messages)
 
     @work
     async def look(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, float]:

@@ -110,9 +110,9 @@ class Ldp(Wrapper[None]):
 
     def wrap_work(self, work: Work) -> Work:
         @wraps(work)
-        async def wrapped(mine: Wrapped[None], letter: Any, party: Party, key: Key) -> tuple[Wrapped[None], Any]:
+        async def wrapped(mine: Wrapped[None], message: Any, party: Party, key: Key) -> tuple[Wrapped[None], Any]:
             made: list[int] = []
-            state, reply = await work(mine.host, letter, self.wrap_party(party, None, made), key)
+            state, reply = await work(mine.host, message, self.wrap_party(party, None, made), key)
             declared = [party.task.classes] if isinstance(self.host, SendsMeans) and work.__name__ in self.host.means_in else []
             if reply is not None and made != declared:
                 raise Refusal(f"{work.__name__} sends other means than its method declares (means_in): {made}, not {declared}.")

@@ -10,7 +10,7 @@ from torch import Tensor
 from comity.audit.view import View
 from comity.core.record import Params, is_record
 from comity.core.task import Task
-from comity.experiments.tape import Message
+from comity.experiments.tape import RecordedMessage
 
 NO_WEIGHTS = frozenset(("grads", "c", "dc"))
 """Fields that hold values by the names of weights, but are not weights: gradients, and SCAFFOLD's control variates."""
@@ -77,25 +77,25 @@ def params_in(tree: Any, task: Task) -> dict[str, Params]:
     }
 
 
-def by_parties(view: View) -> Iterator[tuple[int, Message]]:
+def by_parties(view: View) -> Iterator[tuple[int, RecordedMessage]]:
     """What parties sent, to the server or to each other, without newcomers."""
     for message in view.messages():
-        if message.kind != "letter" and message.src in view.parties:
+        if message.kind != "message" and message.src in view.parties:
             yield message.src, message
 
 
 def updates(view: View) -> Iterator[Update]:
     """Weights in replies beside those in the letters that they answer, found under the same name."""
-    letters: dict[int, Any] = {}
+    sent_weights: dict[int, Any] = {}
     call = None
     for message in view.messages():
         if message.call != call:
-            letters, call = {}, message.call
-        if message.kind == "letter":
-            letters |= dict.fromkeys(message.to, message.content)
+            sent_weights, call = {}, message.call
+        if message.kind == "message":
+            sent_weights |= dict.fromkeys(message.to, message.content)
         elif message.kind == "reply" and message.src in view.parties:
             task = view.party(message.src).task
-            got, gave = params_in(letters.get(message.src), task), params_in(message.content, task)
+            got, gave = params_in(sent_weights.get(message.src), task), params_in(message.content, task)
             for name in gave.keys() & got.keys() - NO_WEIGHTS:
                 if gave[name].keys() == got[name].keys():
                     yield Update(message.src, got[name], gave[name])

@@ -23,7 +23,7 @@ from comity.experiments.build import Job
 from comity.experiments.folder import RunFolder
 from comity.experiments.result import Result
 from comity.experiments.run import reopen
-from comity.experiments.tape import Message
+from comity.experiments.tape import RecordedMessage
 from comity.models import OwnModel
 
 DELTA = 1e-5
@@ -108,7 +108,7 @@ class View:
         """Whether each party's test samples were drawn at random from what it has."""
         return self.job.federation.split.test.startswith("own")
 
-    def messages(self) -> Iterator[Message]:
+    def messages(self) -> Iterator[RecordedMessage]:
         """All messages, as often as they are asked for."""
         return self.folder.read_tape()
 

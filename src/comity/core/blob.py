@@ -40,7 +40,7 @@ class Wrong(Exception):
 def write_blob(skeleton: Any, tensors: Sequence[Tensor]) -> bytes:
     """Tensors after a header that says where each lies; those of large numbers first, so that all are aligned."""
     tree = json.dumps(skeleton)
-    _check_letters(tree, skeleton)
+    _check_text(tree, skeleton)
     header: dict[str, Any] = {"__metadata__": {"tree": tree}}
     parts: list[Any] = []
     at = 0
@@ -62,7 +62,7 @@ def read_blob(blob: bytes, most_bytes: int = MOST_BYTES) -> tuple[Any, list[Tens
     header = HEADERS.decode(text)
     tree = header.pop("__metadata__")["tree"]
     skeleton = json.loads(tree)
-    _check_letters(tree, skeleton)
+    _check_text(tree, skeleton)
     return skeleton, _tensors(header, bytearray(memoryview(blob)[8 + len(text) :]))
 
 
@@ -86,7 +86,7 @@ def _all_different(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 HEADERS = json.JSONDecoder(object_pairs_hook=_all_different)
 
 
-def _check_letters(text: str, skeleton: Any) -> None:
+def _check_text(text: str, skeleton: Any) -> None:
     """Refuse halves of letters: JSON has words for them, but no text can be sent on that holds one."""
     if "\\u" in text or not text.isascii():
         json.dumps(skeleton, ensure_ascii=False).encode()

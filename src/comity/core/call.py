@@ -32,7 +32,7 @@ class Call(NamedTuple):
     """How often this work was asked for in this round before."""
 
 
-class Letter(NamedTuple):
+class Message(NamedTuple):
     """What a party is sent, and which of its states it is for."""
 
     content: Any

@@ -22,13 +22,13 @@ class Charging:
         """Of what is given away; none where nobody asks for it."""
         self._answered = answered
 
-    def charge_letters(self, work: str, letters: Mapping[int, Any], kind: str) -> None:
+    def charge_messages(self, work: str, messages: Mapping[int, Any], kind: str) -> None:
         """Write down what goes to parties; most often all get one and the same, which is weighed once."""
         weighed: dict[int, int] = {}
-        for i, letter in letters.items():
-            if id(letter) not in weighed:
-                weighed[id(letter)] = payload(letter)
-            self._charge(work, SERVER, self.info.name(i), kind, weighed[id(letter)])
+        for i, message in messages.items():
+            if id(message) not in weighed:
+                weighed[id(message)] = payload(message)
+            self._charge(work, SERVER, self.info.name(i), kind, weighed[id(message)])
 
     def charge_reply(self, work: str, i: int, reply: Any, kind: str) -> None:
         """Write down what came from a party."""

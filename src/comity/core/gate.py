@@ -50,7 +50,7 @@ class Gate:
     def check_letter(self, call: Call, content: Any) -> None:
         """Refuse what a party is sent with a call, unless it is what the work declares, of this model, and finite."""
         self.check_call(call)
-        self._check(f"The letter for {call.work}", content, self._declared[call.depth, call.work].letter, call.depth)
+        self._check(f"The letter for {call.work}", content, self._declared[call.depth, call.work].message, call.depth)
         _check_finite(f"The letter for {call.work}", content)
 
     def check_reply(self, call: Call, reply: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from comity.core.aggregate import AveragedReplies, Averaging, Mean
 from comity.core.algorithm import Algorithm
 from comity.core.attendance import Attendance, NoReplies, RollCall, Rules
-from comity.core.call import Answer, Call, Edge, Letter
+from comity.core.call import Answer, Call, Edge, Message
 from comity.core.charging import Charging
 from comity.core.descent import fold, train
 from comity.core.finite import not_finite
@@ -152,36 +152,36 @@ class Server(Charging):
         """Record a diagnostic."""
         self.notes.append(Note(self.round, SERVER if party is None else self.info.name(party), split, metric, float(value)))
 
-    def call(self, work: WorkOf[L, R], letters: Mapping[int, L], parcels: Mapping[Edge, Sealed] | None = None) -> dict[int, R]:
+    def call(self, work: WorkOf[L, R], messages: Mapping[int, L], parcels: Mapping[Edge, Sealed] | None = None) -> dict[int, R]:
         """Ask parties to work; the replies come in party order, and may be fewer than the letters but not none.
 
         `parcels` delivers sealed ones from earlier replies: (sender, recipient) -> parcel, for this call only.
         """
-        return dict(self.replies(work, letters, parcels))
+        return dict(self.replies(work, messages, parcels))
 
     def replies(
-        self, work: WorkOf[L, R], letters: Mapping[int, L], parcels: Mapping[Edge, Sealed] | None = None
+        self, work: WorkOf[L, R], messages: Mapping[int, L], parcels: Mapping[Edge, Sealed] | None = None
     ) -> Iterator[tuple[int, R]]:
         """The same, one reply at a time, so that an average needs the memory of one model: for sums that are taken in passing.
 
         Parties are asked when the first reply is wanted. A loop over them may not be left before all are heard.
         """
-        return self._heard(work, letters, parcels or {}, self._works.work)
+        return self._heard(work, messages, parcels or {}, self._works.work)
 
-    def mean(self, work: WorkOf[L, R], letters: Mapping[int, L], weights: Sequence[float] | None = None) -> Mean[R]:
+    def mean(self, work: WorkOf[L, R], messages: Mapping[int, L], weights: Sequence[float] | None = None) -> Mean[R]:
         """Ask parties to work; the mean of their replies, field by field, for rounds that do nothing else with them.
 
         Replies are records of parameters. All count alike, unless `weights` says by party how much each does. They are averaged
         in party order; with partial sums each worker adds up those of its parties, and sums are averaged.
         """
         mean = AveragedReplies[R](self.averaging)
-        counting = {i: 1.0 if weights is None else weights[i] for i in letters}
+        counting = {i: 1.0 if weights is None else weights[i] for i in messages}
         if self._adds:
             sums = PartialSums(self._adds, counting, self.attendance.will_be_lost)
-            sums.add_to(mean, [i for i, _ in self._heard(work, letters, {}, sums.work)])
+            sums.add_to(mean, [i for i, _ in self._heard(work, messages, {}, sums.work)])
             self.remarks[SUMMED] = None
         else:
-            for i, reply in self.replies(work, letters):
+            for i, reply in self.replies(work, messages):
                 mean.add(i, reply, counting[i])
                 del reply  # the next party trains in its memory, which is still in the cache
         return mean.value()
@@ -248,31 +248,31 @@ class Server(Charging):
         return Call(name, depth, self.round, self._uses[depth, name] - 1)
 
     def _heard(
-        self, work: Callable[..., Any], letters: Mapping[int, Any], parcels: Mapping[Edge, Sealed], ask: Asking
+        self, work: Callable[..., Any], messages: Mapping[int, Any], parcels: Mapping[Edge, Sealed], ask: Asking
     ) -> Iterator[tuple[int, Any]]:
         """Ask parties by `ask`; all that comes back is charged, and what counts of it is handed on in party order."""
         call = self._call(work)
-        roll = self.attendance.roll_call(call, letters)
-        delivered = self._delivered(roll, letters, parcels)
-        sent = {i: letters[i] for i in roll.there}
+        roll = self.attendance.roll_call(call, messages)
+        delivered = self._delivered(roll, messages, parcels)
+        sent = {i: messages[i] for i in roll.there}
         if self.account:
             self.account.charge_call(call, sent)
-        self.charge_letters(call.work, sent, "down")
+        self.charge_messages(call.work, sent, "down")
         self._unheard = call.work
         self._asked |= sent.keys()
-        asked = {i: Letter(letter, self.versions.get(i), self.round <= self.first) for i, letter in sent.items()}
+        asked = {i: Message(message, self.versions.get(i), self.round <= self.first) for i, message in sent.items()}
         answers = in_order(asked, ask(call, asked, delivered))
         # Mapped, as a loop here would hold on to each reply until the next.
         yield from filter(None, map(partial(self._accepted, roll), answers))
         self._unheard = ""
         roll.close()
 
-    def _delivered(self, roll: RollCall, letters: Mapping[int, Any], parcels: Mapping[Edge, Sealed]) -> dict[Edge, Sealed]:
+    def _delivered(self, roll: RollCall, messages: Mapping[int, Any], parcels: Mapping[Edge, Sealed]) -> dict[Edge, Sealed]:
         """The parcels that get to their recipients, each charged."""
         found: dict[Edge, Sealed] = {}
         there = set(roll.there)
         for (src, dst), parcel in sorted(parcels.items()):
-            if dst not in letters:
+            if dst not in messages:
                 raise ComityError(f"A parcel for {self.info.name(dst)} came without a letter to it in {roll.call.work}.")
             if dst in there:
                 self._charge(roll.call.work, self.info.name(src), self.info.name(dst), "peer", parcel.size)

@@ -21,7 +21,7 @@ from comity.core.wrapper import Hosts, chain, marked
 class Signature(NamedTuple):
     """The type of a work's letter, and of its reply; Any, where it does not say."""
 
-    letter: Any
+    message: Any
     reply: Any
 
 

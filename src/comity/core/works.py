@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from comity.core.aggregate import AveragedReplies, PartialSum
-from comity.core.call import Answer, Call, Edge, Letter
+from comity.core.call import Answer, Call, Edge, Message
 from comity.core.record import Sealed
 from comity.errors import ComityError
 
 R = TypeVar("R")
-Asking = Callable[[Call, Mapping[int, Letter], Mapping[Edge, Sealed]], Iterator[tuple[int, Answer]]]
+Asking = Callable[[Call, Mapping[int, Message], Mapping[Edge, Sealed]], Iterator[tuple[int, Answer]]]
 """A way to have parties work: of a call, letters and parcels, their answers in any order."""
 SUMMED = (
     "Workers added up what their parties replied (partial sums): the ledger counts what each party gave, of which one sum a "
@@ -22,7 +22,7 @@ SUMMED = (
 class Works(Protocol):
     """An engine: parties work, and their answers come back in any order, or not at all."""
 
-    def work(self, call: Call, letters: Mapping[int, Letter], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]: ...
+    def work(self, call: Call, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]: ...
 
 
 @runtime_checkable
@@ -34,7 +34,7 @@ class Adds(Protocol):
     """
 
     def add_up(
-        self, call: Call, letters: Mapping[int, Letter], weights: Mapping[int, float]
+        self, call: Call, messages: Mapping[int, Message], weights: Mapping[int, float]
     ) -> Iterator[tuple[dict[int, Answer], PartialSum | None]]: ...
 
 
@@ -60,10 +60,10 @@ class PartialSums:
         self._will_be_lost = will_be_lost
         self._parts: list[PartialSum] = []
 
-    def work(self, call: Call, letters: Mapping[int, Letter], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
+    def work(self, call: Call, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
         """Have parties work; their answers, with hollow replies. Workers get no weight for a reply that is planned to be lost."""
-        arriving = {i: self._weights[i] for i in letters if not self._will_be_lost(call, i)}
-        for answers, part in self._adds.add_up(call, letters, arriving):
+        arriving = {i: self._weights[i] for i in messages if not self._will_be_lost(call, i)}
+        for answers, part in self._adds.add_up(call, messages, arriving):
             self._parts += [part] if part else []
             yield from answers.items()
 

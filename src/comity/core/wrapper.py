@@ -58,8 +58,8 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
         """A host's work as it runs at a wrapped party."""
 
         @wraps(work)
-        async def wrapped(mine: Wrapped[W], letter: Any, party: Party, key: Key) -> tuple[Wrapped[W], Any]:
-            host, reply = await work(mine.host, letter, self.wrap_party(party, mine.extra), key)
+        async def wrapped(mine: Wrapped[W], message: Any, party: Party, key: Key) -> tuple[Wrapped[W], Any]:
+            host, reply = await work(mine.host, message, self.wrap_party(party, mine.extra), key)
             return Wrapped(host, mine.extra), reply
 
         return wrapped

@@ -72,7 +72,7 @@ def what_left(source: Source) -> list[Left]:
 
 
 @dataclass(frozen=True)
-class Message:
+class SentMessage:
     """What works send: the same fields by the same way. Methods that ask for one thing in several works are one message."""
 
     works: tuple[str, ...]
@@ -85,7 +85,7 @@ def _sent_by_works(source: Source) -> list[Left]:
     outermost = source.outline.algorithm
     names = list(dict.fromkeys(name for _, name in works(outermost)))
     sealing = [name for name in names if _sealed_of(source, name)]
-    found: list[Message] = []
+    found: list[SentMessage] = []
     for work in names:
         sealed = _sealed_of(source, work)
         plain = [name for name in _declared(source, work) if name not in sealed]
@@ -96,13 +96,13 @@ def _sent_by_works(source: Source) -> list[Left]:
     for work, name in others:
         if (work, name) not in known and work != INTRODUCED:
             rows = [] if name == KEPT else to_server(source.sent, work, "setup" if work == SCALED else "up")
-            found.append(Message((work,), (name,), tuple(rows), False))
+            found.append(SentMessage((work,), (name,), tuple(rows), False))
     mixed = source.place != "site" and len(sealing) > 1
     left = [(one, _left(source, one, name)) for one in _merged(found) for name in one.names]
     return [replace(each, mixed=mixed and one.sealed) for one, each in left]
 
 
-def _message(source: Source, work: str, names: Sequence[str], rows: list[Charge], sealed: bool) -> list[Message]:
+def _message(source: Source, work: str, names: Sequence[str], rows: list[Charge], sealed: bool) -> list[SentMessage]:
     """The message of a work, if there was one, with its fields but for those that were empty throughout."""
     noted = {name for row in _against(source, FROM_PARTIES) if row.work == work for name in _names(row)}
 
@@ -112,12 +112,12 @@ def _message(source: Source, work: str, names: Sequence[str], rows: list[Charge]
     there = [name for name in names if name in noted or (rows and may_be_there(name))]
     if rows and not there:
         there = list(names) or ["message"]
-    return [Message((work,), tuple(there), tuple(rows), sealed)] if there else []
+    return [SentMessage((work,), tuple(there), tuple(rows), sealed)] if there else []
 
 
-def _merged(found: list[Message]) -> list[Message]:
+def _merged(found: list[SentMessage]) -> list[SentMessage]:
     """Messages with the same fields as one; what is no record's field means something else in each work."""
-    made: dict[tuple[object, ...], Message] = {}
+    made: dict[tuple[object, ...], SentMessage] = {}
     for one in found:
         key = one.names, one.sealed, None if all("." in name for name in one.names) else one.works
         before = made.get(key)
@@ -126,7 +126,7 @@ def _merged(found: list[Message]) -> list[Message]:
     return list(made.values())
 
 
-def _left(source: Source, message: Message, name: str) -> Left:
+def _left(source: Source, message: SentMessage, name: str) -> Left:
     known = _meaning(source, message.works[0], name)
     protection, open_ = _protection(source, message.works, name)
     empty = message.sealed and not _is_sent(source, known)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from comity.core.call import Answer, Call, Edge, Letter, Look
+from comity.core.call import Answer, Call, Edge, Message, Look
 from comity.core.evaluation import Evaluation
 from comity.core.record import Sealed
 from comity.engines.saved import Saved
@@ -22,11 +22,11 @@ class Engine(ABC):
     """Parties and what they keep. Answers come in any order, each as soon as it is there."""
 
     @abstractmethod
-    def work(self, call: Call, letters: Mapping[int, Letter], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
+    def work(self, call: Call, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
         """Have each party that gets a letter do the work that is called for."""
 
     @abstractmethod
-    def evaluate(self, letters: Mapping[int, Letter], look: Look) -> Iterator[tuple[int, Evaluation]]:
+    def evaluate(self, messages: Mapping[int, Message], look: Look) -> Iterator[tuple[int, Evaluation]]:
         """Have each party evaluate what it would deploy, given what the server would send it."""
 
     @abstractmethod
@@ -71,8 +71,8 @@ class Sites(Protocol):
 class Scheduler(Protocol):
     """In which order, and how many at a time, the parties of one process work."""
 
-    def work(self, sites: Sites, call: Call, letters: Mapping[int, Letter], inboxes: Inboxes) -> Iterator[tuple[int, Answer]]: ...
-    def evaluate(self, sites: Sites, letters: Mapping[int, Letter], final: bool) -> Iterator[tuple[int, Evaluation]]: ...
+    def work(self, sites: Sites, call: Call, messages: Mapping[int, Message], inboxes: Inboxes) -> Iterator[tuple[int, Answer]]: ...
+    def evaluate(self, sites: Sites, messages: Mapping[int, Message], final: bool) -> Iterator[tuple[int, Evaluation]]: ...
 
 
 def inboxes(parcels: Mapping[Edge, Sealed]) -> dict[int, dict[int, Sealed]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from comity.core.call import Answer, Call, Edge, Letter, Look
+from comity.core.call import Answer, Call, Edge, Message, Look
 from comity.core.evaluation import Evaluation
 from comity.core.record import Sealed
 from comity.engines.engine import Engine, Inboxes, Scheduler, Sites, inboxes
@@ -19,13 +19,13 @@ T = TypeVar("T")
 class OneByOne:
     """The plainest order: a party's work from beginning to end, then the next one's."""
 
-    def work(self, sites: Sites, call: Call, letters: Mapping[int, Letter], inboxes: Inboxes) -> Iterator[tuple[int, Answer]]:
-        for i, letter in letters.items():
-            yield i, sites[i].work(call, letter, inboxes.get(i, {}))
+    def work(self, sites: Sites, call: Call, messages: Mapping[int, Message], inboxes: Inboxes) -> Iterator[tuple[int, Answer]]:
+        for i, message in messages.items():
+            yield i, sites[i].work(call, message, inboxes.get(i, {}))
 
-    def evaluate(self, sites: Sites, letters: Mapping[int, Letter], final: bool) -> Iterator[tuple[int, Evaluation]]:
-        for i, letter in letters.items():
-            yield i, sites[i].evaluate(letter, final)
+    def evaluate(self, sites: Sites, messages: Mapping[int, Message], final: bool) -> Iterator[tuple[int, Evaluation]]:
+        for i, message in messages.items():
+            yield i, sites[i].evaluate(message, final)
 
 
 class LoopEngine(Engine):
@@ -35,11 +35,11 @@ class LoopEngine(Engine):
         self.sites = sites
         self._scheduler = scheduler
 
-    def work(self, call: Call, letters: Mapping[int, Letter], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
-        return map(self._released, self._scheduler.work(self.sites, call, letters, inboxes(parcels)))
+    def work(self, call: Call, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
+        return map(self._released, self._scheduler.work(self.sites, call, messages, inboxes(parcels)))
 
-    def evaluate(self, letters: Mapping[int, Letter], look: Look) -> Iterator[tuple[int, Evaluation]]:
-        return map(self._released, self._scheduler.evaluate(self.sites, letters, look.final))
+    def evaluate(self, messages: Mapping[int, Message], look: Look) -> Iterator[tuple[int, Evaluation]]:
+        return map(self._released, self._scheduler.evaluate(self.sites, messages, look.final))
 
     def evaluate_solo(self, ids: Iterable[int], t: int) -> Iterator[tuple[int, Evaluation]]:
         return map(self._released, ((i, self.sites[i].evaluate_solo(t)) for i in ids))

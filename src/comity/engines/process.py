@@ -21,7 +21,7 @@ from comity.engines.channel import Channel
 from comity.engines.engine import Scheduler
 from comity.engines.sealing import Handover
 from comity.engines.site_store import SiteStore
-from comity.engines.workers import Ask, Message, Worker, WorkersEngine
+from comity.engines.workers import Ask, WorkerMessage, Worker, WorkersEngine
 from comity.errors import ComityError, Refusal, describe, fate
 
 GONE = (EOFError, ConnectionError)  # what a line says when nobody is at its other end
@@ -67,7 +67,7 @@ class ProcessEngine(WorkersEngine):
                 process.join()
         self._lines, self._processes = [], []
 
-    def _exchange(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, Message]]:
+    def _exchange(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, WorkerMessage]]:
         asked = set(asks)
         self._tell(asks)
         with selectors.DefaultSelector() as ready:
@@ -90,9 +90,9 @@ class ProcessEngine(WorkersEngine):
         except GONE as why:
             raise self._ended(w) from why
 
-    def _receive(self, w: int) -> Message:
+    def _receive(self, w: int) -> WorkerMessage:
         try:
-            message: Message = self._lines[w].receive()
+            message: WorkerMessage = self._lines[w].receive()
         except GONE as why:
             raise self._ended(w) from why
         if "error" in message:

@@ -13,7 +13,7 @@ from typing import Any
 
 from comity.engines.bundles import packed_for, unpacked
 from comity.engines.ray_cluster import START_SECONDS, Cluster, Recipe, check_installed, got, kept, lost, said
-from comity.engines.workers import Ask, Message, WorkersEngine
+from comity.engines.workers import Ask, WorkerMessage, WorkersEngine
 from comity.errors import ComityError
 
 AGAIN = 3  # actors that are replaced in one run before it is given up
@@ -67,11 +67,11 @@ class RayEngine(WorkersEngine):
         if wrong := next(filter(None, got(asked)), ""):
             raise ComityError(f"A worker on the Ray cluster cannot take part: {wrong}")
 
-    def _exchange(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, Message]]:
+    def _exchange(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, WorkerMessage]]:
         import ray
 
         self._check_told()
-        rest = {w: ask | {"letters": dict(ask.get("letters", {}))} for w, ask in asks.items()}  # what is not answered yet
+        rest = {w: ask | {"messages": dict(ask.get("letters", {}))} for w, ask in asks.items()}  # what is not answered yet
         streams = self._asked(rest)
         while streams:
             (stream, *_), _ = ray.wait(list(streams), num_returns=1)
@@ -85,7 +85,7 @@ class RayEngine(WorkersEngine):
             if message["last"]:
                 del streams[stream]
             for i in message.get("answers", ()):
-                rest[w]["letters"].pop(i)
+                rest[w]["messages"].pop(i)
             yield w, message
 
     def _asked(self, asks: Mapping[int, Ask]) -> dict[Any, int]:
@@ -96,10 +96,10 @@ class RayEngine(WorkersEngine):
         stored = [ray.put(bundle) for bundle in bundles]
         return {self._actors[w].answer.remote(header, *(stored[g] for g in own)): w for w, (header, own) in posts.items()}
 
-    def _heard(self, message: Any) -> Message:
+    def _heard(self, message: Any) -> WorkerMessage:
         import ray
 
-        heard: Message = unpacked(*ray.get(message))
+        heard: WorkerMessage = unpacked(*ray.get(message))
         if "error" in heard:
             raise ComityError(heard["error"])
         return heard

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.call import Answer, Call, Letter, stream_name
+from comity.core.call import Answer, Call, Message, stream_name
 from comity.core.descent import train_outside
 from comity.core.evaluation import Evaluation, evaluate
 from comity.core.finite import is_finite, not_finite
@@ -49,23 +49,23 @@ class Site:
         """Whether the party keeps anything but what every run begins with."""
         return self.versions.now is not None
 
-    def work(self, call: Call, letter: Letter, inbox: dict[int, Sealed]) -> Answer:
+    def work(self, call: Call, message: Message, inbox: dict[int, Sealed]) -> Answer:
         """Do what is asked, from beginning to end."""
-        running = self.begin(call, letter, inbox)
+        running = self.begin(call, message, inbox)
         while running.request:
             running.train()
         return self.end(running)
 
-    def begin(self, call: Call, letter: Letter, inbox: dict[int, Sealed]) -> RunningWork:
+    def begin(self, call: Call, message: Message, inbox: dict[int, Sealed]) -> RunningWork:
         """Do what is asked, up to the first training; what came of calls after the one that the letter names is forgotten."""
-        self.versions.go_to(letter.after)
+        self.versions.go_to(message.after)
         opened = {sender: self._here(received(parcel, sender, self.party.id, call)) for sender, parcel in inbox.items()}
         usable = {sender: content for sender, content in opened.items() if is_finite(content)}
         party = replace(self.party, inbox=usable) if usable else self.party
         key = self.root.fold("party", party.stream, call.round, stream_name(call.work), call.use)
         work = work_of(self.algorithm, call.depth, call.work)
         return RunningWork(
-            work(self.mine, self._here(self._content(letter, call.depth)), party, key),
+            work(self.mine, self._here(self._content(message, call.depth)), party, key),
             call,
             KeptMoments(dict(self.state.moments), f"{call.depth}.{call.work}"),
             party.task.network.layer_stream(key.fold("layers")),
@@ -83,19 +83,19 @@ class Site:
             self.versions.add(running.call, PartyState(mine, running.kept.moments))
         return Answer(reply, running.steps, keeps, ruined, running.remark, running.unusable)
 
-    def deployed(self, letter: Letter) -> tuple[Task, Params]:
+    def deployed(self, message: Message) -> tuple[Task, Params]:
         """What the party would answer with now."""
-        self.versions.go_to(letter.after)
-        theta = self.algorithm.deployed_model(self.mine, self._here(letter.content), self.party)
+        self.versions.go_to(message.after)
+        theta = self.algorithm.deployed_model(self.mine, self._here(message.content), self.party)
         if not isinstance(theta, dict):
             raise ComityError(
                 f"model must return parameters, but returned a {type(theta).__name__}: what is to be trained is trained in works."
             )
         return self.algorithm.party_for(self.party, self.mine).task, theta
 
-    def evaluate(self, letter: Letter, final: bool) -> Evaluation:
+    def evaluate(self, message: Message, final: bool) -> Evaluation:
         """How good what the party would deploy is on its own data."""
-        return evaluate(*self.deployed(letter), self.party.data, final, self.party.metric)
+        return evaluate(*self.deployed(message), self.party.data, final, self.party.metric)
 
     def evaluate_solo(self, t: int) -> Evaluation:
         """What the party's own data alone would have given it: the warm-up of a method without exchange, batch by batch."""
@@ -127,14 +127,14 @@ class Site:
         """What every run begins with."""
         return PartyState(self._moved(self.algorithm.init_party(self.party.first_key(self.root), self.party)), {})
 
-    def _content(self, letter: Letter, depth: int) -> Any:
+    def _content(self, message: Message, depth: int) -> Any:
         """What the party is sent; until a round has counted, its first weights are in place of the server's, if it has some."""
         where = chain(self.algorithm)[depth].start_weights or ""
-        if not (self.party.own_start and letter.first and hasattr(letter.content, where)):
-            return letter.content
-        sent = getattr(letter.content, where)
+        if not (self.party.own_start and message.first and hasattr(message.content, where)):
+            return message.content
+        sent = getattr(message.content, where)
         own = self.party.task.init(self.party.first_key(self.root))
-        return replace(letter.content, **{where: sent | self._moved(keep(own, frozenset(sent)))})
+        return replace(message.content, **{where: sent | self._moved(keep(own, frozenset(sent)))})
 
     def _here(self, tree: Any) -> Any:
         """What came from elsewhere, on the device of the party's data; on the CPU it is there already."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from comity.core.aggregate import AveragedReplies, PartialSum
-from comity.core.call import Answer, Call, Edge, Letter, Look
+from comity.core.call import Answer, Call, Edge, Message, Look
 from comity.core.evaluation import Evaluation
 from comity.core.finite import not_finite
 from comity.core.record import Sealed, hollow, payload
@@ -24,8 +24,8 @@ from comity.engines.sealing import Lock
 from comity.engines.site_store import SiteStore
 
 Ask = dict[str, Any]
-"""What a worker is asked: `do`, and what belongs to it; `letters` are by party."""
-Message = dict[str, Any]
+"""What a worker is asked: `do`, and what belongs to it; `messages` are by party."""
+WorkerMessage = dict[str, Any]
 """What a worker says: `answers` by party, who of them is `keeping` something, and their `sum`, or what was `saved`; the `last`
 one says so."""
 
@@ -54,24 +54,24 @@ class WorkersEngine(Engine):
         self._homes: dict[int, int] = {}
 
     @abstractmethod
-    def _exchange(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, Message]]:
+    def _exchange(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, WorkerMessage]]:
         """Ask workers, and hand on what they say as it comes; each says at least one thing."""
 
     @abstractmethod
     def _tell(self, asks: Mapping[int, Ask]) -> None:
         """Ask workers for what needs no answer."""
 
-    def work(self, call: Call, letters: Mapping[int, Letter], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
+    def work(self, call: Call, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
         boxes = inboxes(parcels)
         asks: dict[int, Ask] = {}
-        for w, hand in self._hands(letters):
+        for w, hand in self._hands(messages):
             own = {i: boxes[i] for i in hand if i in boxes}
-            asks[w] = {"do": "work", "call": tuple(call), "letters": {i: letters[i] for i in hand}, "inboxes": own}
+            asks[w] = {"do": "work", "call": tuple(call), "messages": {i: messages[i] for i in hand}, "inboxes": own}
         for i, answer in self._answers(asks):
             yield i, Answer(*answer)
 
     def add_up(
-        self, call: Call, letters: Mapping[int, Letter], weights: Mapping[int, float]
+        self, call: Call, messages: Mapping[int, Message], weights: Mapping[int, float]
     ) -> Iterator[tuple[dict[int, Answer], PartialSum | None]]:
         """Have parties work, and each worker add up what its own reply; see `core.works.Adds`.
 
@@ -79,22 +79,22 @@ class WorkersEngine(Engine):
         each time. A worker answers once, when it is done with all, so that a sum which was lost is asked for as a whole.
         """
         asks: dict[int, Ask] = {}
-        for w, hand in self._hands(letters):
+        for w, hand in self._hands(messages):
             own = {i: weights[i] for i in hand if i in weights}
-            asks[w] = {"do": "add up", "call": tuple(call), "letters": {i: letters[i] for i in hand}, "weights": own}
+            asks[w] = {"do": "add up", "call": tuple(call), "messages": {i: messages[i] for i in hand}, "weights": own}
         for w, message in self._exchange(asks):
             self._homes |= dict.fromkeys(message["keeping"], w)
             yield {i: Answer(*answer) for i, answer in message["answers"].items()}, message["sum"]
 
-    def evaluate(self, letters: Mapping[int, Letter], look: Look) -> Iterator[tuple[int, Evaluation]]:
-        hands = self._hands(letters)
+    def evaluate(self, messages: Mapping[int, Message], look: Look) -> Iterator[tuple[int, Evaluation]]:
+        hands = self._hands(messages)
         yield from self._answers(
-            {w: {"do": "evaluate", "letters": {i: letters[i] for i in hand}, "final": look.final} for w, hand in hands}
+            {w: {"do": "evaluate", "messages": {i: messages[i] for i in hand}, "final": look.final} for w, hand in hands}
         )
 
     def evaluate_solo(self, ids: Iterable[int], t: int) -> Iterator[tuple[int, Evaluation]]:
         hands = self._hands(ids)
-        yield from self._answers({w: {"do": "evaluate solo", "letters": dict.fromkeys(hand), "round": t} for w, hand in hands})
+        yield from self._answers({w: {"do": "evaluate solo", "messages": dict.fromkeys(hand), "round": t} for w, hand in hands})
 
     def settle(self, versions: Mapping[int, Call | None]) -> None:
         own: dict[int, dict[int, Call | None]] = {}
@@ -151,20 +151,20 @@ class Worker:
         self._scheduler = scheduler
         self._lock = lock
 
-    def answer(self, ask: Ask) -> Iterator[Message]:
+    def answer(self, ask: Ask) -> Iterator[WorkerMessage]:
         """All that there is to say to an ask."""
         sites = self._sites
         match ask["do"]:
             case "work":
                 call = Call(*ask["call"])
-                answers = self._scheduler.work(sites, call, _letters(ask), self._lock.open(ask["inboxes"], call))
+                answers = self._scheduler.work(sites, call, _messages(ask), self._lock.open(ask["inboxes"], call))
                 yield from self._batches(ask, ((i, self._lock.close(tuple(answer))) for i, answer in answers))
             case "add up":
-                yield self._added_up(self._scheduler.work(sites, Call(*ask["call"]), _letters(ask), {}), ask["weights"])
+                yield self._added_up(self._scheduler.work(sites, Call(*ask["call"]), _messages(ask), {}), ask["weights"])
             case "evaluate":
-                yield from self._batches(ask, self._scheduler.evaluate(sites, _letters(ask), ask["final"]))
+                yield from self._batches(ask, self._scheduler.evaluate(sites, _messages(ask), ask["final"]))
             case "evaluate solo":
-                yield from self._batches(ask, ((i, sites[i].evaluate_solo(ask["round"])) for i in ask["letters"]))
+                yield from self._batches(ask, ((i, sites[i].evaluate_solo(ask["round"])) for i in ask["messages"]))
             case "settle":
                 sites.settle({i: version and Call(*version) for i, version in ask["versions"].items()})
             case "save":
@@ -174,7 +174,7 @@ class Worker:
                 sites.load(Path(ask["folder"]), [Saved(*s) for s in ask["states"]], versions)
                 yield {"last": True}
 
-    def _added_up(self, answers: Iterator[tuple[int, Answer]], weights: Mapping[int, float]) -> Message:
+    def _added_up(self, answers: Iterator[tuple[int, Answer]], weights: Mapping[int, float]) -> WorkerMessage:
         """All answers with hollow replies, and the sum of the replies that count: they have a weight, and all is finite."""
         total = AveragedReplies[Any]()
         hollowed: dict[int, Any] = {}
@@ -188,8 +188,8 @@ class Worker:
             del answer  # the next party trains in its memory
         return {"answers": hollowed, "keeping": keeping, "sum": total.total(), "last": True}
 
-    def _batches(self, ask: Ask, answers: Iterator[tuple[int, Any]]) -> Iterator[Message]:
-        count = len(ask["letters"])
+    def _batches(self, ask: Ask, answers: Iterator[tuple[int, Any]]) -> Iterator[WorkerMessage]:
+        count = len(ask["messages"])
         ready: dict[int, Any] = {}
         size = 0
         flushed = time.monotonic()
@@ -207,5 +207,5 @@ class Worker:
                 flushed = time.monotonic()
 
 
-def _letters(ask: Ask) -> dict[int, Letter]:
-    return {i: Letter(content, after and Call(*after), first) for i, (content, after, first) in ask["letters"].items()}
+def _messages(ask: Ask) -> dict[int, Message]:
+    return {i: Message(content, after and Call(*after), first) for i, (content, after, first) in ask["messages"].items()}

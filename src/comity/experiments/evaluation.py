@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from comity.core.call import Letter, Look
+from comity.core.call import Message, Look
 from comity.core.evaluation import Evaluation, Score
 from comity.core.metrics import ACCURACY, METRICS
 from comity.core.record import Empty
@@ -84,8 +84,8 @@ def evaluate(job: Outline, server: Server, engine: Engine, s: Any, *, final: boo
     ids = job.info.parties if final else cohort(job.root.fold("evaluate"), job.experiment.eval_share, job.info, server.round)
     if len(ids) < len(job.info.parties):
         server.remarks[SHARE] = None
-    letters = _letters(job, s, ids)
-    found = Evaluations(_asked(server, engine, letters, Look(server.round, final)), len(job.info.parties), job.metric.name)
+    messages = _messages(job, s, ids)
+    found = Evaluations(_asked(server, engine, messages, Look(server.round, final)), len(job.info.parties), job.metric.name)
     _note(server, found.by_party, job.metric.name)
     withheld = _remark_withheld(job, server, found)
     if (
@@ -125,7 +125,7 @@ def evaluate_newcomers(job: Outline, server: Server, engine: Engine, s: Any, sta
 
 
 def _staged(job: Outline, server: Server, engine: Engine, s: Any, ids: Iterable[int], stage: str) -> None:
-    found = _asked(server, engine, _letters(job, s, ids), Look(server.round, False, stage))
+    found = _asked(server, engine, _messages(job, s, ids), Look(server.round, False, stage))
     _note(server, found, job.metric.name, f"-{stage}")
 
 
@@ -138,12 +138,12 @@ def evaluate_newcomers_alone(job: Outline, server: Server, engine: Engine) -> No
     _note(server, found, job.metric.name, "-alone")
 
 
-def _asked(server: Server, engine: Engine, letters: Mapping[int, Any], look: Look) -> dict[int, Evaluation]:
+def _asked(server: Server, engine: Engine, messages: Mapping[int, Any], look: Look) -> dict[int, Evaluation]:
     """Evaluations of the parties that are heard, in party order; what crosses for them is charged as `eval`."""
-    roll = server.attendance.roll_call(server.looking(), letters)
-    sent = {i: letters[i] for i in roll.there}
-    server.charge_letters("evaluate", sent, "eval")
-    asked = {i: Letter(letter, server.versions.get(i)) for i, letter in sent.items()}
+    roll = server.attendance.roll_call(server.looking(), messages)
+    sent = {i: messages[i] for i in roll.there}
+    server.charge_messages("evaluate", sent, "eval")
+    asked = {i: Message(message, server.versions.get(i)) for i, message in sent.items()}
     found = {}
     for i, evaluation in in_order(sent, engine.evaluate(asked, look)):
         if roll.arrives(i):
@@ -159,7 +159,7 @@ def write_outcomes(job: Outline, folder: RunFolder, found: Evaluations) -> None:
     folder.write_outcomes(answers)
 
 
-def _letters(job: Outline, s: Any, ids: Iterable[int]) -> dict[int, Any]:
+def _messages(job: Outline, s: Any, ids: Iterable[int]) -> dict[int, Any]:
     """What each party needs of the server's state to have its model."""
     return {i: Empty() if job.algorithm.self_contained else job.algorithm.message_for(s, i) for i in ids}
 

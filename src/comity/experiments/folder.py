@@ -35,7 +35,7 @@ from comity.experiments.checkpoint import Checkpoints, to_disk, write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.environment import digest
 from comity.experiments.tables import ABSENCES, LEDGER, METRICS, PRIVACY, TABLES, TIMING, Table, Timing, Writer
-from comity.experiments.tape import Message, read_tape
+from comity.experiments.tape import RecordedMessage, read_tape
 from comity.privacy.account import Spent
 
 R = TypeVar("R")
@@ -283,7 +283,7 @@ class RunFolder:
         self._check_file(table.name)
         return table.read(self.path)
 
-    def read_tape(self) -> Iterator[Message]:
+    def read_tape(self) -> Iterator[RecordedMessage]:
         """All messages in their order, if they were kept and are what was written."""
         if not self.taped:
             raise Refusal(f"{self.path} has no tape: messages are kept by runs with --tape (in Python tape=True).")

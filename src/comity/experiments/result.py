@@ -162,8 +162,8 @@ class Result:
         who = self.job.parties[i]
         checkpoints = self._checkpoints()
         mine = self._kept(i, checkpoints)
-        letter = self.job.algorithm.message_for(checkpoints.server_state(), i)
-        theta = self.job.algorithm.deployed_model(mine, letter, who)
+        message = self.job.algorithm.message_for(checkpoints.server_state(), i)
+        theta = self.job.algorithm.deployed_model(mine, message, who)
         return Deployed(self.job.algorithm.party_for(who, mine).task, theta, self._inputs(party), self._class_names(party))
 
     def _inputs(self, party: str) -> Inputs:

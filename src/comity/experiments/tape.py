@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from comity.core.call import Answer, Call, Edge, Letter
+from comity.core.call import Answer, Call, Edge, Message
 from comity.core.codec import decode, encode, flatten
 from comity.core.record import Cipher, Sealed, parcels_in, tree_map, unseal
 from comity.core.works import Works
@@ -23,11 +23,13 @@ from comity.errors import Damaged, Refusal
 from comity.experiments.config import Experiment
 
 LENGTH = 8  # bytes that tell how long a message is
-Kind = Literal["letter", "reply", "parcel"]
+Kind = Literal["message", "reply", "sealed"]
+OLD_KINDS: dict[str, Kind] = {"letter": "message", "parcel": "sealed"}
+"""Kinds by the names that recordings had before."""
 SAID = "All messages are kept on tape, what is sealed between parties as its recipients see it."
 
 
-class Message(NamedTuple):
+class RecordedMessage(NamedTuple):
     """A message on the tape."""
 
     kind: Kind
@@ -59,16 +61,16 @@ class Taped:
         self._works = works
         self._append = keep
 
-    def work(self, call: Call, letters: Mapping[int, Letter], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
+    def work(self, call: Call, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
         """Have the parties work; letters and parcels are on the tape before anybody begins, a reply before anybody hears it."""
         alike: dict[Any, tuple[Any, list[int]]] = {}
-        for i, letter in letters.items():
-            alike.setdefault(_same(letter.content), (letter.content, []))[1].append(i)
+        for i, message in messages.items():
+            alike.setdefault(_same(message.content), (message.content, []))[1].append(i)
         for content, to in alike.values():
-            self._keep("letter", call, -1, to, content)
+            self._keep("message", call, -1, to, content)
         for (src, dst), parcel in sorted(parcels.items()):
-            self._keep("parcel", call, src, [dst], unseal(parcel))
-        for i, answer in self._works.work(call, letters, parcels):
+            self._keep("sealed", call, src, [dst], unseal(parcel))
+        for i, answer in self._works.work(call, messages, parcels):
             self._keep("reply", call, i, [-1], _closed(answer.reply))
             yield i, answer
 
@@ -98,7 +100,7 @@ def _shell(parcel: Sealed) -> Sealed:
     return Sealed(Cipher(mark.sender, mark.round, list(parcel.to), nothing, nothing), parcel.size, parcel.to, mark)
 
 
-def read_tape(path: Path) -> Iterator[Message]:
+def read_tape(path: Path) -> Iterator[RecordedMessage]:
     """All messages in their order, one after the other: a tape may be larger than memory."""
     try:
         with path.open("rb") as file:
@@ -108,6 +110,7 @@ def read_tape(path: Path) -> Iterator[Message]:
                 if len(head) < LENGTH or len(blob) < length:
                     raise Damaged(f"{path} is damaged: its last message is not whole.")
                 told = decode(blob, parcels=True)
-                yield Message(told["kind"], Call(*told["call"]), told["src"], tuple(told["to"]), told["content"])
+                kind = OLD_KINDS.get(told["kind"], told["kind"])
+                yield RecordedMessage(kind, Call(*told["call"]), told["src"], tuple(told["to"]), told["content"])
     except OSError as why:
         raise Refusal(f"{path} cannot be read ({why.strerror}).") from why

@@ -76,10 +76,10 @@ def offered(job: Job, folder: Path, ids: Iterable[int] | None = None) -> Iterato
         saved = checkpoints.party_state(i)
         device = party.data.train.x.device
         mine = algorithm.init_party(party.first_key(job.root), party) if saved is None else saved.mine
-        letter = Empty() if algorithm.self_contained else algorithm.message_for(server, i)
+        message = Empty() if algorithm.self_contained else algorithm.message_for(server, i)
         mine = on_device(mine, device)
-        letter = on_device(letter, device)
-        yield Offered(algorithm.party_for(party, mine), dict(algorithm.deployed_model(mine, letter, party)))
+        message = on_device(message, device)
+        yield Offered(algorithm.party_for(party, mine), dict(algorithm.deployed_model(mine, message, party)))
 
 
 def own_model(algorithm: AnyAlgorithm) -> bool:

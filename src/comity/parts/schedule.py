@@ -24,7 +24,7 @@ class Schedule:
     collab_steps: int = option(1, "collaborative steps a round (l.9-13), the last of them the first of l.14's epochs", minimum=1)
     tune: Literal["round", "end", "off"] = option("round", "fine-tuning (l.14): every round, once after the last, or never")
 
-    def letters(self, held: bool) -> list[Step]:
+    def messages(self, held: bool) -> list[Step]:
         """A letter for each exchange of a round: one if what peers gave is `held` and used again, else one a step."""
         return [*[More()] * (0 if held else self.collab_steps - 1), Empty()]
 

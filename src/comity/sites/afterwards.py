@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from comity.checksums import Checksum
-from comity.core.call import Letter
+from comity.core.call import Message
 from comity.data.inputs import Inputs
 from comity.errors import ComityError, Refusal
 from comity.experiments.build import Job
@@ -43,7 +43,7 @@ class AtSite(Result):
         own = self.run.federation
         names = own.class_names or tuple(map(str, range(own.classes)))
         inputs = Inputs(own.shape, own.preprocess.for_party(party), own.schema)
-        return Deployed(*site.deployed(Letter(content, version)), inputs, names)
+        return Deployed(*site.deployed(Message(content, version)), inputs, names)
 
     def state(self, party: str) -> object:
         assert self.run is not None
@@ -81,7 +81,7 @@ def measure(
     content, version = read_view(run.path)
     if version is not None:
         site.restore(States(run.path).read(version), version)
-    _, theta = site.deployed(Letter(content, version))
+    _, theta = site.deployed(Message(content, version))
     offer = Offered(site.algorithm.party_for(site.party, site.mine), theta)
     return studied(as_far_as(site.party, whole), [site.party], [offer], layers, samples, seed, mdl, law.name, told=told)
 

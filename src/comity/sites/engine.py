@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from comity.core.call import Answer, Call, Edge, Letter, Look
+from comity.core.call import Answer, Call, Edge, Message, Look
 from comity.core.codec import decode, encode
 from comity.core.evaluation import Answers, Evaluation, Gained, Score
 from comity.core.gate import Gate
@@ -60,14 +60,14 @@ class SitesEngine(Engine):
         self._round = 0
         self._remarks: dict[str, None] = {}
 
-    def work(self, call: Call, letters: Mapping[int, Letter], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
+    def work(self, call: Call, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
         self._round = call.round
         boxes = inboxes(parcels)
         heads = {
-            i: Work(self._run, (call.work, call.depth, call.round, call.use), named(letter.after), letter.first, boxes.get(i, {}))
-            for i, letter in letters.items()
+            i: Work(self._run, (call.work, call.depth, call.round, call.use), named(message.after), message.first, boxes.get(i, {}))
+            for i, message in messages.items()
         }
-        for i, head, body in self._asked(heads, {i: letter.content for i, letter in letters.items()}, Answered):
+        for i, head, body in self._asked(heads, {i: message.content for i, message in messages.items()}, Answered):
             try:
                 reply = decode(body, parcels=True, most_bytes=self._most, records=self._gates[i].records)
                 self._gates[i].check_reply(call, reply)
@@ -77,10 +77,10 @@ class SitesEngine(Engine):
                 continue
             yield i, Answer(reply, head.steps, head.keeps, head.ruined, told(head.remark), head.unusable)
 
-    def evaluate(self, letters: Mapping[int, Letter], look: Look) -> Iterator[tuple[int, Evaluation]]:
+    def evaluate(self, messages: Mapping[int, Message], look: Look) -> Iterator[tuple[int, Evaluation]]:
         self._round = look.round
-        heads = {i: Evaluate(self._run, named(letter.after), *look) for i, letter in letters.items()}
-        return self._evaluated(self._asked(heads, {i: letter.content for i, letter in letters.items()}, Done))
+        heads = {i: Evaluate(self._run, named(message.after), *look) for i, message in messages.items()}
+        return self._evaluated(self._asked(heads, {i: message.content for i, message in messages.items()}, Done))
 
     def evaluate_solo(self, ids: Iterable[int], t: int) -> Iterator[tuple[int, Evaluation]]:
         return self._evaluated(self._asked({i: EvaluateAlone(self._run, t) for i in ids}, {}, Done))

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from comity import algorithms
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.call import Call, Letter
+from comity.core.call import Call, Message
 from comity.core.codec import decode, encode
 from comity.core.evaluation import NOTHING, Evaluation, Gained, Score
 from comity.core.gate import Gate
@@ -214,7 +214,7 @@ class SiteRun:
             self.account.charge_call(call, [number])
             self.book.spend(self.account.take())  # before anything can leave
         site = self.brought(after)
-        answer = site.work(call, Letter(content, after, head.first), opened)
+        answer = site.work(call, Message(content, after, head.first), opened)
         seat.gate.check_reply(call, answer.reply)
         parcels = {id(parcel): parcel for parcel in parcels_in(answer.reply)}.values()  # one for many may stand there for each
         sealed = [(seat.name_of(recipient), parcel.size) for parcel in parcels for recipient in parcel.to]
@@ -257,7 +257,7 @@ class SiteRun:
         content = decode(body, most_bytes=law.message, records=seat.gate.records)
         seat.gate.check_view(content)
         self.book.down(head.round, "evaluate", "eval", payload(content))
-        found = self.brought(after).evaluate(Letter(content, after), head.final)
+        found = self.brought(after).evaluate(Message(content, after), head.final)
         self.book.note(self._notes(found, head))
         if head.final and found.answers is not None:
             write_view(self.folder.path, content, after)

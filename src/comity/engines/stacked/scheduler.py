@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from comity.core.call import Answer, Call, Letter
+from comity.core.call import Answer, Call, Message
 from comity.core.evaluation import Evaluation, evaluate_together
 from comity.core.fit import FitRequest, Fitted
 from comity.core.record import tree_map
@@ -30,23 +30,23 @@ def gains_by_stacking(network: Network) -> bool:
 class SideBySide:
     """Many parties' trainings as one computation, as far as they can be."""
 
-    def work(self, sites: Sites, call: Call, letters: Mapping[int, Letter], inboxes: Inboxes) -> Iterator[tuple[int, Answer]]:
+    def work(self, sites: Sites, call: Call, messages: Mapping[int, Message], inboxes: Inboxes) -> Iterator[tuple[int, Answer]]:
         """Those whose networks gain nothing one by one, then the others in blocks."""
-        blocks = [i for i in letters if gains_by_stacking(sites[i].party.task.network)]
-        for i in sorted(letters.keys() - set(blocks)) if blocks else letters:
-            yield i, sites[i].work(call, letters[i], inboxes.get(i, {}))
+        blocks = [i for i in messages if gains_by_stacking(sites[i].party.task.network)]
+        for i in sorted(messages.keys() - set(blocks)) if blocks else messages:
+            yield i, sites[i].work(call, messages[i], inboxes.get(i, {}))
         for block in _blocks(sites, blocks):
-            yield from _work_block({i: sites[i].begin(call, letters[i], inboxes.get(i, {})) for i in block}, sites)
+            yield from _work_block({i: sites[i].begin(call, messages[i], inboxes.get(i, {})) for i in block}, sites)
 
-    def evaluate(self, sites: Sites, letters: Mapping[int, Letter], final: bool) -> Iterator[tuple[int, Evaluation]]:
+    def evaluate(self, sites: Sites, messages: Mapping[int, Message], final: bool) -> Iterator[tuple[int, Evaluation]]:
         """Of those who have one and the same model in one pass; at the end each by itself, as on all engines."""
         if final:
-            for i, letter in letters.items():
-                yield i, sites[i].evaluate(letter, final)
+            for i, message in messages.items():
+                yield i, sites[i].evaluate(message, final)
             return
-        everyone = list(letters)
+        everyone = list(messages)
         for at in range(0, len(everyone), BLOCK_PARTIES):
-            models = {i: sites[i].deployed(letters[i]) for i in everyone[at : at + BLOCK_PARTIES]}
+            models = {i: sites[i].deployed(messages[i]) for i in everyone[at : at + BLOCK_PARTIES]}
             groups: dict[tuple[int, ...], list[int]] = {}
             for i, (task, theta) in models.items():
                 groups.setdefault((id(task), *map(id, theta.values())), []).append(i)
