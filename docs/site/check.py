@@ -1,4 +1,4 @@
-"""Look through a built site: every link inside it leads to a page and a place there, and nothing is loaded from elsewhere.
+"""EvaluationRequest through a built site: every link inside it leads to a page and a place there, and nothing is loaded from elsewhere.
 
 python docs/site/check.py build/site
 """

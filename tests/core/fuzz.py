@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from comity.core import Empty, Model, Moments, Wrapped, record, seal
-from comity.core.call import Call
+from comity.core.call import CallId
 from comity.core.codec import decode, encode
 from comity.core.evaluation import Answers, Evaluation, Score
 from comity.core.record import leaves, payload, post, read_only, unseal
@@ -35,7 +35,7 @@ SECONDS = 2.0
 """How long one mutant may take, on a busy machine."""
 MEGABYTES = 400
 """How much memory all of them together may add."""
-CALL = Call("local", 0, 3, 0)
+CALL = CallId("local", 0, 3, 0)
 SENDER, RECIPIENT = 1, 2
 
 
@@ -212,7 +212,7 @@ class Outcome(NamedTuple):
     slowest: float
 
 
-def use(tree: Any) -> None:
+def occurrence(tree: Any) -> None:
     """All that is done with what was read; a tree that was read can be written, and is then the same."""
     payload(tree)
     leaves(tree)
@@ -222,7 +222,7 @@ def use(tree: Any) -> None:
 
 
 def read_blob(n: int, blob: bytes) -> None:
-    use(decode(blob))
+    occurrence(decode(blob))
 
 
 def open_parcel(contents: list[bytes]) -> Callable[[int, bytes], None]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from fuzz import fuzz, legitimate, new_lock, parcel_blob, CALL, use  # isort: skip
+from fuzz import fuzz, legitimate, new_lock, parcel_blob, CALL, occurrence  # isort: skip
 
 from comity.core.codec import decode, encode
 
 
 def test_what_is_mutated_was_legitimate():
     for tree in legitimate():
-        use(decode(encode(tree)))
+        occurrence(decode(encode(tree)))
         assert new_lock().open(decode(parcel_blob(tree), parcels=True), CALL)
 
 

@@ -16,7 +16,7 @@ from comity.algorithms.dbe import OFFSET
 from comity.algorithms.fedavg import AveragedModel, FedAvg
 from comity.algorithms.scaffold import Change, Control
 from comity.core import C, Empty, Key, Model, Params, Party, Refusal, Sealed, Task, algorithm, drop, record, seal, work
-from comity.core.call import Call
+from comity.core.call import CallId
 from comity.core.codec import decode, encode
 from comity.core.declared import declared
 from comity.core.evaluation import Evaluation, Score
@@ -225,14 +225,14 @@ def test_what_is_not_annotated_is_as_what_it_overrides() -> None:
 def test_what_nobody_declares_does_not_pass() -> None:
     gate = Gate(Undeclared(), TASK, 4)
     with pytest.raises(Refusal, match=r"The letter for other may be anything, as its work does not say .*: annotate"):
-        gate.check_letter(Call("other", 0, 1, 0), Model(THETA))
+        gate.check_letter(CallId("other", 0, 1, 0), Model(THETA))
     with pytest.raises(Refusal, match="The reply of local may be anything"):
-        gate.check_reply(Call("local", 0, 1, 0), Model(THETA))
+        gate.check_reply(CallId("local", 0, 1, 0), Model(THETA))
     with pytest.raises(Refusal, match="What is in a parcel may be anything"):
         gate.check_parcel(Own({}, []))
-    gate.check_letter(Call("sealing", 0, 1, 0), Own(THETA, [Model(THETA)]))
+    gate.check_letter(CallId("sealing", 0, 1, 0), Own(THETA, [Model(THETA)]))
     with pytest.raises(Refusal, match=r"has 'nothing\.weight' in Model\.theta"):
-        gate.check_letter(Call("sealing", 0, 1, 0), Own({}, [Model({"nothing.weight": torch.zeros(1)})]))
+        gate.check_letter(CallId("sealing", 0, 1, 0), Own({}, [Model({"nothing.weight": torch.zeros(1)})]))
 
 
 # --- mutants
@@ -242,8 +242,8 @@ def gate_of(text: str, most_bytes: int = 1 << 30) -> Gate:
     return Gate(comity.algorithms.compose(text), TASK, 4, most_bytes)
 
 
-def call_of(name: str, depth: int = 0) -> Call:
-    return Call(name, depth, 1, 0)
+def call_of(name: str, depth: int = 0) -> CallId:
+    return CallId(name, depth, 1, 0)
 
 
 D = comity.algorithms.compose("adcol(hidden=8)").wire_shapes(TASK, 4)["Game.D"]
@@ -370,7 +370,7 @@ def test_no_depths(depth: Any) -> None:
 @pytest.mark.parametrize("when", [(-1, 0), (1, -1), (1.5, 0), (True, 0), ("1", 0), (1, None)])
 def test_no_rounds(when: tuple[Any, Any]) -> None:
     with pytest.raises(Refusal, match="which is none"):
-        gate_of("fedavg").check_letter(Call("local", 0, *when), Model(THETA))
+        gate_of("fedavg").check_letter(CallId("local", 0, *when), Model(THETA))
 
 
 def test_what_is_looked_at() -> None:
@@ -420,4 +420,4 @@ def test_other_records_are_not_even_made() -> None:
 
 def test_a_method_is_no_record() -> None:
     """Frozen as they are, algorithms are nothing that a message can make."""
-    assert not any(is_record_type(cls) for cls in (FedAvg, Task, Gate, Call, dict, Sealed, Key))
+    assert not any(is_record_type(cls) for cls in (FedAvg, Task, Gate, CallId, dict, Sealed, Key))

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from comity.core import Model, Sealed, record, seal
-from comity.core.call import Call
+from comity.core.call import CallId
 from comity.core.codec import decode, encode
 from comity.core.record import Cipher, Postmark, post, received, unseal
 from comity.engines.channel import Channel
@@ -23,7 +23,7 @@ from comity.engines.sealing import KEY, LOCKED_KEY, Lock, SharedSecret
 from comity.errors import ComityError, Damaged
 
 SECRET, RUN = bytes(range(32)), b"a run"
-CALL = Call("local", 0, 3, 0)
+CALL = CallId("local", 0, 3, 0)
 THETA = {"w": torch.arange(64.0)}
 ME, YOU, THEY = 1, 2, 5
 
@@ -39,7 +39,7 @@ def sent(content: Any = None, to: Any = (YOU, THEY), sender: int = ME, round: in
     return parcel
 
 
-def opened(parcel: Sealed, to: int = YOU, sender: int = ME, call: Call = CALL, lock: Lock | None = None) -> Any:
+def opened(parcel: Sealed, to: int = YOU, sender: int = ME, call: CallId = CALL, lock: Lock | None = None) -> Any:
     return unseal((lock or new_lock()).open({to: {sender: parcel}}, call)[to][sender])
 
 
@@ -120,9 +120,9 @@ def test_in_one_process_too_a_parcel_lives_for_one_call():
     parcel = sent()
     for _ in range(2):
         assert received(parcel, ME, YOU, CALL).theta is THETA
-    assert received(parcel, ME, THEY, CALL._replace(use=1)).theta is THETA  # of each recipient
+    assert received(parcel, ME, THEY, CALL._replace(occurrence=1)).theta is THETA  # of each recipient
     with pytest.raises(ComityError, match="second time"):
-        received(parcel, ME, YOU, CALL._replace(use=1))
+        received(parcel, ME, YOU, CALL._replace(occurrence=1))
 
 
 def test_a_parcel_leaves_its_site_once():
@@ -180,16 +180,16 @@ def test_it_opens_for_one_call_however_often_that_is_asked():
     parcel = lock.close(sent())
     for _ in range(3):
         assert torch.equal(opened(parcel, lock=lock).theta["w"], THETA["w"])
-    for other in (CALL._replace(use=1), CALL._replace(work="another"), CALL._replace(depth=1)):
+    for other in (CALL._replace(occurrence=1), CALL._replace(work="another"), CALL._replace(depth=1)):
         with pytest.raises(ComityError, match="second time"):
             opened(parcel, lock=lock, call=other)
-    assert opened(parcel, to=THEY, lock=lock, call=CALL._replace(use=1))  # for the other recipient it is the first
+    assert opened(parcel, to=THEY, lock=lock, call=CALL._replace(occurrence=1))  # for the other recipient it is the first
     copied = Sealed(replace(unseal(parcel), to=[YOU]), 256, (YOU,), parcel.postmark)  # another object, the same parcel
     with pytest.raises(Damaged, match="not locked as parcels are"):
-        opened(copied, lock=lock, call=CALL._replace(use=1))
+        opened(copied, lock=lock, call=CALL._replace(occurrence=1))
     copied = Sealed(replace(unseal(parcel), to=[YOU], keys=unseal(parcel).keys[:1]), 256, (YOU,), parcel.postmark)
     with pytest.raises(ComityError, match="second time"):
-        opened(copied, lock=lock, call=CALL._replace(use=1))
+        opened(copied, lock=lock, call=CALL._replace(occurrence=1))
 
 
 def test_a_carrier_cannot_go_back_to_an_earlier_round():
@@ -199,7 +199,7 @@ def test_a_carrier_cannot_go_back_to_an_earlier_round():
     opened(old, lock=lock)
     opened(new, lock=lock, call=CALL._replace(round=4))
     with pytest.raises(ComityError, match="round 3 came after"):
-        opened(old, lock=lock, call=CALL._replace(use=1))
+        opened(old, lock=lock, call=CALL._replace(occurrence=1))
 
 
 def test_a_sender_cannot_claim_another_size_than_that_of_what_it_sends():

@@ -12,7 +12,7 @@ from matrix import compositions, ragged, run, short, weights
 
 import comity
 from comity.core.attendance import Absence
-from comity.core.call import Call, Message
+from comity.core.call import CallId, Message
 from comity.core.codec import encode
 from comity.core.record import Model, leaves, record_type
 from comity.engines.site import Site
@@ -300,7 +300,7 @@ def site(text: str = "scaffold") -> Site:
     return Site(job.algorithm, job.parties[1], job.root)
 
 
-def message_of(s: Site, after: Call | None) -> Message:
+def message_of(s: Site, after: CallId | None) -> Message:
     job = prepare(config.experiment({"algorithm": "scaffold", "model": "mlp2(width=6)", "engine": "loop"}), ragged())
     return Message(s.algorithm.message_for(s.algorithm.init_server(job.root.fold("init"), job.info), 1), after)
 
@@ -308,7 +308,7 @@ def message_of(s: Site, after: Call | None) -> Message:
 def test_asking_twice_gives_the_same_reply() -> None:
     """The call names the state that it is for, and a work is a function of that: no reply need be kept to be repeated."""
     s = site()
-    first, second = Call("local", 0, 1, 0), Call("local", 0, 2, 0)
+    first, second = CallId("local", 0, 1, 0), CallId("local", 0, 2, 0)
     replies = [encode(s.work(first, message_of(s, None), {}).reply) for _ in range(2)]
     assert replies[0] == replies[1]
     after = [encode(s.work(second, message_of(s, first), {}).reply) for _ in range(3)]
@@ -318,11 +318,11 @@ def test_asking_twice_gives_the_same_reply() -> None:
 def test_what_the_server_did_not_accept_is_undone() -> None:
     s = site()
     before = s.mine
-    first = Call("local", 0, 1, 0)
+    first = CallId("local", 0, 1, 0)
     assert s.work(first, message_of(s, None), {}).keeps
     assert s.mine is not before
     changed = s.mine
-    s.work(Call("local", 0, 2, 0), message_of(s, first), {})
+    s.work(CallId("local", 0, 2, 0), message_of(s, first), {})
     s.versions.go_to(first)
     assert s.mine is changed
     s.versions.go_to(None)
@@ -331,13 +331,13 @@ def test_what_the_server_did_not_accept_is_undone() -> None:
 
 def test_a_party_that_is_out_of_step_says_so() -> None:
     s = site()
-    first = Call("local", 0, 1, 0)
+    first = CallId("local", 0, 1, 0)
     s.work(first, message_of(s, None), {})
     s.versions.settle(first)
     with pytest.raises(ComityError, match="out of step with the server: it is to go on from the beginning"):
-        s.work(Call("local", 0, 2, 0), message_of(s, None), {})
+        s.work(CallId("local", 0, 2, 0), message_of(s, None), {})
     with pytest.raises(ComityError, match="out of step with the server: it is to go on after align in round 7"):
-        s.work(Call("local", 0, 8, 0), message_of(s, Call("align", 0, 7, 0)), {})
+        s.work(CallId("local", 0, 8, 0), message_of(s, CallId("align", 0, 7, 0)), {})
 
 
 def test_the_summary_counts_absences(tmp_path: Path) -> None:

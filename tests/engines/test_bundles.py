@@ -13,7 +13,7 @@ from torch import nn
 
 import comity
 from comity.core import Model
-from comity.core.call import Call, Message
+from comity.core.call import CallId, Message
 from comity.core.record import leaves
 from comity.engines import ray_cluster
 from comity.engines.bundles import packed, packed_for, unpacked
@@ -27,7 +27,7 @@ def test_what_all_get_is_there_once() -> None:
     table = torch.arange(5)
     rows = [torch.randn(3) for _ in range(3)]
     trees: dict[int, Any] = {
-        w: {"messages": {w: Message(Model(theta), None), 9: Message(Model(theta), Call("local", 0, 1, 0), True)}, "row": rows[w]}
+        w: {"messages": {w: Message(Model(theta), None), 9: Message(Model(theta), CallId("local", 0, 1, 0), True)}, "row": rows[w]}
         for w in range(3)
     }
     trees[0]["table"] = trees[2]["table"] = table

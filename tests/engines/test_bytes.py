@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import comity
 from comity.algorithms.dbe import OFFSET
 from comity.core import Sealed, payload, seal
-from comity.core.call import Call
+from comity.core.call import CallId
 from comity.core.record import unseal
 from comity.core.wrapper import chain
 from comity.engines.loop import LoopEngine
@@ -36,11 +36,11 @@ class Wire:
     """Everything that went in and out of parties, and their states afterwards."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.messages: list[tuple[Call, Any]] = []
-        self.replies: list[tuple[Call, Any, Any]] = []
+        self.messages: list[tuple[CallId, Any]] = []
+        self.replies: list[tuple[CallId, Any, Any]] = []
         work, evaluate = LoopEngine.work, LoopEngine.evaluate
 
-        def worked(engine: LoopEngine, call: Call, messages: Mapping[int, Any], parcels: Mapping[Any, Sealed]) -> Iterator[Any]:
+        def worked(engine: LoopEngine, call: CallId, messages: Mapping[int, Any], parcels: Mapping[Any, Sealed]) -> Iterator[Any]:
             self.messages += [(call, message.content) for message in messages.values()] + [
                 (call, parcel) for parcel in parcels.values()
             ]
@@ -49,7 +49,7 @@ class Wire:
                 yield i, answer
 
         def evaluated(engine: LoopEngine, messages: Mapping[int, Any], look: Any) -> Iterator[Any]:
-            call = Call("evaluate", -1, -1, 0)
+            call = CallId("evaluate", -1, -1, 0)
             self.messages += [(call, message.content) for message in messages.values()]
             for i, evaluation in evaluate(engine, messages, look):
                 self.replies.append((call, evaluation, engine.sites[i].mine))

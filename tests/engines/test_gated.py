@@ -13,7 +13,7 @@ import torch
 from matrix import VARIANTS, run, tables, weights
 
 from comity.core import Sealed
-from comity.core.call import Answer, Call, Message, Look
+from comity.core.call import PartyResult, CallId, Message, EvaluationRequest
 from comity.core.codec import decode, encode
 from comity.core.gate import Gate
 from comity.core.record import unseal
@@ -55,7 +55,7 @@ class Watched:
         def sent(message: Message, gate: Gate) -> Message:
             return message._replace(content=decode(encode(message.content), records=gate.records))
 
-        def worked(engine: LoopEngine, call: Call, messages: Mapping[int, Message], parcels: Mapping[Any, Sealed]) -> Iterator[Any]:
+        def worked(engine: LoopEngine, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Any, Sealed]) -> Iterator[Any]:
             if id(engine) not in locks:
                 records = gate(engine, next(iter(messages))).records
                 locks[id(engine)] = Lock(SharedSecret(os.urandom(32)), os.urandom(16), records)
@@ -76,9 +76,9 @@ class Watched:
                 reply = decode(blob, parcels=True, records=gates[i].records)
                 gates[i].check_reply(call, reply)
                 self.passed[call.work] += 1
-                yield i, Answer(reply, *answer[1:])
+                yield i, PartyResult(reply, *answer[1:])
 
-        def evaluated(engine: LoopEngine, messages: Mapping[int, Message], look: Look) -> Iterator[Any]:
+        def evaluated(engine: LoopEngine, messages: Mapping[int, Message], look: EvaluationRequest) -> Iterator[Any]:
             came = {i: sent(message, gate(engine, i)) for i, message in messages.items()}
             for i, message in came.items():
                 gate(engine, i).check_view(message.content)

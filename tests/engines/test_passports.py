@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from elsewhere import Root, Sites, ended, watched
 
-from comity.core.call import Call
+from comity.core.call import CallId
 from comity.core.record import Cipher, Model, Sealed, leaves, post, seal, unseal
 from comity.engines.sealing import Lock
 from comity.errors import ComityError, Refusal
@@ -123,11 +123,11 @@ def locked(lock: Lock, sender: int, to: int, round: int = 1) -> Sealed[Any]:
     return closed
 
 
-def opened(lock: Lock, parcel: Sealed[Any], sender: int, to: int, call: Call) -> Any:
+def opened(lock: Lock, parcel: Sealed[Any], sender: int, to: int, call: CallId) -> Any:
     return unseal(lock.open({to: {sender: parcel}}, call)[to][sender])
 
 
-CALL = Call("assist", 0, 1, 0)
+CALL = CallId("assist", 0, 1, 0)
 
 
 def test_a_parcel_opens_for_whom_it_is(root: Root) -> None:
@@ -137,7 +137,7 @@ def test_a_parcel_opens_for_whom_it_is(root: Root) -> None:
     assert torch.equal(opened(lock, parcel, 0, 1, CALL).theta["w"], torch.arange(6.0))
     opened(lock, parcel, 0, 1, CALL)  # the same call again, whose answer was lost
     with pytest.raises(ComityError, match="a second time"):
-        opened(lock, parcel, 0, 1, CALL._replace(use=1))
+        opened(lock, parcel, 0, 1, CALL._replace(occurrence=1))
 
 
 def readdressed(parcel: Sealed[Any], **changes: Any) -> Sealed[Any]:

@@ -179,7 +179,7 @@ def test_who_missed_a_candidate_is_left_out_until_it_was_told(tmp_path: Path) ->
     """East does not hear of the third candidate: it is asked nothing with a kappa that is not its own, and starts anew later."""
     absent = plan(tmp_path, "east,0,weigh,dead,2", heads="party,round,work,how,use")
     result = run(f"fedavg+dbe({AUTO})", tmp_path / "run", absent=absent)
-    missed = [(a.work, a.how, a.use) for a in absences(result) if a.party == "east" and a.round == 0]
+    missed = [(a.work, a.how, a.occurrence) for a in absences(result) if a.party == "east" and a.round == 0]
     assert missed[0] == ("weigh", "dead", 2)
     assert {how for _, how, _ in missed[1:]} == {"waiting"}
     assert {work for work, _, _ in missed[1:]} == {"local", "judge", "weigh"}

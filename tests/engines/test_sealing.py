@@ -22,7 +22,7 @@ from torch import Tensor
 
 import comity
 from comity.core import Model, seal
-from comity.core.call import Call
+from comity.core.call import CallId
 from comity.core.codec import decode, encode
 from comity.core.record import Cipher, Sealed, leaves, post, unseal
 from comity.engines import sealing
@@ -192,7 +192,7 @@ def delivered_otherwise(how: str, engine: type[Engine], monkeypatch: pytest.Monk
         elif how == "a round late" and parcels:
             parcels = dict(old) if call.round > 1 else parcels
         elif how == "twice" and not parcels and call.round == 2:
-            list(work(self, Call("local", 0, 1, 1), messages, old))
+            list(work(self, CallId("local", 0, 1, 1), messages, old))
         old.update(parcels)
         return work(self, call, messages, parcels)
 

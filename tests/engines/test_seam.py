@@ -16,7 +16,7 @@ from matrix import GOSSIP, compositions, ragged, run, tables, weights
 from torch import nn
 
 from comity.core import Params
-from comity.core.call import Call, Message
+from comity.core.call import CallId, Message
 from comity.core.server import Note
 from comity.engines.loop import LoopEngine, OneByOne
 from comity.engines.site_store import SiteStore
@@ -373,7 +373,7 @@ def test_works_that_take_turns_keep_their_own_draws() -> None:
     made = prepare(config.experiment({"algorithm": author("logged", trainings=2), **SMALL}), ragged(), DROPS)
     assert not gains_by_stacking(made.info.task.network)
     s = made.algorithm.init_server(made.root.fold("init"), made.info)
-    call = Call("local", 0, 1, 0)
+    call = CallId("local", 0, 1, 0)
     replies: dict[str, list[Params]] = {"in turns": [], "one by one": []}
     for order in replies:
         engine = LoopEngine(SiteStore(made.algorithm, made.parties, made.root), OneByOne())

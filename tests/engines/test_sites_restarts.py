@@ -15,7 +15,7 @@ from elsewhere import Handed, Sites, ended, same_as_planned
 from matrix import TABLES
 
 from comity.checksums import with_crc
-from comity.core.call import Call
+from comity.core.call import CallId
 from comity.core.codec import encode
 from comity.engines.saved import OURS
 from comity.errors import ComityError
@@ -355,13 +355,13 @@ def test_an_older_checkpoint_can_be_gone_on_with(sites: Sites) -> None:
 
 def test_states_by_their_calls(tmp_path: Path) -> None:
     states = States(tmp_path)
-    one, two, three = (Call("local", 0, t, 0) for t in (1, 2, 3))
+    one, two, three = (CallId("local", 0, t, 0) for t in (1, 2, 3))
     for t, call in enumerate((one, two, three)):
         states.write(0, call, encode({"t": t}))
     states.write(0, two, encode({"t": 20}))  # asked for again, by a server that came back
     assert [States(tmp_path).read(call)["t"] for call in (one, two, three)] == [0, 20, 2]
     states.forget_before(None)
-    states.forget_before(Call("local", 0, 9, 0))
+    states.forget_before(CallId("local", 0, 9, 0))
     assert len(list((tmp_path / STATES).iterdir())) == 4
     states.forget_before(two)
     assert len(list((tmp_path / STATES).iterdir())) == 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from comity.core.call import Answer
+from comity.core.call import PartyResult
 from comity.engines.loop import LoopEngine
 
 torch.set_num_threads(1)
@@ -28,7 +28,7 @@ def replies(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, Any]]:
     seen: list[dict[int, Any]] = []
     work = LoopEngine.work
 
-    def listening(self: LoopEngine, *args: Any) -> Iterator[tuple[int, Answer]]:
+    def listening(self: LoopEngine, *args: Any) -> Iterator[tuple[int, PartyResult]]:
         seen.append({})
         for i, answer in work(self, *args):
             seen[-1][i] = answer.reply

@@ -37,7 +37,7 @@ from toys import (
 import comity
 from comity.algorithms.adcol import Adcol, AdcolState, Game, Judges
 from comity.core import Batch, Key, Params, Samples, Task, Training, batches, descent, payload
-from comity.core.call import Answer
+from comity.core.call import PartyResult
 from comity.core.key import BatchKey
 from comity.models import build
 from comity.parts.divergence import kl_from_uniform
@@ -383,7 +383,7 @@ def test_b14_a_party_that_does_not_answer_is_not_asked_again() -> None:
     _, server, s = game(adcol)
     work, asked = server.engine.work, []
 
-    def without_party_1(call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
+    def without_party_1(call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, PartyResult]]:
         asked.append((call.work, list(messages)))
         return work(call, {i: message for i, message in messages.items() if i != 1}, parcels)
 

@@ -23,7 +23,7 @@ import comity
 from comity.algorithms.fed_sps import FedSps, FedSpsState
 from comity.algorithms.solo import Solo
 from comity.core import Empty, Key, Model, Params, PartyData, Samples, Sealed, Task, Training
-from comity.core.call import Answer
+from comity.core.call import PartyResult
 from comity.core.key import BatchKey
 from comity.core.record import unseal
 from comity.engines.loop import LoopEngine
@@ -936,7 +936,7 @@ def test_spec7_order_of_calls_does_not_matter(monkeypatch: pytest.MonkeyPatch) -
     work = LoopEngine.work
     order = []
 
-    def backwards(self: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
+    def backwards(self: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, PartyResult]]:
         for i, answer in work(self, call, dict(reversed(messages.items())), parcels):
             order.append(i)
             yield i, answer
@@ -1295,7 +1295,7 @@ class Wire:
         self.parcels: list[Any] = []
         work = LoopEngine.work
 
-        def listening(engine: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
+        def listening(engine: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, PartyResult]]:
             self.open += [message.content for message in messages.values()]
             self.parcels += parcels.values()
             for i, answer in work(engine, call, messages, parcels):

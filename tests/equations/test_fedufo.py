@@ -43,7 +43,7 @@ from comity.algorithms import find, options
 from comity.algorithms.feduad import Both, FedUad, FedUadState, Prior
 from comity.algorithms.fedufo import FedUfo
 from comity.core import Batch, FitRequest, Key, Params, Party, Samples, Task, Training, batches
-from comity.core.call import Answer
+from comity.core.call import PartyResult
 from comity.errors import Refusal
 from comity.experiments import checkpoint
 from comity.experiments.outline import Quiet
@@ -201,7 +201,7 @@ class Wire:
         self.calls: list[tuple[int, str, dict[int, Any], list[tuple[int, int]], dict[int, Any]]] = []
         work = server.engine.work
 
-        def listening(call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
+        def listening(call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, PartyResult]]:
             replies: dict[int, Any] = {}
             contents = {i: message.content for i, message in messages.items()}
             self.calls.append((call.round, call.work, contents, sorted(parcels), replies))
@@ -922,7 +922,7 @@ def _silent(server: LoopServer, name: str, who: int, when: int) -> None:
     """Party `who` is not reached by that work in round `when`."""
     work = server.engine.work
 
-    def without(call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
+    def without(call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, PartyResult]]:
         gone = who if (call.work, call.round) == (name, when) else -1
         messages = {i: m for i, m in messages.items() if i != gone}
         return work(call, messages, {e: p for e, p in parcels.items() if e[1] != gone})

@@ -16,7 +16,7 @@ from toys import batch_of, fit, noise, party_of, samples, task_of
 
 import comity
 from comity.core import Batch, Key, Params, Samples, Training, batches, plain
-from comity.core.call import Call
+from comity.core.call import CallId
 from comity.engines.running import KeptMoments, RunningWork
 
 SHAPE, CLASSES = (6,), 3
@@ -267,7 +267,7 @@ def test_a_running_work_counts_the_steps_of_all_it_asks_for() -> None:
         made = [await party.fit(plain, task.init(Key(1)), Key(i), training=Training(steps=n)) for i, n in enumerate((3, 4))]
         return [done.steps for done in made], await party.fold(lambda count, batch: count + 1, 0, Key(2))
 
-    running = RunningWork(work(), Call("a work", 0, 0, 0), KeptMoments({}, ""), nullcontext())
+    running = RunningWork(work(), CallId("a work", 0, 0, 0), KeptMoments({}, ""), nullcontext())
     counted = [running.steps]
     while running.request:
         running.train()

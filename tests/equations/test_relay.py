@@ -28,7 +28,7 @@ from comity.algorithms.fedavg import FedAvg
 from comity.algorithms.relay import Relay, V
 from comity.algorithms.relay_p2p import RelayP2p, RelayPeerState
 from comity.core import Batch, Empty, Info, Key, Params, Samples, Sealed, Task, Training
-from comity.core.call import Answer
+from comity.core.call import PartyResult
 from comity.core.fit import FitRequest
 from comity.core.key import BatchKey
 from comity.core.record import read_only, unseal
@@ -186,7 +186,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> list[Turn]:
     seen: list[Turn] = []
     work = LoopEngine.work
 
-    def listening(self: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
+    def listening(self: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, PartyResult]]:
         opened = {edge: unseal(parcel) for edge, parcel in parcels.items()}
         turn = Turn(call.round, call.work, {i: message.content for i, message in messages.items()}, opened, {})
         seen.append(turn)
@@ -583,7 +583,7 @@ def test_alg1_the_order_of_parties_does_not_matter(text: str, monkeypatch: pytes
     work = LoopEngine.work
     order = []
 
-    def backwards(self: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, Answer]]:
+    def backwards(self: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, PartyResult]]:
         for i, answer in work(self, call, dict(reversed(messages.items())), dict(reversed(parcels.items()))):
             order.append(i)
             yield i, answer

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import comity
 from comity.core import AnyAlgorithm, Batch, Fitted, Info, Key, Params, Party, PartyData, Samples, Server, Task, Training
-from comity.core.call import Call
+from comity.core.call import CallId
 from comity.core.descent import train
 from comity.core.fit import FitRequest, Pull, Working
 from comity.core.training import Moments
@@ -143,7 +143,7 @@ def worked(work: Working[T]) -> T:
     async def pair() -> tuple[T, None]:
         return await work, None
 
-    running = RunningWork(pair(), Call("a work", 0, 0, 0), KeptMoments({}, ""), nullcontext())
+    running = RunningWork(pair(), CallId("a work", 0, 0, 0), KeptMoments({}, ""), nullcontext())
     while running.request:
         running.train()
     result: T = running.result[0]

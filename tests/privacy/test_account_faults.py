@@ -20,7 +20,7 @@ import comity
 from comity.cli import main
 from comity.core import FitRequest, Key, Release, Samples, Task, Training, plain
 from comity.core import private as private_module
-from comity.core.call import Call, Message
+from comity.core.call import CallId, Message
 from comity.core.descent import train
 from comity.core.fit import Private
 from comity.core.noise import gaussian
@@ -53,7 +53,7 @@ SMALL: dict[str, Any] = {"rounds": 1, "model": "mlp2(width=8)", "disc": "linear"
 
 def test_1_a_swapped_record_moves_the_rows_of_others_so_that_a_row_is_what_is_protected(federation: comity.Federation) -> None:
     job = job_of(algorithm="adcol", set={"disc": "linear"})
-    party, call = job.parties[0], Call("local", 0, 1, 0)
+    party, call = job.parties[0], CallId("local", 0, 1, 0)
     game = job.algorithm.init_server(job.root.fold("init"), job.info)
 
     def rows(samples: Samples) -> torch.Tensor:
@@ -182,7 +182,7 @@ def test_8_two_runs_with_one_seed_have_nothing_in_common_to_subtract() -> None:
         job = job_of(algorithm="adcol", set={"disc": "linear", "noise": "gauss_l2", "epsilon": scale, "delta": 1e-3})
         game = job.algorithm.init_server(job.root.fold("init"), job.info)
         site = Site(job.algorithm, job.parties[0], job.root)
-        z = site.work(Call("local", 0, 1, 0), Message(game, None, True), {}).reply.z
+        z = site.work(CallId("local", 0, 1, 0), Message(game, None, True), {}).reply.z
         found.append(((z - z.mean()) / z.std()).flatten())
     assert abs((found[0] * found[1]).mean().item()) < 0.2  # the same noise would be near 1
     assert job_of(algorithm="fedavg").root.bits == job_of(algorithm="fedavg", lr=0.2).root.bits  # all else is the seed's

@@ -17,7 +17,7 @@ import comity
 from comity import algorithms
 from comity.cli import main
 from comity.core import Key, Refusal, Samples, Wrapper
-from comity.core.call import Call, Message
+from comity.core.call import CallId, Message
 from comity.core.fit import HiddenMeans, Level
 from comity.core.noise import gaussian
 from comity.core.wrapper import chain
@@ -183,7 +183,7 @@ def test_which_classes_there_are_is_not_told() -> None:
         party = job.parties[0]
         site = Site(job.algorithm, party, job.root)
         nothing = Teacher(torch.zeros(10, 8), torch.zeros(10).bool(), torch.zeros(1, 10, 8), torch.zeros(1, 10).bool(), {})
-        reply = site.work(Call("local", 1, 1, 0), Message(nothing, None, True), {}).reply
+        reply = site.work(CallId("local", 1, 1, 0), Message(nothing, None, True), {}).reply
         assert reply.counts.nonzero().flatten().tolist() == there
         assert reply.seen.nonzero().flatten().tolist() == there
         truth = torch.bincount(party.data.train.y, minlength=10)

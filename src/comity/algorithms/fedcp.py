@@ -4,7 +4,7 @@ Idea: of each sample's representation a small network, the conditional policy, d
 global head and how much for the party's own; the answer is the sum of both heads'.
 
 Policy: {r, s} = softmax over pairs of CPN(v_i/‖v_i‖ ⊙ h; Θ), r + s = 1, with CPN = ReLU(LayerNorm(linear layer)) from d' to 2·d'.
-Answer: g(r ⊙ h; W^hd) + g(s ⊙ h; W_i^hd), h = f(x; W_i^fe).
+PartyResult: g(r ⊙ h; W^hd) + g(s ⊙ h; W_i^hd), h = f(x; W_i^fe).
 Loss: min over (W_i^fe, W_i^hd, Θ_i) of CE + λ · MMD(h, f(x; W^fe)), with W^hd and W^fe as received, frozen.
 Server: averages of W_i^fe, Θ_i and of the heads that parties send, by sample counts.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from comity.core.call import Call
+from comity.core.call import CallId
 from comity.core.party import Info
 from comity.errors import ComityError
 
@@ -32,7 +32,7 @@ class Absence(NamedTuple):
     work: str
     how: str
     """A key of MEANING."""
-    use: int
+    occurrence: int
     """How often this work was asked for in this round before."""
 
 
@@ -48,7 +48,7 @@ class Rules:
     """So many replies make an exchange count, or all if fewer are asked."""
     stop_if_not_finite: bool = False
     """Whether a reply with values that are not finite ends the run; else it is left out."""
-    planned: Callable[[str, Call], str] = lambda party, call: ""
+    planned: Callable[[str, CallId], str] = lambda party, call: ""
     """For simulations: whether a party of that name is to be DEAD when it is called, or its reply LOST."""
 
 
@@ -71,7 +71,7 @@ class Attendance:
         self.missed = set()
         self.quorum = quorum
 
-    def roll_call(self, call: Call, ids: Iterable[int]) -> RollCall:
+    def roll_call(self, call: CallId, ids: Iterable[int]) -> RollCall:
         """Begin a call of these parties: who cannot be asked is written down."""
         asked = sorted(ids)
         away = {i: how for i in asked if (how := self._away(call, i))}
@@ -79,23 +79,23 @@ class Attendance:
             self._write(call, i, how)
         return RollCall(self, call, len(asked), [i for i in asked if i not in away])
 
-    def will_be_lost(self, call: Call, i: int) -> bool:
+    def will_be_lost(self, call: CallId, i: int) -> bool:
         """Whether it is planned that a party's reply does not get here."""
         return self._planned(call, i) == LOST
 
-    def is_lost(self, call: Call, i: int) -> bool:
+    def is_lost(self, call: CallId, i: int) -> bool:
         """Whether a party's reply does not get here, which is written down."""
         if lost := self.will_be_lost(call, i):
             self._write(call, i, LOST)
         return lost
 
-    def is_usable(self, call: Call, i: int, unfit: str, ruined: str) -> bool:
+    def is_usable(self, call: CallId, i: int, unfit: str, ruined: str) -> bool:
         """Whether all that a party sent, and keeps, is finite; if something is not, that is written down, or the run ends."""
         if unfit or ruined:
             self.not_usable(call, i, f"{unfit} of its reply" if unfit else f"{ruined} of what it keeps")
         return not (unfit or ruined)
 
-    def not_usable(self, call: Call, i: int, what: str) -> None:
+    def not_usable(self, call: CallId, i: int, what: str) -> None:
         """What a party sent, or keeps, is no number."""
         if self.rules.stop_if_not_finite:
             raise ComityError(
@@ -104,7 +104,7 @@ class Attendance:
             )
         self._write(call, i, NOT_FINITE)
 
-    def did_not_answer(self, call: Call, i: int) -> None:
+    def did_not_answer(self, call: CallId, i: int) -> None:
         """A party was asked, but nothing came."""
         self._write(call, i, LOST)
 
@@ -113,16 +113,16 @@ class Attendance:
         rows, self.absences = self.absences, []
         return rows
 
-    def _away(self, call: Call, i: int) -> str:
+    def _away(self, call: CallId, i: int) -> str:
         if i in self.waiting and call.depth >= 0:  # a look at models is for everyone
             return WAITING
         return DEAD if self._planned(call, i) == DEAD else ""
 
-    def _planned(self, call: Call, i: int) -> str:
+    def _planned(self, call: CallId, i: int) -> str:
         return self.rules.planned(self._info.name(i), call)
 
-    def _write(self, call: Call, i: int, how: str) -> None:
-        self.absences.append(Absence(self._info.name(i), call.round, call.work, how, call.use))
+    def _write(self, call: CallId, i: int, how: str) -> None:
+        self.absences.append(Absence(self._info.name(i), call.round, call.work, how, call.occurrence))
         self.missed.add(i)
 
 
@@ -131,7 +131,7 @@ class RollCall:
     """One call: who could be asked, who answered, and how many of the answers count."""
 
     register: Attendance
-    call: Call
+    call: CallId
     asked: int
     there: list[int]
     """Who can be asked, in party order."""

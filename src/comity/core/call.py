@@ -17,7 +17,7 @@ def stream_name(function: str) -> str:
     return STREAMS.get(function, function)
 
 
-class Call(NamedTuple):
+class CallId(NamedTuple):
     """What is asked of parties: the work's name and owner, and what its keys are folded from.
 
     It also names the state that a party keeps after it: a work is a function of that state, the letter and the call, so that
@@ -28,7 +28,7 @@ class Call(NamedTuple):
     depth: int
     """How many wrappers are around the work's owner."""
     round: int
-    use: int
+    occurrence: int
     """How often this work was asked for in this round before."""
 
 
@@ -36,7 +36,7 @@ class Message(NamedTuple):
     """What a party is sent, and which of its states it is for."""
 
     content: Any
-    after: Call | None
+    after: CallId | None
     """The last call that changed what the party keeps and whose reply was accepted; None before the first.
 
     The party forgets what came of later ones: the server has never heard of it, or has given it up.
@@ -45,7 +45,7 @@ class Message(NamedTuple):
     """Whether no round has counted yet: a party that starts from weights of its own puts them in place of those in `content`."""
 
 
-class Look(NamedTuple):
+class EvaluationRequest(NamedTuple):
     """A look at how good parties' models are."""
 
     round: int
@@ -55,7 +55,7 @@ class Look(NamedTuple):
     """What is looked at, if it is not what parties have after a round: `unfinished`, `offered`, `joined`."""
 
 
-class Answer(NamedTuple):
+class PartyResult(NamedTuple):
     """What comes back of a call from one party."""
 
     reply: Any

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from comity.core.algorithm import AnyAlgorithm, WireShapes
 from comity.core.blob import MOST_BYTES
-from comity.core.call import Call
+from comity.core.call import CallId
 from comity.core.declared import declared, fits, mismatch
 from comity.core.finite import first_not_finite, is_finite
 from comity.core.record import Params, is_record, payload
@@ -47,13 +47,13 @@ class Gate:
     def _declared(self) -> dict[tuple[int, str], Signature]:
         return {place: signature(self.algorithm, *place) for place in works(self.algorithm)}
 
-    def check_letter(self, call: Call, content: Any) -> None:
+    def check_letter(self, call: CallId, content: Any) -> None:
         """Refuse what a party is sent with a call, unless it is what the work declares, of this model, and finite."""
         self.check_call(call)
         self._check(f"The letter for {call.work}", content, self._declared[call.depth, call.work].message, call.depth)
         _check_finite(f"The letter for {call.work}", content)
 
-    def check_reply(self, call: Call, reply: Any) -> None:
+    def check_reply(self, call: CallId, reply: Any) -> None:
         """Refuse what a party answers, unless it is what the work declares, of this model.
 
         Whether it is finite is for the server to say, whose rules tell what becomes of a party that diverged.
@@ -74,10 +74,10 @@ class Gate:
         kinds = parcel_types(self.algorithm) or [Any]
         self._check("What is in a parcel", content, next((kind for kind in kinds if fits(content, kind)), kinds[0]), 0)
 
-    def check_call(self, call: Call) -> None:
+    def check_call(self, call: CallId) -> None:
         """Refuse a call for what is no work, or for no round."""
         check_marked(self.algorithm, call.depth, call.work)
-        if any(type(number) is not int or number < 0 for number in (call.round, call.use)):
+        if any(type(number) is not int or number < 0 for number in (call.round, call.occurrence)):
             raise Refusal(f"{call.work} is asked for in round {str(call.round)[:20]}, which is none.")
 
     def _check(self, what: str, tree: Any, said: Any, depth: int) -> None:

@@ -210,7 +210,7 @@ class SampleTape(Tape):
         slopes = torch.autograd.grad(value, [*self.outputs, *self._weights], allow_unused=True)
         elsewhere = {place for place, slope in enumerate(slopes[len(self.outputs) :]) if slope is not None}
         with torch.no_grad():
-            found = [use(dy) for use, dy in zip(self._uses, slopes, strict=False) if dy is not None]
+            found = [occurrence(dy) for occurrence, dy in zip(self._uses, slopes, strict=False) if dy is not None]
         places = [place for layer in found for place in layer.places]
         return [] if len(set(places)) < len(places) or elsewhere.intersection(places) else found
 
@@ -232,12 +232,12 @@ class SampleTape(Tape):
         inputs, shape = x.detach(), weight.shape
         y = super().conv2d(x, self._fixed[place], None if bias is None else bias.detach(), stride, padding, order)
 
-        def use(dy: Tensor) -> Layer:
+        def occurrence(dy: Tensor) -> Layer:
             patches = F.unfold(inputs, shape[2:], stride=stride, padding=padding)
             slopes = dy.flatten(2)
             return _Whole(place, with_bias, slopes @ patches.mT, shape, slopes.sum(2))
 
-        return self._use(y, use)
+        return self._use(y, occurrence)
 
     def _places(self, weight: Tensor, bias: Tensor | None) -> tuple[int | None, int | None]:
         """Where a layer's weight and bias are among those that learn; None if they are not, or if nothing is to be learned."""
@@ -246,9 +246,9 @@ class SampleTape(Tape):
         found = self._place.get(id(weight)), None if bias is None else self._place.get(id(bias))
         return (None, None) if found[0] is None or (bias is not None and found[1] is None and bias.requires_grad) else found
 
-    def _use(self, y: Tensor, use: Callable[[Tensor], Layer]) -> Tensor:
+    def _use(self, y: Tensor, occurrence: Callable[[Tensor], Layer]) -> Tensor:
         if not y.requires_grad:
             y.requires_grad_()
         self.outputs.append(y)
-        self._uses.append(use)
+        self._uses.append(occurrence)
         return y

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from typing_extensions import TypeVar
 
-from comity.core.call import Call
+from comity.core.call import CallId
 from comity.errors import ComityError
 
 C = TypeVar("C", bound=type)
@@ -82,7 +82,7 @@ class Sealed(Generic[X]):
 
     def __init__(self, content: X, size: int, to: tuple[int, ...], postmark: Postmark | None = None) -> None:
         self.__content = content
-        self.__opened: dict[int, Call] = {}
+        self.__opened: dict[int, CallId] = {}
         self.size = size
         self.to = to
         self.postmark = postmark
@@ -128,10 +128,10 @@ def parcels_in(tree: Any) -> list[Sealed]:
     return [parcel for item in inside if not isinstance(item, Tensor) for parcel in parcels_in(item)]
 
 
-def received(parcel: Sealed, sender: int, recipient: int, call: Call) -> Any:
+def received(parcel: Sealed, sender: int, recipient: int, call: CallId) -> Any:
     """What a parcel holds, for a recipient's site: in its round, from its sender, and for one call only."""
     check_address(parcel, sender, recipient, call.round)
-    opened: dict[int, Call] = parcel._Sealed__opened  # type: ignore[attr-defined]
+    opened: dict[int, CallId] = parcel._Sealed__opened  # type: ignore[attr-defined]
     if opened.setdefault(recipient, call) != call:
         raise ComityError(TWICE)
     return unseal(parcel)

@@ -16,7 +16,7 @@ from comity.core.wrapper import Wrapper, chain
 
 if TYPE_CHECKING:
     from comity.core.algorithm import AnyAlgorithm
-    from comity.core.call import Call
+    from comity.core.call import CallId
     from comity.core.party import Info
     from comity.core.training import Training
 
@@ -81,8 +81,8 @@ class Asked:
 class Spending(Protocol):
     """What a net needs of an account of what is given away."""
 
-    def charge_call(self, call: Call, ids: Iterable[int]) -> None: ...
-    def note_reply(self, call: Call, i: int, reply: Any) -> None: ...
+    def charge_call(self, call: CallId, ids: Iterable[int]) -> None: ...
+    def note_reply(self, call: CallId, i: int, reply: Any) -> None: ...
     def note_open(self, round: int, work: str, i: int, name: str) -> None: ...
     def charge_server(self, round: int, name: str, release: Release | None, ids: Iterable[int]) -> None: ...
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from comity.core.aggregate import AveragedReplies, Averaging, Mean
 from comity.core.algorithm import Algorithm
 from comity.core.attendance import Attendance, NoReplies, RollCall, Rules
-from comity.core.call import Answer, Call, Edge, Message
+from comity.core.call import PartyResult, CallId, Edge, Message
 from comity.core.charging import Charging
 from comity.core.descent import fold, train
 from comity.core.finite import not_finite
@@ -82,7 +82,7 @@ class Server(Charging):
         """What the method has looked at that depends on how many rounds there are to be."""
         super().__init__(WatchedInfo.of(info, self.looked), answered, account)
         self.attendance = Attendance(info, rules or Rules())
-        self.versions: dict[int, Call] = {}
+        self.versions: dict[int, CallId] = {}
         """By party: the last call that changed what it keeps and whose reply was accepted."""
         self.notes: list[Note] = []
         self.remarks: dict[str, None] = dict.fromkeys([ADDED_UP] if self.ledger.together else [])
@@ -97,19 +97,19 @@ class Server(Charging):
         self._works = works
         self._adds = adds
         """Who adds up replies that are only averaged, if somebody is to."""
-        self._uses: Counter[tuple[int, str]] = Counter()
+        self._occurrences: Counter[tuple[int, str]] = Counter()
         self._unheard = ""
         """The work whose replies a loop is going through."""
         self._asked: set[int] = set()
         """Who was called since the exchanges began that are not settled yet."""
-        self._before: tuple[dict[int, Call], int] = {}, 0
+        self._before: tuple[dict[int, CallId], int] = {}, 0
         """The versions, and how many notes there were, when they began."""
         self._layers = info.task.network.layer_stream(self.key("layers"))
 
     def begin(self, t: int) -> None:
         """Enter round t."""
         self.round = t
-        self._uses.clear()
+        self._occurrences.clear()
         self._layers = self.info.task.network.layer_stream(self.key("layers"))
 
     def open(self, quorum: int = 1) -> None:
@@ -118,12 +118,12 @@ class Server(Charging):
         self._asked = set()
         self._before = dict(self.versions), len(self.notes)
 
-    def settle(self) -> dict[int, Call | None]:
+    def settle(self) -> dict[int, CallId | None]:
         """They count: which state each party that was called keeps now."""
         self.check_all_heard()
         return {i: self.versions.get(i) for i in self._asked}
 
-    def undo(self) -> dict[int, Call | None]:
+    def undo(self) -> dict[int, CallId | None]:
         """They do not count: which state each party goes back to. What crossed, and the work that was done, stays charged."""
         self.versions, notes = self._before
         del self.notes[notes:]
@@ -186,11 +186,11 @@ class Server(Charging):
                 del reply  # the next party trains in its memory, which is still in the cache
         return mean.value()
 
-    def looking(self) -> Call:
+    def looking(self) -> CallId:
         """A call that asks for nothing but how good models are: it leaves parties as they are."""
         self.check_all_heard()
-        self._uses[-1, "evaluate"] += 1
-        return Call("evaluate", -1, self.round, self._uses[-1, "evaluate"] - 1)
+        self._occurrences[-1, "evaluate"] += 1
+        return CallId("evaluate", -1, self.round, self._occurrences[-1, "evaluate"] - 1)
 
     def fit(
         self,
@@ -237,15 +237,15 @@ class Server(Charging):
         if self._unheard:
             raise ComityError(f"Not all replies of {self._unheard} were heard: a loop over server.replies may not be left early.")
 
-    def _call(self, work: Callable[..., Any]) -> Call:
+    def _call(self, work: Callable[..., Any]) -> CallId:
         self.check_all_heard()
         name: str = getattr(work, "__name__", "")
         owner = getattr(work, "__self__", None)
         depth = next((d for d, a in enumerate(self._owners) if a is owner), None)
         if depth is None:
             raise ComityError(f"A work must be a method of the algorithm itself, but {work!r} is not.")
-        self._uses[depth, name] += 1
-        return Call(name, depth, self.round, self._uses[depth, name] - 1)
+        self._occurrences[depth, name] += 1
+        return CallId(name, depth, self.round, self._occurrences[depth, name] - 1)
 
     def _heard(
         self, work: Callable[..., Any], messages: Mapping[int, Any], parcels: Mapping[Edge, Sealed], ask: Asking
@@ -279,7 +279,7 @@ class Server(Charging):
                 found[src, dst] = parcel
         return found
 
-    def _accepted(self, roll: RollCall, came: tuple[int, Answer]) -> tuple[int, Any] | None:
+    def _accepted(self, roll: RollCall, came: tuple[int, PartyResult]) -> tuple[int, Any] | None:
         """Count and charge an answer; the party's number and its reply, or nothing if it does not count."""
         i, answer = came
         if not roll.arrives(i):

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from comity.core.aggregate import AveragedReplies, PartialSum
-from comity.core.call import Answer, Call, Edge, Message
+from comity.core.call import PartyResult, CallId, Edge, Message
 from comity.core.record import Sealed
 from comity.errors import ComityError
 
 R = TypeVar("R")
-Asking = Callable[[Call, Mapping[int, Message], Mapping[Edge, Sealed]], Iterator[tuple[int, Answer]]]
+Asking = Callable[[CallId, Mapping[int, Message], Mapping[Edge, Sealed]], Iterator[tuple[int, PartyResult]]]
 """A way to have parties work: of a call, letters and parcels, their answers in any order."""
 SUMMED = (
     "Workers added up what their parties replied (partial sums): the ledger counts what each party gave, of which one sum a "
@@ -22,7 +22,7 @@ SUMMED = (
 class Works(Protocol):
     """An engine: parties work, and their answers come back in any order, or not at all."""
 
-    def work(self, call: Call, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]: ...
+    def work(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]: ...
 
 
 @runtime_checkable
@@ -34,8 +34,8 @@ class Adds(Protocol):
     """
 
     def add_up(
-        self, call: Call, messages: Mapping[int, Message], weights: Mapping[int, float]
-    ) -> Iterator[tuple[dict[int, Answer], PartialSum | None]]: ...
+        self, call: CallId, messages: Mapping[int, Message], weights: Mapping[int, float]
+    ) -> Iterator[tuple[dict[int, PartyResult], PartialSum | None]]: ...
 
 
 def in_order(ids: Iterable[int], answers: Iterable[tuple[int, R]]) -> Iterator[tuple[int, R]]:
@@ -54,13 +54,13 @@ def in_order(ids: Iterable[int], answers: Iterable[tuple[int, R]]) -> Iterator[t
 class PartialSums:
     """One exchange in which workers add up replies."""
 
-    def __init__(self, adds: Adds, weights: Mapping[int, float], will_be_lost: Callable[[Call, int], bool]) -> None:
+    def __init__(self, adds: Adds, weights: Mapping[int, float], will_be_lost: Callable[[CallId, int], bool]) -> None:
         self._adds = adds
         self._weights = weights
         self._will_be_lost = will_be_lost
         self._parts: list[PartialSum] = []
 
-    def work(self, call: Call, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
+    def work(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
         """Have parties work; their answers, with hollow replies. Workers get no weight for a reply that is planned to be lost."""
         arriving = {i: self._weights[i] for i in messages if not self._will_be_lost(call, i)}
         for answers, part in self._adds.add_up(call, messages, arriving):

@@ -74,7 +74,7 @@ def far_from_all(schema: Schema, parties: Mapping[str, Values]) -> list[str]:
 
 
 def inspect(federation: Federation, dataset: Dataset) -> Findings:
-    """Look at all samples that the parties have in this split."""
+    """EvaluationRequest at all samples that the parties have in this split."""
     names = federation.class_names or tuple(f"class {k}" for k in range(federation.classes))
     doubts = _few_of_a_class(federation, names)
     if dataset.schema is None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from comity.core.call import Answer, Call, Edge, Message, Look
+from comity.core.call import PartyResult, CallId, Edge, Message, EvaluationRequest
 from comity.core.evaluation import Evaluation
 from comity.core.record import Sealed
 from comity.engines.saved import Saved
@@ -22,11 +22,11 @@ class Engine(ABC):
     """Parties and what they keep. Answers come in any order, each as soon as it is there."""
 
     @abstractmethod
-    def work(self, call: Call, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
+    def work(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
         """Have each party that gets a letter do the work that is called for."""
 
     @abstractmethod
-    def evaluate(self, messages: Mapping[int, Message], look: Look) -> Iterator[tuple[int, Evaluation]]:
+    def evaluate(self, messages: Mapping[int, Message], look: EvaluationRequest) -> Iterator[tuple[int, Evaluation]]:
         """Have each party evaluate what it would deploy, given what the server would send it."""
 
     @abstractmethod
@@ -34,14 +34,14 @@ class Engine(ABC):
         """Have each party evaluate what its own data alone would have given it, had it trained in round t."""
 
     @abstractmethod
-    def settle(self, versions: Mapping[int, Call | None]) -> None:
+    def settle(self, versions: Mapping[int, CallId | None]) -> None:
         """Have parties keep the states after the calls that are named (None: the first) and forget all others."""
 
     @abstractmethod
     def save(self, folder: Path, t: int) -> list[Saved]:
         """Write the party states that changed since the last save; all are settled."""
 
-    def committed(self, versions: Mapping[int, Call]) -> None:
+    def committed(self, versions: Mapping[int, CallId]) -> None:
         """A checkpoint is on the disk that names these states: nobody will ask for earlier ones."""
 
     @property
@@ -55,7 +55,7 @@ class Engine(ABC):
         return {}
 
     @abstractmethod
-    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, Call], homes: Mapping[int, int]) -> None:
+    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, CallId], homes: Mapping[int, int]) -> None:
         """Put saved states back, each that after the call which is named for its party, and parties where they lived."""
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class Sites(Protocol):
 class Scheduler(Protocol):
     """In which order, and how many at a time, the parties of one process work."""
 
-    def work(self, sites: Sites, call: Call, messages: Mapping[int, Message], inboxes: Inboxes) -> Iterator[tuple[int, Answer]]: ...
+    def work(self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes) -> Iterator[tuple[int, PartyResult]]: ...
     def evaluate(self, sites: Sites, messages: Mapping[int, Message], final: bool) -> Iterator[tuple[int, Evaluation]]: ...
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from comity.core.call import Answer, Call, Edge, Message, Look
+from comity.core.call import PartyResult, CallId, Edge, Message, EvaluationRequest
 from comity.core.evaluation import Evaluation
 from comity.core.record import Sealed
 from comity.engines.engine import Engine, Inboxes, Scheduler, Sites, inboxes
@@ -19,7 +19,7 @@ T = TypeVar("T")
 class OneByOne:
     """The plainest order: a party's work from beginning to end, then the next one's."""
 
-    def work(self, sites: Sites, call: Call, messages: Mapping[int, Message], inboxes: Inboxes) -> Iterator[tuple[int, Answer]]:
+    def work(self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes) -> Iterator[tuple[int, PartyResult]]:
         for i, message in messages.items():
             yield i, sites[i].work(call, message, inboxes.get(i, {}))
 
@@ -35,10 +35,10 @@ class LoopEngine(Engine):
         self.sites = sites
         self._scheduler = scheduler
 
-    def work(self, call: Call, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
+    def work(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
         return map(self._released, self._scheduler.work(self.sites, call, messages, inboxes(parcels)))
 
-    def evaluate(self, messages: Mapping[int, Message], look: Look) -> Iterator[tuple[int, Evaluation]]:
+    def evaluate(self, messages: Mapping[int, Message], look: EvaluationRequest) -> Iterator[tuple[int, Evaluation]]:
         return map(self._released, self._scheduler.evaluate(self.sites, messages, look.final))
 
     def evaluate_solo(self, ids: Iterable[int], t: int) -> Iterator[tuple[int, Evaluation]]:
@@ -49,11 +49,11 @@ class LoopEngine(Engine):
         self.sites.release([answered[0]])
         return answered
 
-    def settle(self, versions: Mapping[int, Call | None]) -> None:
+    def settle(self, versions: Mapping[int, CallId | None]) -> None:
         self.sites.settle(versions)
 
     def save(self, folder: Path, t: int) -> list[Saved]:
         return self.sites.save(folder, t)
 
-    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, Call], homes: Mapping[int, int]) -> None:
+    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, CallId], homes: Mapping[int, int]) -> None:
         self.sites.load(folder, states, versions)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from comity.core.call import Call
+from comity.core.call import CallId
 from comity.core.descent import fold, train
 from comity.core.fit import FitRequest, Fitted, FoldRequest, Request, Working
 from comity.core.record import Params
@@ -44,7 +44,7 @@ class RunningWork:
     def __init__(
         self,
         work: Working[tuple[Any, Any]],
-        call: Call,
+        call: CallId,
         kept: KeptMoments,
         layers: AbstractContextManager[object],
         unusable: tuple[int, ...] = (),

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from torch import Tensor
 
-from comity.core.call import Call
+from comity.core.call import CallId
 from comity.core.codec import decode, encode
 from comity.core.declared import fits
 from comity.core.record import TWICE, Cipher, Sealed, check_address, parcels_in, payload, tree_map, unseal
@@ -59,7 +59,7 @@ class Lock:
         self._records = records
         """What may be in a parcel; None: whatever its sender put there."""
         self._round = -1
-        self._opened: dict[tuple[int, bytes], Call] = {}
+        self._opened: dict[tuple[int, bytes], CallId] = {}
 
     def close(self, tree: Any) -> Any:
         """The same tree with all its parcels locked; one that occurs twice is locked once."""
@@ -69,7 +69,7 @@ class Lock:
         locked = {name: self._close(parcel) for name, parcel in locked.items()}
         return tree_map(lambda leaf: locked[id(leaf)] if isinstance(leaf, Sealed) else leaf, tree)
 
-    def open(self, inboxes: Mapping[int, Mapping[int, Sealed]], call: Call) -> dict[int, dict[int, Sealed]]:
+    def open(self, inboxes: Mapping[int, Mapping[int, Sealed]], call: CallId) -> dict[int, dict[int, Sealed]]:
         """Parcels by recipient and sender as their senders made them, for this call.
 
         For the same call they open again, if its answer was lost; for another one never.
@@ -100,7 +100,7 @@ class Lock:
         nonce = os.urandom(NONCE)
         return nonce + self._between(sender, recipient).encrypt(nonce, key, self._bound(sender, recipient, round, size))
 
-    def _open(self, parcel: Sealed, sender: int, recipient: int, call: Call) -> Sealed:
+    def _open(self, parcel: Sealed, sender: int, recipient: int, call: CallId) -> Sealed:
         check_address(parcel, sender, recipient, call.round)
         cipher = unseal(parcel)
         _check_form(cipher)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.call import Answer, Call, Message, stream_name
+from comity.core.call import PartyResult, CallId, Message, stream_name
 from comity.core.descent import train_outside
 from comity.core.evaluation import Evaluation, evaluate
 from comity.core.finite import is_finite, not_finite
@@ -49,20 +49,20 @@ class Site:
         """Whether the party keeps anything but what every run begins with."""
         return self.versions.now is not None
 
-    def work(self, call: Call, message: Message, inbox: dict[int, Sealed]) -> Answer:
+    def work(self, call: CallId, message: Message, inbox: dict[int, Sealed]) -> PartyResult:
         """Do what is asked, from beginning to end."""
         running = self.begin(call, message, inbox)
         while running.request:
             running.train()
         return self.end(running)
 
-    def begin(self, call: Call, message: Message, inbox: dict[int, Sealed]) -> RunningWork:
+    def begin(self, call: CallId, message: Message, inbox: dict[int, Sealed]) -> RunningWork:
         """Do what is asked, up to the first training; what came of calls after the one that the letter names is forgotten."""
         self.versions.go_to(message.after)
         opened = {sender: self._here(received(parcel, sender, self.party.id, call)) for sender, parcel in inbox.items()}
         usable = {sender: content for sender, content in opened.items() if is_finite(content)}
         party = replace(self.party, inbox=usable) if usable else self.party
-        key = self.root.fold("party", party.stream, call.round, stream_name(call.work), call.use)
+        key = self.root.fold("party", party.stream, call.round, stream_name(call.work), call.occurrence)
         work = work_of(self.algorithm, call.depth, call.work)
         return RunningWork(
             work(self.mine, self._here(self._content(message, call.depth)), party, key),
@@ -72,7 +72,7 @@ class Site:
             tuple(sorted(opened.keys() - usable.keys())),
         )
 
-    def end(self, running: RunningWork) -> Answer:
+    def end(self, running: RunningWork) -> PartyResult:
         """What came of a work that is done; the party's new state is kept, until a letter says that it does not count."""
         mine, reply = running.result
         post(reply, self.party.id, running.call.round)
@@ -81,7 +81,7 @@ class Site:
         if keeps:
             ruined = not_finite(mine)
             self.versions.add(running.call, PartyState(mine, running.kept.moments))
-        return Answer(reply, running.steps, keeps, ruined, running.remark, running.unusable)
+        return PartyResult(reply, running.steps, keeps, ruined, running.remark, running.unusable)
 
     def deployed(self, message: Message) -> tuple[Task, Params]:
         """What the party would answer with now."""
@@ -113,12 +113,12 @@ class Site:
         self._saved = self.versions.now
         return saved
 
-    def load(self, folder: Path, saved: Saved, version: Call) -> None:
+    def load(self, folder: Path, saved: Saved, version: CallId) -> None:
         """Put a saved state back: that after the call which is named."""
         self.restore(read_state(folder, saved), version)
         self._saved = version
 
-    def restore(self, state: PartyState, version: Call) -> None:
+    def restore(self, state: PartyState, version: CallId) -> None:
         """Keep a state that came of the call which is named, and no other."""
         self.versions.add(version, self._moved(state))
         self.versions.settle(version)

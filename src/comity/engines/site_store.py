@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.call import Call
+from comity.core.call import CallId
 from comity.core.key import Key
 from comity.core.party import Party
 from comity.engines.saved import Saved
@@ -77,7 +77,7 @@ class SiteStore:
         """Write the states that changed since the last time."""
         return [saved for site in self._sites.values() if (saved := site.save(folder, t))]
 
-    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, Call]) -> None:
+    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, CallId]) -> None:
         """Put saved states back."""
         for saved in states:
             self[saved.party].load(folder, saved, versions[saved.party])

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from comity.core.call import Call
+from comity.core.call import CallId
 from comity.core.codec import decode, encode
 from comity.core.record import once_called, payload, record
 from comity.core.training import Moments
@@ -24,7 +24,7 @@ class PartyState:
 
 once_called(PartyState, "comity.engines.site:PartyState")
 
-Version = Call | None
+Version = CallId | None
 """The call that a state came of; None for the one that every run begins with, which can always be made again."""
 
 
@@ -97,7 +97,7 @@ class Versions:
             self._forget(self._order.pop())
         self.now = version
 
-    def add(self, version: Call, state: PartyState) -> None:
+    def add(self, version: CallId, state: PartyState) -> None:
         """What came of a call for the newest state, which stays, as does the oldest, which a void round goes back to."""
         for between in self._order[1:-1]:
             self._order.remove(between)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from comity.core.aggregate import AveragedReplies, PartialSum
-from comity.core.call import Answer, Call, Edge, Message, Look
+from comity.core.call import PartyResult, CallId, Edge, Message, EvaluationRequest
 from comity.core.evaluation import Evaluation
 from comity.core.finite import not_finite
 from comity.core.record import Sealed, hollow, payload
@@ -61,18 +61,18 @@ class WorkersEngine(Engine):
     def _tell(self, asks: Mapping[int, Ask]) -> None:
         """Ask workers for what needs no answer."""
 
-    def work(self, call: Call, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
+    def work(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
         boxes = inboxes(parcels)
         asks: dict[int, Ask] = {}
         for w, hand in self._hands(messages):
             own = {i: boxes[i] for i in hand if i in boxes}
             asks[w] = {"do": "work", "call": tuple(call), "messages": {i: messages[i] for i in hand}, "inboxes": own}
         for i, answer in self._answers(asks):
-            yield i, Answer(*answer)
+            yield i, PartyResult(*answer)
 
     def add_up(
-        self, call: Call, messages: Mapping[int, Message], weights: Mapping[int, float]
-    ) -> Iterator[tuple[dict[int, Answer], PartialSum | None]]:
+        self, call: CallId, messages: Mapping[int, Message], weights: Mapping[int, float]
+    ) -> Iterator[tuple[dict[int, PartyResult], PartialSum | None]]:
         """Have parties work, and each worker add up what its own reply; see `core.works.Adds`.
 
         Who is where depends on the letters and on where parties live, and a worker adds up in party order: sums are the same
@@ -84,9 +84,9 @@ class WorkersEngine(Engine):
             asks[w] = {"do": "add up", "call": tuple(call), "messages": {i: messages[i] for i in hand}, "weights": own}
         for w, message in self._exchange(asks):
             self._homes |= dict.fromkeys(message["keeping"], w)
-            yield {i: Answer(*answer) for i, answer in message["answers"].items()}, message["sum"]
+            yield {i: PartyResult(*answer) for i, answer in message["answers"].items()}, message["sum"]
 
-    def evaluate(self, messages: Mapping[int, Message], look: Look) -> Iterator[tuple[int, Evaluation]]:
+    def evaluate(self, messages: Mapping[int, Message], look: EvaluationRequest) -> Iterator[tuple[int, Evaluation]]:
         hands = self._hands(messages)
         yield from self._answers(
             {w: {"do": "evaluate", "messages": {i: messages[i] for i in hand}, "final": look.final} for w, hand in hands}
@@ -96,8 +96,8 @@ class WorkersEngine(Engine):
         hands = self._hands(ids)
         yield from self._answers({w: {"do": "evaluate solo", "messages": dict.fromkeys(hand), "round": t} for w, hand in hands})
 
-    def settle(self, versions: Mapping[int, Call | None]) -> None:
-        own: dict[int, dict[int, Call | None]] = {}
+    def settle(self, versions: Mapping[int, CallId | None]) -> None:
+        own: dict[int, dict[int, CallId | None]] = {}
         for i, version in versions.items():
             if i in self._homes:
                 own.setdefault(self._homes[i], {})[i] = version
@@ -112,7 +112,7 @@ class WorkersEngine(Engine):
     def homes(self) -> Mapping[int, int]:
         return self._homes
 
-    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, Call], homes: Mapping[int, int]) -> None:
+    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, CallId], homes: Mapping[int, int]) -> None:
         if all(w < self._workers for w in homes.values()):  # there may have been more workers
             self._homes |= homes
         kept = {saved.party: saved for saved in states}
@@ -156,25 +156,25 @@ class Worker:
         sites = self._sites
         match ask["do"]:
             case "work":
-                call = Call(*ask["call"])
+                call = CallId(*ask["call"])
                 answers = self._scheduler.work(sites, call, _messages(ask), self._lock.open(ask["inboxes"], call))
                 yield from self._batches(ask, ((i, self._lock.close(tuple(answer))) for i, answer in answers))
             case "add up":
-                yield self._added_up(self._scheduler.work(sites, Call(*ask["call"]), _messages(ask), {}), ask["weights"])
+                yield self._added_up(self._scheduler.work(sites, CallId(*ask["call"]), _messages(ask), {}), ask["weights"])
             case "evaluate":
                 yield from self._batches(ask, self._scheduler.evaluate(sites, _messages(ask), ask["final"]))
             case "evaluate solo":
                 yield from self._batches(ask, ((i, sites[i].evaluate_solo(ask["round"])) for i in ask["messages"]))
             case "settle":
-                sites.settle({i: version and Call(*version) for i, version in ask["versions"].items()})
+                sites.settle({i: version and CallId(*version) for i, version in ask["versions"].items()})
             case "save":
                 yield {"saved": [tuple(saved) for saved in sites.save(Path(ask["folder"]), ask["round"])], "last": True}
             case "load":
-                versions = {i: Call(*version) for i, version in ask["versions"].items()}
+                versions = {i: CallId(*version) for i, version in ask["versions"].items()}
                 sites.load(Path(ask["folder"]), [Saved(*s) for s in ask["states"]], versions)
                 yield {"last": True}
 
-    def _added_up(self, answers: Iterator[tuple[int, Answer]], weights: Mapping[int, float]) -> WorkerMessage:
+    def _added_up(self, answers: Iterator[tuple[int, PartyResult]], weights: Mapping[int, float]) -> WorkerMessage:
         """All answers with hollow replies, and the sum of the replies that count: they have a weight, and all is finite."""
         total = AveragedReplies[Any]()
         hollowed: dict[int, Any] = {}
@@ -208,4 +208,4 @@ class Worker:
 
 
 def _messages(ask: Ask) -> dict[int, Message]:
-    return {i: Message(content, after and Call(*after), first) for i, (content, after, first) in ask["messages"].items()}
+    return {i: Message(content, after and CallId(*after), first) for i, (content, after, first) in ask["messages"].items()}

@@ -1,7 +1,7 @@
 """Absences that are planned, to study what they do: a table of who misses what, or a share of the parties at random.
 
 A table has the columns of a run's own `absences.csv`, so that what happened between real sites can be simulated afterwards:
-`party`, `round` (3, 3-5, 3- or *) and, if one likes, `work` (all, unless told), `use` and `how` (dead, unless told, or lost).
+`party`, `round` (3, 3-5, 3- or *) and, if one likes, `work` (all, unless told), `occurrence` and `how` (dead, unless told, or lost).
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.attendance import DEAD, LOST, NOT_FINITE, WAITING
-from comity.core.call import Call
+from comity.core.call import CallId
 from comity.core.key import Key
 from comity.core.wrapper import chain
 from comity.errors import ComityError, Refusal, unknown
+from comity.experiments.tables import current_columns
 from comity.spec import call as called
 from comity.spec import parse
 
@@ -36,13 +37,13 @@ class Row(NamedTuple):
     first: int
     last: float
     work: str
-    use: int | None
+    occurrence: int | None
     how: str
 
-    def meets(self, call: Call) -> bool:
+    def meets(self, call: CallId) -> bool:
         """Whether it speaks of a call."""
         here = self.first <= call.round <= self.last and self.work in (EVERY, call.work)
-        return here and self.use in (None, call.use)
+        return here and self.occurrence in (None, call.occurrence)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class PlannedAbsences:
     """The share of all replies that are lost, at random."""
     root: Key = field(default_factory=lambda: Key(0))
 
-    def __call__(self, party: str, call: Call) -> str:
+    def __call__(self, party: str, call: CallId) -> str:
         """What is planned for a party's part in a call: DEAD, LOST, or nothing."""
         for row in self.rows.get(party, ()):
             if row.meets(call):
@@ -115,10 +116,13 @@ def _table(text: str, name: str, parties: list[str]) -> PlannedAbsences:
     rows: dict[str, list[Row]] = {}
     try:
         reader = csv.DictReader(io.StringIO(text), strict=True)
-        known = {"party", "round", "work", "use", "how"}
-        heads = reader.fieldnames or ()
+        known = {"party", "round", "call", "occurrence", "how"}
+        heads = current_columns(reader.fieldnames or ())
         if not {"party", "round"} <= set(heads) or not set(heads) <= known:
-            raise Refusal(f"{name} needs the columns party and round, and may have work, use and how; it has {', '.join(heads)}.")
+            raise Refusal(
+                f"{name} needs the columns party and round, and may have call, occurrence and how; it has {', '.join(heads)}."
+            )
+        reader.fieldnames = heads
         for cells in reader:
             if None in cells or None in cells.values():
                 raise Refusal(f"{name}, line {reader.line_num}: the cells do not match the columns.")
@@ -136,10 +140,11 @@ def _row(cells: dict[str, str], where: str, parties: list[str]) -> Row:
     if how not in (DEAD, LOST, *CONSEQUENCES):
         raise Refusal(f"{where}: how is {DEAD} or {LOST}, not {how!r}.")
     first, last = _rounds(cells["round"].strip(), where)
-    use = cells.get("use", "").strip()
-    if use and not use.isdecimal():
-        raise Refusal(f"{where}: a use is a whole number, not {use!r}.")
-    return Row(cells["party"], first, last, cells.get("work", "").strip() or EVERY, int(use) if use else None, how)
+    occurrence = cells.get("occurrence", "").strip()
+    if occurrence and not occurrence.isdecimal():
+        raise Refusal(f"{where}: an occurrence is a whole number, not {occurrence!r}.")
+    call = cells.get("call", "").strip() or EVERY
+    return Row(cells["party"], first, last, call, int(occurrence) if occurrence else None, how)
 
 
 def _rounds(text: str, where: str) -> tuple[int, float]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from comity.core.call import Message, Look
+from comity.core.call import Message, EvaluationRequest
 from comity.core.evaluation import Evaluation, Score
 from comity.core.metrics import ACCURACY, METRICS
 from comity.core.record import Empty
@@ -85,7 +85,7 @@ def evaluate(job: Outline, server: Server, engine: Engine, s: Any, *, final: boo
     if len(ids) < len(job.info.parties):
         server.remarks[SHARE] = None
     messages = _messages(job, s, ids)
-    found = Evaluations(_asked(server, engine, messages, Look(server.round, final)), len(job.info.parties), job.metric.name)
+    found = Evaluations(_asked(server, engine, messages, EvaluationRequest(server.round, final)), len(job.info.parties), job.metric.name)
     _note(server, found.by_party, job.metric.name)
     withheld = _remark_withheld(job, server, found)
     if (
@@ -125,7 +125,7 @@ def evaluate_newcomers(job: Outline, server: Server, engine: Engine, s: Any, sta
 
 
 def _staged(job: Outline, server: Server, engine: Engine, s: Any, ids: Iterable[int], stage: str) -> None:
-    found = _asked(server, engine, _messages(job, s, ids), Look(server.round, False, stage))
+    found = _asked(server, engine, _messages(job, s, ids), EvaluationRequest(server.round, False, stage))
     _note(server, found, job.metric.name, f"-{stage}")
 
 
@@ -138,7 +138,7 @@ def evaluate_newcomers_alone(job: Outline, server: Server, engine: Engine) -> No
     _note(server, found, job.metric.name, "-alone")
 
 
-def _asked(server: Server, engine: Engine, messages: Mapping[int, Any], look: Look) -> dict[int, Evaluation]:
+def _asked(server: Server, engine: Engine, messages: Mapping[int, Any], look: EvaluationRequest) -> dict[int, Evaluation]:
     """Evaluations of the parties that are heard, in party order; what crosses for them is charged as `eval`."""
     roll = server.attendance.roll_call(server.looking(), messages)
     sent = {i: messages[i] for i in roll.there}

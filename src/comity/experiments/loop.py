@@ -10,7 +10,7 @@ from typing import Any
 
 from comity.checksums import Checksum
 from comity.core.attendance import NoReplies
-from comity.core.call import Call
+from comity.core.call import CallId
 from comity.core.finite import first_not_finite, is_finite
 from comity.core.record import on_device
 from comity.core.server import Note, Server
@@ -364,7 +364,7 @@ class _Rounds:
         return summarise(self.job, rows, absences, self.server.ledger.total, made, {**self.seconds, "total": spent})
 
 
-def _versions(manifest: Manifest) -> dict[int, Call]:
+def _versions(manifest: Manifest) -> dict[int, CallId]:
     """After which call each party's state was saved, here or at its site; earlier versions of Comity did not write that down."""
-    named = {int(i): Call(*version) for i, version in manifest.counters.get("versions", {}).items()}
-    return {i: Call("", 0, manifest.round, 0) for i in manifest.parties} | named
+    named = {int(i): CallId(*version) for i, version in manifest.counters.get("versions", {}).items()}
+    return {i: CallId("", 0, manifest.round, 0) for i in manifest.parties} | named

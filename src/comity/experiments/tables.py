@@ -48,6 +48,15 @@ class Salvaged(Generic[R]):
     """Whether the last line has no end: it is still being written, or was cut off."""
 
 
+OLD_COLUMNS = {"work": "call", "use": "occurrence"}
+"""Columns by the names that they had in folders of earlier versions."""
+
+
+def current_columns(heads: Sequence[str]) -> tuple[str, ...]:
+    """The names that columns have now."""
+    return tuple(OLD_COLUMNS.get(head, head) for head in heads)
+
+
 @dataclass(frozen=True)
 class Table(Generic[R]):
     """One of the tables: its file's name, its columns, and what the cells of a line mean."""
@@ -82,7 +91,7 @@ class Table(Generic[R]):
             heads, *lines = csv.reader(whole.split("\n"))
             for cells in lines:
                 rows.append(self.row(cells))
-            damaged = tuple(heads) != self.columns
+            damaged = current_columns(heads) != self.columns
         except (ValueError, csv.Error):
             damaged = True
         return Salvaged(rows, damaged, open_end)

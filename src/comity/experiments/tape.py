@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from comity.core.call import Answer, Call, Edge, Message
+from comity.core.call import PartyResult, CallId, Edge, Message
 from comity.core.codec import decode, encode, flatten
 from comity.core.record import Cipher, Sealed, parcels_in, tree_map, unseal
 from comity.core.works import Works
@@ -34,7 +34,7 @@ class RecordedMessage(NamedTuple):
 
     kind: Kind
     """A letter from the server, a reply to it, or a parcel that a party opened."""
-    call: Call
+    call: CallId
     """In which round and for which work."""
     src: int
     """Who sent it, by number; -1 is the server."""
@@ -61,7 +61,7 @@ class Taped:
         self._works = works
         self._append = keep
 
-    def work(self, call: Call, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
+    def work(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
         """Have the parties work; letters and parcels are on the tape before anybody begins, a reply before anybody hears it."""
         alike: dict[Any, tuple[Any, list[int]]] = {}
         for i, message in messages.items():
@@ -74,7 +74,7 @@ class Taped:
             self._keep("reply", call, i, [-1], _closed(answer.reply))
             yield i, answer
 
-    def _keep(self, kind: Kind, call: Call, src: int, to: list[int], content: Any) -> None:
+    def _keep(self, kind: Kind, call: CallId, src: int, to: list[int], content: Any) -> None:
         told = {"kind": kind, "call": list(call), "src": src, "to": to, "content": content}
         blob = encode(told, parcels=True)
         self._append(len(blob).to_bytes(LENGTH, "little") + blob)
@@ -111,6 +111,6 @@ def read_tape(path: Path) -> Iterator[RecordedMessage]:
                     raise Damaged(f"{path} is damaged: its last message is not whole.")
                 told = decode(blob, parcels=True)
                 kind = OLD_KINDS.get(told["kind"], told["kind"])
-                yield RecordedMessage(kind, Call(*told["call"]), told["src"], tuple(told["to"]), told["content"])
+                yield RecordedMessage(kind, CallId(*told["call"]), told["src"], tuple(told["to"]), told["content"])
     except OSError as why:
         raise Refusal(f"{path} cannot be read ({why.strerror}).") from why

@@ -14,7 +14,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.call import Call
+from comity.core.call import CallId
 from comity.core.declared import declared
 from comity.core.ledger import EVERYBODY, MOST_APART
 from comity.core.record import Sealed, is_record, parcels_in, payload
@@ -107,7 +107,7 @@ class Account:
         rows, self._rows = self._rows, []
         return rows
 
-    def charge_call(self, call: Call, ids: Iterable[int]) -> None:
+    def charge_call(self, call: CallId, ids: Iterable[int]) -> None:
         """Parties are about to be asked: write down what their replies will give away, or refuse if that is more than may be."""
         due = [(i, given) for i in ids if (given := _apart(self._releases(call, i)))]
         for i, given in due:
@@ -119,7 +119,7 @@ class Account:
                 if release.unit == "record" and (why := self._coupled(i)):
                     self.note_open(call.round, "introduce", i, why)
 
-    def note_reply(self, call: Call, i: int, reply: Any) -> None:
+    def note_reply(self, call: CallId, i: int, reply: Any) -> None:
         """A reply has come: write down, once, what of it left as it is."""
         said = self._releases(call, i)
         # What is in parcels that are in no record's field only the work's declaration tells: all that may be in them.
@@ -144,7 +144,7 @@ class Account:
             else:
                 self.note_open(round, "server", i, name, FROM_SERVER)
 
-    def _releases(self, call: Call, i: int) -> Fields:
+    def _releases(self, call: CallId, i: int) -> Fields:
         place = call.depth, call.work
         if place not in self._bare:
             declared = declares(self._algorithm, call.depth)

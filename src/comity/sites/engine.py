@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from comity.core.call import Answer, Call, Edge, Message, Look
+from comity.core.call import PartyResult, CallId, Edge, Message, EvaluationRequest
 from comity.core.codec import decode, encode
 from comity.core.evaluation import Answers, Evaluation, Gained, Score
 from comity.core.gate import Gate
@@ -60,11 +60,11 @@ class SitesEngine(Engine):
         self._round = 0
         self._remarks: dict[str, None] = {}
 
-    def work(self, call: Call, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, Answer]]:
+    def work(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
         self._round = call.round
         boxes = inboxes(parcels)
         heads = {
-            i: Work(self._run, (call.work, call.depth, call.round, call.use), named(message.after), message.first, boxes.get(i, {}))
+            i: Work(self._run, (call.work, call.depth, call.round, call.occurrence), named(message.after), message.first, boxes.get(i, {}))
             for i, message in messages.items()
         }
         for i, head, body in self._asked(heads, {i: message.content for i, message in messages.items()}, Answered):
@@ -75,9 +75,9 @@ class SitesEngine(Engine):
             except ComityError as why:
                 self._remark(i, str(why))
                 continue
-            yield i, Answer(reply, head.steps, head.keeps, head.ruined, told(head.remark), head.unusable)
+            yield i, PartyResult(reply, head.steps, head.keeps, head.ruined, told(head.remark), head.unusable)
 
-    def evaluate(self, messages: Mapping[int, Message], look: Look) -> Iterator[tuple[int, Evaluation]]:
+    def evaluate(self, messages: Mapping[int, Message], look: EvaluationRequest) -> Iterator[tuple[int, Evaluation]]:
         self._round = look.round
         heads = {i: Evaluate(self._run, named(message.after), *look) for i, message in messages.items()}
         return self._evaluated(self._asked(heads, {i: message.content for i, message in messages.items()}, Done))
@@ -95,19 +95,19 @@ class SitesEngine(Engine):
                 continue
             yield i, found
 
-    def settle(self, versions: Mapping[int, Call | None]) -> None:
+    def settle(self, versions: Mapping[int, CallId | None]) -> None:
         """Nothing is to be said: the next letter names the state that counts."""
 
     def save(self, folder: Path, t: int) -> list[Saved]:
         """Nothing is to be written here: sites have written each state before the reply left that came of it."""
         return []
 
-    def committed(self, versions: Mapping[int, Call]) -> None:
+    def committed(self, versions: Mapping[int, CallId]) -> None:
         heads = {i: Committed(self._run, named(version)) for i, version in versions.items()}
         for _ in self._asked(heads, {}, Done):
             pass  # who does not hear of it keeps more than it needs to
 
-    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, Call], homes: Mapping[int, int]) -> None:
+    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, CallId], homes: Mapping[int, int]) -> None:
         """Nothing is to be sent: the next letters name the states."""
 
     @property

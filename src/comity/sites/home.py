@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from comity.checksums import with_crc, without_crc
-from comity.core.call import Call
+from comity.core.call import CallId
 from comity.core.codec import decode, encode
 from comity.core.ledger import SERVER, Charge
 from comity.core.server import Note
@@ -66,15 +66,15 @@ class States:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / STATES
         self._index = folder / INDEX
-        self._kept: dict[Call, Saved] = {}
+        self._kept: dict[CallId, Saved] = {}
         if self._index.exists():
             try:
                 told = without_crc(json.loads(self._index.read_text(encoding="utf-8")))
-                self._kept = {Call(*version): Saved(*saved) for version, saved in told["states"]}
+                self._kept = {CallId(*version): Saved(*saved) for version, saved in told["states"]}
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
                 raise Damaged(f"{self._index} cannot be read: the states of this run are lost.") from why
 
-    def write(self, party: int, version: Call, blob: bytes) -> None:
+    def write(self, party: int, version: CallId, blob: bytes) -> None:
         """Keep a state; it is on the disk when this returns."""
         self._folder.mkdir(parents=True, exist_ok=True)
         serial = 1 + max((int(saved.file.split("-")[2].split(".")[0]) for saved in self._kept.values()), default=-1)
@@ -84,7 +84,7 @@ class States:
         self._kept[version] = saved
         self._write_index()
 
-    def read(self, version: Call) -> Any:
+    def read(self, version: CallId) -> Any:
         """The state after a call."""
         if version not in self._kept:
             raise ComityError(f"This site has no state after {version.work} of round {version.round}, which it is to go on with.")
@@ -113,7 +113,7 @@ class Worked(NamedTuple):
     round: int
     work: str
     depth: int
-    use: int
+    occurrence: int
     steps: int
 
 
@@ -149,9 +149,9 @@ class Book:
         """Gradient steps of all works whose replies left, each counted once, however often it was asked for."""
         return sum({row[:4]: row.steps for row in STEPS.read(self._folder)}.values())
 
-    def is_done(self, call: Call) -> bool:
+    def is_done(self, call: CallId) -> bool:
         """Whether a work was done before: asked again it gives the same answer, and tells nothing new."""
-        return (call.round, call.work, call.depth, call.use) in self._done
+        return (call.round, call.work, call.depth, call.occurrence) in self._done
 
     def privacy(self) -> list[Spent]:
         """All that this site has given away in the run."""
@@ -162,10 +162,10 @@ class Book:
         if rows:
             self._add(PRIVACY, rows)
 
-    def worked(self, call: Call, steps: int) -> None:
+    def worked(self, call: CallId, steps: int) -> None:
         """A work is done, of so many steps."""
-        self._done.add((call.round, call.work, call.depth, call.use))
-        self._add(STEPS, [Worked(call.round, call.work, call.depth, call.use, steps)])
+        self._done.add((call.round, call.work, call.depth, call.occurrence))
+        self._add(STEPS, [Worked(call.round, call.work, call.depth, call.occurrence, steps)])
 
     def down(self, round: int, work: str, kind: str, size: int, src: str = SERVER) -> None:
         """Something came."""
@@ -238,7 +238,7 @@ def read_view(folder: Path) -> tuple[Any, Version]:
         told = decode((folder / VIEW).read_bytes())
     except FileNotFoundError as why:
         raise Refusal(f"{folder} has no {VIEW}: its model was not asked for at the end, or it had no test samples.") from why
-    return told["content"], None if told["after"] is None else Call(*told["after"])
+    return told["content"], None if told["after"] is None else CallId(*told["after"])
 
 
 def write_seats(folder: Path, said: Mapping[str, Introduction]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from comity.core.call import Call
+from comity.core.call import CallId
 from comity.core.codec import decode, encode
 from comity.core.record import Cipher, Sealed, record
 from comity.errors import Damaged
@@ -165,11 +165,11 @@ def unpack(message: bytes, kinds: frozenset[type], most: int) -> tuple[Any, byte
     return head, message[LENGTH + length :]
 
 
-def call_of(named: Named | None) -> Call | None:
+def call_of(named: Named | None) -> CallId | None:
     """The call that a message names."""
-    return None if named is None else Call(*named)
+    return None if named is None else CallId(*named)
 
 
-def named(call: Call | None) -> Named | None:
+def named(call: CallId | None) -> Named | None:
     """A call as messages name it."""
-    return None if call is None else (call.work, call.depth, call.round, call.use)
+    return None if call is None else (call.work, call.depth, call.round, call.occurrence)

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from comity import algorithms
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.call import Call, Message
+from comity.core.call import CallId, Message
 from comity.core.codec import decode, encode
 from comity.core.evaluation import NOTHING, Evaluation, Gained, Score
 from comity.core.gate import Gate
@@ -106,7 +106,7 @@ class SiteRun:
 
     @staticmethod
     def opened(at: Path, asked: messages.Introduce, law: Law, submitter: str, identity: Identity | None) -> SiteRun:
-        """Look at what is ordered and, if the law allows it, begin the run or open it again."""
+        """EvaluationRequest at what is ordered and, if the law allows it, begin the run or open it again."""
         if not asked.run.isalnum() or len(asked.run) > 64:
             raise Refusal("A run's name must be letters and digits.")
         if identity and identity.name != law.name:
@@ -200,7 +200,7 @@ class SiteRun:
 
     def work(self, head: messages.Work, body: bytes, law: Law) -> bytes:
         """Do a work. What came of it is on the disk before the reply leaves."""
-        seat, call, after = self.seat, Call(*head.call), call_of(head.after)
+        seat, call, after = self.seat, CallId(*head.call), call_of(head.after)
         seat.gate.check_call(call)
         self.check_round(call.round)
         content = decode(body, most_bytes=law.message, records=seat.gate.records)
@@ -234,7 +234,7 @@ class SiteRun:
             self.book.up(call.round, call.work, "peer", weight, dst=recipient)
         return made
 
-    def _opened(self, inbox: dict[int, Sealed], call: Call) -> dict[int, Sealed]:
+    def _opened(self, inbox: dict[int, Sealed], call: CallId) -> dict[int, Sealed]:
         """Parcels as their senders made them, if they hold what parcels of this method do."""
         if not inbox:
             return {}
@@ -327,7 +327,7 @@ class SiteRun:
             raise Refusal(f"{self.party} was asked to work before the run has begun.")
         return self._seat
 
-    def brought(self, version: Call | None) -> Site:
+    def brought(self, version: CallId | None) -> Site:
         """The site with the state to go on with: in memory or, after a restart or a round that did not count, from its disk."""
         seat = self.seat
         if not seat.site.versions.knows(version):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from comity.core.call import Message, Look
+from comity.core.call import Message, EvaluationRequest
 from comity.core.party import Traffic
 from comity.core.record import payload
 from comity.engines.site import Site
@@ -160,7 +160,7 @@ def _round_with(job: Job, ids: list[int]) -> _Tried:
         s = job.algorithm.round(s, server, 1)
         trained = time.perf_counter()
         messages = {i: Message(job.algorithm.message_for(s, i), server.versions.get(i)) for i in ids}
-        evaluated_by = dict(engine.evaluate(messages, Look(1, False)))
+        evaluated_by = dict(engine.evaluate(messages, EvaluationRequest(1, False)))
         assert len(evaluated_by) == len(ids)
         evaluated = time.perf_counter()
     finally:
