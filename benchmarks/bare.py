@@ -15,9 +15,9 @@ Data = list[tuple[Tensor, Tensor]]
 WORKS = {"cnn4": (20, 370), "mlp2": (100, 70), "linear": (1000, 50), "lenet5": (100, 70)}  # parties, samples each
 
 
-def data_of(work: str) -> Data:
+def data_of(function: str) -> Data:
     """Random 28x28 images with labels 0-9."""
-    parties, samples = WORKS[work]
+    parties, samples = WORKS[function]
     draw = torch.Generator().manual_seed(1)
     return [
         (torch.randn(samples, 1, 28, 28, generator=draw), torch.randint(0, 10, (samples,), generator=draw))
@@ -25,14 +25,14 @@ def data_of(work: str) -> Data:
     ]
 
 
-def network(work: str) -> nn.Sequential:
+def network(function: str) -> nn.Sequential:
     """The same nets as `comity.models`, as anybody would write them."""
     flat, act = nn.Flatten(), nn.ReLU(inplace=True)
-    if work == "linear":
+    if function == "linear":
         return nn.Sequential(flat, nn.Linear(784, 10))
-    if work == "mlp2":
+    if function == "mlp2":
         return nn.Sequential(flat, nn.Linear(784, 200), act, nn.Linear(200, 200), act, nn.Linear(200, 10))
-    if work == "lenet5":
+    if function == "lenet5":
         convs = [nn.Conv2d(1, 6, 5, padding=2), act, nn.MaxPool2d(2), nn.Conv2d(6, 16, 5, padding=2), act, nn.MaxPool2d(2)]
         ends = [nn.Conv2d(16, 120, 3, padding=1), act, nn.AdaptiveAvgPool2d(1), flat, nn.Linear(120, 84), nn.Tanh()]
         return nn.Sequential(*convs, *ends, nn.Linear(84, 10))
@@ -43,9 +43,9 @@ def network(work: str) -> nn.Sequential:
 class Bare:
     """Weights and sums lie flat in shared memory; each process trains its parties and adds them up."""
 
-    def __init__(self, work: str, data: Data, processes: int) -> None:
+    def __init__(self, function: str, data: Data, processes: int) -> None:
         self.data, self.count = data, sum(len(y) for _, y in data)
-        model = network(work)
+        model = network(function)
         self.shapes = [p.shape for p in model.parameters()]
         self.theta = torch.cat([p.detach().flatten() for p in model.parameters()]).share_memory_()
         self.sums = [torch.zeros_like(self.theta).share_memory_() for _ in range(processes)]

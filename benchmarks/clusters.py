@@ -187,8 +187,8 @@ def _family(pid: int) -> list[int]:
 def against(rounds: int) -> None:
     """Both engines have two workers; the first round of each is not counted."""
     print(f"{'model':8}{'parties':>8}{'ray : process':>15}{'quartiles':>16}{'start s':>9}{'(process)':>11}")
-    for work in WORKS:
-        common = {"data": "mnist", "algorithm": "fedavg", "workers": 2, "rounds": rounds, **work}
+    for function in WORKS:
+        common = {"data": "mnist", "algorithm": "fedavg", "workers": 2, "rounds": rounds, **function}
         federation = federation_of(config.experiment(common))
         there = {e: Running(prepare(config.experiment({**common, "engine": e}), federation)) for e in ("process", "ray")}
         try:
@@ -200,7 +200,7 @@ def against(rounds: int) -> None:
                 one.engine.close()
         low, middle, high = statistics.quantiles([s["ray"] / s["process"] for s in seconds], n=4)
         starts = f"{there['ray'].start:9.1f}{there['process'].start:11.1f}"
-        print(f"{work['model']:8}{work['parties']:8,}{middle:15.2f}{f'{low:.2f} to {high:.2f}':>16}{starts}", flush=True)
+        print(f"{function['model']:8}{function['parties']:8,}{middle:15.2f}{f'{low:.2f} to {high:.2f}':>16}{starts}", flush=True)
 
 
 def parties(counts: list[int], engine: str) -> None:

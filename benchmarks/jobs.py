@@ -64,7 +64,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         (home / "larger.py").write_text(LARGER, encoding="utf-8")
-        for work, (rounds, settings) in WORKS.items():
+        for function, (rounds, settings) in WORKS.items():
             pairs = []
             for _ in range(args.repeats):
                 both = [seconds(max(1, round(args.scale * rounds)), settings, more, home) for more in ([], ["--jobs", args.jobs])]
@@ -73,7 +73,7 @@ def main() -> None:
                 alone, beside = (statistics.median(one[k] for one in times) for times in zip(*pairs, strict=True))
                 ratios = sorted(two[k] / one[k] for one, two in pairs)
                 print(
-                    f"{work} {what}: {alone:.1f} s one after the other, {beside:.1f} s side by side: {beside / alone:.2f} "
+                    f"{function} {what}: {alone:.1f} s one after the other, {beside:.1f} s side by side: {beside / alone:.2f} "
                     f"(pairs {ratios[0]:.2f} to {ratios[-1]:.2f})",
                     flush=True,
                 )

@@ -29,9 +29,9 @@ def in_last(model: nn.Sequential) -> nn.Sequential:
     return model.to(memory_format=LAST)  # type: ignore[call-overload]  # torch's own types leave it out
 
 
-def eager(work: str, last: bool = False) -> Step:
+def eager(function: str, last: bool = False) -> Step:
     """As the bare loop does it, with channels last if asked for."""
-    model, x, y = network(work), torch.randn(BATCH, 1, 28, 28), torch.randint(0, 10, (BATCH,))
+    model, x, y = network(function), torch.randn(BATCH, 1, 28, 28), torch.randint(0, 10, (BATCH,))
     if last:
         model, x = in_last(model), x.to(memory_format=LAST)
     params: list[Tensor] = list(model.parameters())
@@ -130,8 +130,8 @@ def main() -> None:
             | {f"{n} parties stacked, by hand": mlp2_stacked(n, True) for n in (8, 16)}
             | {f"{n} parties stacked, autograd": mlp2_stacked(n, False) for n in (8, 16, 64)}),
     ]  # fmt: skip
-    for work, base, others in contests:
-        print(f"{work}: against the eager step")
+    for function, base, others in contests:
+        print(f"{function}: against the eager step")
         taken: dict[str, list[float]] = {name: [] for name in ("", *others)}
         for _ in range(repeats):
             for name, step in {"": base, **others}.items():

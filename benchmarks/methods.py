@@ -85,7 +85,7 @@ class Federated:
         self._engine = self.job.engine()
         self._net = self.job.server(self._engine, Quiet())
         self.parties = Clock()
-        self._engine.work = self.parties.around_iterator(self._engine.work)
+        self._engine.run = self.parties.around_iterator(self._engine.run)
         self.s = self.job.algorithm.init_server(self.job.root.fold("init"), self.job.info)
         self.s = self.job.algorithm.start(self.s, self._net)
         self._t = 0

@@ -154,7 +154,7 @@ def _single(what: str, given: object, kind: Any) -> Any:
 
 
 def call(spec: Spec, function: Callable[..., T], *fixed: Any) -> T:
-    """CallId `function(*fixed, ...)` with the spec's values, checked against the function's own signature."""
+    """Call `function(*fixed, ...)` with the spec's values, checked against the function's own signature."""
     hints = typing.get_type_hints(function)
     parameters = list(inspect.signature(function).parameters.values())[len(fixed) :]
     names = [p.name for p in parameters]

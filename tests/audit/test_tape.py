@@ -49,7 +49,7 @@ def test_the_server_s_average_can_be_made_of_it(tmp_path: Path) -> None:
 def test_parcels_are_closed_to_the_server_and_open_to_their_recipients(tmp_path: Path) -> None:
     done = comity.run("fed-sps", out=tmp_path, tape=True, **SMALL | {"rounds": 1})
     kept = messages(tmp_path)
-    sent = [parcel for m in kept if m.kind == "reply" and m.call.work == "send" for parcel in m.content.values()]
+    sent = [parcel for m in kept if m.kind == "reply" and m.call.function == "send" for parcel in m.content.values()]
     assert sent
     assert all(isinstance(parcel, Sealed) and parcel.size > 0 for parcel in sent)
     assert all(isinstance(unseal(parcel), Cipher) and not len(unseal(parcel).blob) for parcel in sent)

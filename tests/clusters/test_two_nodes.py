@@ -15,7 +15,7 @@ from small import SMALL
 
 import comity
 from comity.core.record import Cipher, parcels_in, unseal
-from comity.core.works import SUMMED
+from comity.core.runner import SUMMED
 from comity.engines import ray_cluster
 from comity.engines.ray_cluster import Cluster, actors_kept
 from comity.engines.ray_engine import RayEngine
@@ -88,14 +88,14 @@ def test_workers_are_on_both_nodes_and_stay_for_the_next_run(tmp_path: Path, mon
 
 def test_parcels_are_locked_where_the_server_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    work = RayEngine.work
+    function = RayEngine.run
 
     def looked(engine: RayEngine, *args: Any) -> Iterator[Any]:
-        for i, answer in work(engine, *args):
+        for i, answer in function(engine, *args):
             found.extend(parcels_in(answer.reply))
             yield i, answer
 
-    monkeypatch.setattr(RayEngine, "work", looked)
+    monkeypatch.setattr(RayEngine, "run", looked)
     on_ray("fed-sps", tmp_path, rounds=1)
     assert found
     assert all(isinstance(unseal(parcel), Cipher) for parcel in found)

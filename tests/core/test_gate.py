@@ -15,14 +15,14 @@ from comity.algorithms.adcol import Game, Reps
 from comity.algorithms.dbe import OFFSET
 from comity.algorithms.fedavg import AveragedModel, FedAvg
 from comity.algorithms.scaffold import Change, Control
-from comity.core import C, Empty, Key, Model, Params, Party, Refusal, Sealed, Task, algorithm, drop, record, seal, work
+from comity.core import C, Empty, Key, Model, Params, Party, Refusal, Sealed, Task, algorithm, drop, on_party, record, seal
 from comity.core.call import CallId
 from comity.core.codec import decode, encode
 from comity.core.declared import declared
 from comity.core.evaluation import Evaluation, Score
 from comity.core.gate import Gate
 from comity.core.record import Cipher, is_record_type
-from comity.core.signature import _parts, parcel_types, records_in, records_of, signature, view_type, wire_types, works
+from comity.core.signature import _parts, parcel_types, party_functions, records_in, records_of, signature, view_type, wire_types
 from comity.core.task import batchnorm_private
 from comity.core.wrapper import chain
 from comity.errors import Damaged
@@ -143,7 +143,7 @@ def test_every_method_is_listed() -> None:
 def test_what_works_declare(text: str) -> None:
     """Nothing is of any type: a party knows of each letter and each reply what it is to be."""
     made = comity.algorithms.compose(text)
-    found = {name: signature(made, depth, name) for depth, name in works(made) if depth == 0}
+    found = {name: signature(made, depth, name) for depth, name in party_functions(made) if depth == 0}
     assert {name: tuple(map(words, hints)) for name, hints in found.items()} == DECLARED[text]
     assert words(view_type(made)) == ("Empty" if made.self_contained else NAMED_VIEWS.get(text, "Model"))
 
@@ -201,11 +201,11 @@ class Undeclared(Between[Params]):
     async def local(self, mine, m, party, key):
         return mine, m
 
-    @work
+    @on_party
     async def other(self, mine, m, party, key):
         return mine, m
 
-    @work
+    @on_party
     async def sealing(self, mine: Params, m: Own, party: Party, key: Key) -> tuple[Params, Sealed]:
         return mine, seal(m, 1)
 

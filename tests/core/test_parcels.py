@@ -180,7 +180,7 @@ def test_it_opens_for_one_call_however_often_that_is_asked():
     parcel = lock.close(sent())
     for _ in range(3):
         assert torch.equal(opened(parcel, lock=lock).theta["w"], THETA["w"])
-    for other in (CALL._replace(occurrence=1), CALL._replace(work="another"), CALL._replace(depth=1)):
+    for other in (CALL._replace(occurrence=1), CALL._replace(function="another"), CALL._replace(depth=1)):
         with pytest.raises(ComityError, match="second time"):
             opened(parcel, lock=lock, call=other)
     assert opened(parcel, to=THEY, lock=lock, call=CALL._replace(occurrence=1))  # for the other recipient it is the first

@@ -1,4 +1,4 @@
-"""Works are marked: nothing else can be asked for by name where parties are elsewhere, and nothing else about them changes."""
+"""PartyRunner are marked: nothing else can be asked for by name where parties are elsewhere, and nothing else about them changes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 import comity
 from comity.algorithms import compose
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Key, Model, Params, Party, Refusal, algorithm, work
-from comity.core.wrapper import check_marked, marked, work_of
+from comity.core import Key, Model, Params, Party, Refusal, algorithm, on_party
+from comity.core.wrapper import check_party_function, is_party_function, party_function
 
 
 @algorithm
@@ -35,15 +35,15 @@ def test_a_mark_changes_nothing() -> None:
         return mine, m
 
     before = (local.__name__, local.__doc__, inspect.signature(local), inspect.iscoroutinefunction(local))
-    assert work(local) is local
+    assert on_party(local) is local
     assert (local.__name__, local.__doc__, inspect.signature(local), inspect.iscoroutinefunction(local)) == before
 
 
 def test_works_along_the_chain_and_along_inheritance() -> None:
     dbe = compose("fedavg+dbe")
-    assert [marked(dbe, 0, name) for name in ("mean", "agree", "weigh", "judge", "warm_up", "local")] == [True] * 5 + [False]
-    assert [marked(dbe, 1, name) for name in ("local", "warm_up", "mean")] == [True, True, False]
-    assert marked(Overriding(), 0, "local")
+    assert [is_party_function(dbe, 0, name) for name in ("mean", "agree", "weigh", "judge", "warm_up", "local")] == [True] * 5 + [False]
+    assert [is_party_function(dbe, 1, name) for name in ("local", "warm_up", "mean")] == [True, True, False]
+    assert is_party_function(Overriding(), 0, "local")
 
 
 NO_WORKS = ("init_party", "init_server", "round", "message_for", "deployed_model", "trained", "averaged", "__init__", "__class__", "shares", "", "nothing")
@@ -52,19 +52,19 @@ NO_WORKS = ("init_party", "init_server", "round", "message_for", "deployed_model
 @pytest.mark.parametrize("name", NO_WORKS)
 def test_nothing_else_can_be_named(name: str) -> None:
     with pytest.raises(Refusal, match=f"FedAvg has no work {name!r}: .* has @work above it"):
-        check_marked(compose("fedavg+dbe"), 1, name)
+        check_party_function(compose("fedavg+dbe"), 1, name)
 
 
 @pytest.mark.parametrize("name", [None, 3, ["local"], b"local", ("local",)])
 def test_a_name_is_text(name: Any) -> None:
     with pytest.raises(Refusal, match="FedAvg has no work"):
-        check_marked(compose("fedavg"), 0, name)
+        check_party_function(compose("fedavg"), 0, name)
 
 
 @pytest.mark.parametrize("depth", [-1, -2, 2, 10**30, True, 0.0, None, "0"])
 def test_depths_that_are_not_there(depth: Any) -> None:
     with pytest.raises(Refusal, match=r"There is no algorithm at depth .*: there are 2 of them, from 0"):
-        check_marked(compose("fedavg+dbe"), depth, "local")
+        check_party_function(compose("fedavg+dbe"), depth, "local")
 
 
 def test_an_unmarked_work_runs_where_everything_is_one_process(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_an_unmarked_work_runs_where_everything_is_one_process(tmp_path: Path) -
     result = comity.run(str(old), fed, model="linear", rounds=1, engine="loop", out=tmp_path / "run")
     assert result.summary["rounds"] == 1
     with pytest.raises(Refusal, match="Old has no work 'learn'"):
-        check_marked(result.job.algorithm, 0, "learn")
+        check_party_function(result.job.algorithm, 0, "learn")
 
 
 def test_wrappers_may_wrap_as_they_like() -> None:
@@ -101,5 +101,5 @@ def test_wrappers_may_wrap_as_they_like() -> None:
         return wrapped
 
     object.__setattr__(dbe, "wrap_work", wrapping)
-    assert work_of(dbe, 1, "local").__name__ == "local"
-    assert marked(dbe, 1, "local")
+    assert party_function(dbe, 1, "local").__name__ == "local"
+    assert is_party_function(dbe, 1, "local")

@@ -152,11 +152,11 @@ def test_shared_figures_are_everybodys_and_charged(source: Path, out: Path, tmp_
     assert fed.preprocess.std == pytest.approx([data.x[rows].double().std(correction=0).item()])
     assert torch.cat([party.train.x for party in fed.parties.values()]).mean().abs() < 1e-6
     ledger = comity.run("fedavg", fed, rounds=1, model="linear", out=tmp_path / "run").ledger
-    assert [(row.src, row.dst, row.kind, row.bytes) for row in ledger if row.work == "scale"] == [
+    assert [(row.src, row.dst, row.kind, row.bytes) for row in ledger if row.call == "scale"] == [
         ("a", "server", "setup", 24), ("server", "a", "setup", 16), ("b", "server", "setup", 24), ("server", "b", "setup", 16),
     ]  # fmt: skip
     alone = comity.run("fedavg", import_federation(source, tmp_path / "own").partition("auto"), rounds=1, model="linear").ledger
-    assert not [row for row in alone if row.work == "scale"]
+    assert not [row for row in alone if row.call == "scale"]
 
 
 def test_a_test_part_is_scaled_by_the_training_part(source: Path, out: Path) -> None:

@@ -17,11 +17,11 @@ from comity.core import (
     Traffic,
     algorithm,
     average,
+    on_party,
     option,
     plain,
     record,
     seal,
-    work,
 )
 
 
@@ -70,11 +70,11 @@ class Gossip(Algorithm[Empty, Params, Empty]):
         server.call(self.local, dict.fromkeys(ring, Empty()), parcels={(i, after[i]): posted[i].parcel for i in ring})
         return s
 
-    @work
+    @on_party
     async def offer(self, mine: Params, m: After, party: Party, key: Key) -> tuple[Params, Posted]:
         return mine, Posted(seal(Parcel(mine), to=m.id))
 
-    @work
+    @on_party
     async def local(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Empty]:
         (theirs,) = party.inbox.values()
         mixed = average({0: mine, 1: theirs.theta}, {0: 1 - self.share, 1: self.share})

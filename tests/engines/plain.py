@@ -62,10 +62,10 @@ class Trainer:
         return {name: value.detach().clone() for name, value in self.theta.items()}
 
 
-def stream(result: comity.Result, i: int, t: int, work: str, part: str = "", **how: Any) -> Iterator[Batch]:
+def stream(result: comity.Result, i: int, t: int, function: str, part: str = "", **how: Any) -> Iterator[Batch]:
     """The batches of party i in a work of round t, in the experiment's way of training or in another."""
     party = result.job.parties[i]
-    key = Key.root(result.job.experiment.seed).fold("party", i, t, stream_name(work), 0)
+    key = Key.root(result.job.experiment.seed).fold("party", i, t, stream_name(function), 0)
     return batches(party.data.train, key.fold(part) if part else key, type(party.training)(**vars(party.training) | how))
 
 

@@ -49,10 +49,10 @@ def learned(result: comity.Result) -> tuple[Any, ...]:
 @pytest.mark.parametrize("text", compositions(), ids=short)
 def test_a_lost_reply_is_as_if_the_party_had_been_away(text: str, tmp_path: Path) -> None:
     """The party goes back to what it was: nobody's model tells the two apart, in any method. Evaluations are not lost."""
-    works = [w for a in _owners(text) for w in _works(a)]
+    works = [w for a in _owners(text) for w in _runner(a)]
     found = {}
     for kind in ("dead", "lost"):
-        lines = [f"{party},{t},{work},{kind}" for work in works for party, t in (("east", 1), ("north", 2), ("west", 2))]
+        lines = [f"{party},{t},{function},{kind}" for function in works for party, t in (("east", 1), ("north", 2), ("west", 2))]
         found[kind] = run(text, tmp_path / kind, absent=plan(tmp_path / kind, *lines), **QUICK)
     assert learned(found["dead"]) == learned(found["lost"])
     kinds = {(a.party, a.round, a.how) for a in absences(found["lost"])}
@@ -68,7 +68,7 @@ def test_whoever_comes_and_goes(text: str, tmp_path: Path) -> None:
     assert set(got["per_party"]) == {"north", "east", "south", "west"}
     assert got["as_of"] == {"west": 2}
     assert not result.summary["diverged"]
-    assert {a.party for a in absences(result) if a.work == "evaluate"} >= {"west", "east"}
+    assert {a.party for a in absences(result) if a.call == "evaluate"} >= {"west", "east"}
     assert result.summary["absent"]["west"]["dead"] >= 1
 
 
@@ -79,7 +79,7 @@ def _owners(text: str) -> list[Any]:
     return chain(algorithms.compose(text))
 
 
-def _works(algorithm: Any) -> list[str]:
+def _runner(algorithm: Any) -> list[str]:
     import inspect
 
     return [name for name, _ in inspect.getmembers(type(algorithm), inspect.iscoroutinefunction)]
@@ -106,28 +106,28 @@ def test_who_missed_the_start_is_told_what_it_missed(text: str, tmp_path: Path) 
     consensus = {name: result.state(name).extra.z for name in ragged().names}
     assert consensus["east"].abs().sum() > 0
     assert all(torch.equal(z, consensus["north"]) for z in consensus.values())
-    agreed = [row for row in result.ledger if row.work == "agree" and row.dst == "east"]
+    agreed = [row for row in result.ledger if row.call == "agree" and row.dst == "east"]
     assert {row.round for row in agreed} == {2}
 
 
 def test_who_cannot_be_told_is_not_asked(tmp_path: Path) -> None:
     absent = plan(tmp_path, "east,0,,dead", "east,1,agree,lost", "east,2,agree,dead")
     result = run("fedavg+dbe", tmp_path / "run", absent=absent, **QUICK)
-    waited = [(a.round, a.work, a.how) for a in absences(result) if a.round]
+    waited = [(a.round, a.call, a.how) for a in absences(result) if a.round]
     assert waited == [(1, "agree", "lost"), (1, "local", "waiting"), (2, "agree", "dead"), (2, "local", "waiting")]
     assert result.state("east").extra.z.abs().sum() > 0
 
 
 def test_the_pool_gets_what_was_not_there_at_the_start(tmp_path: Path) -> None:
     result = run("centralized", tmp_path / "run", absent=plan(tmp_path, "east,0-1,,dead"), **QUICK)
-    handed = {(row.round, row.src) for row in result.ledger if row.work == "hand_over"}
+    handed = {(row.round, row.src) for row in result.ledger if row.call == "hand_over"}
     assert handed == {(0, "north"), (0, "south"), (0, "west"), (2, "east")}
 
 
 def test_silence_at_the_end_does_not_end_the_run(tmp_path: Path) -> None:
     """A method's last step is void if nobody is there: models are as before it, and the summary says so."""
     whole = run("fedbabu", tmp_path / "whole", **QUICK)
-    finish = [row.work for row in whole.ledger if row.round == 3 and row.kind == "down"][-1]
+    finish = [row.call for row in whole.ledger if row.round == 3 and row.kind == "down"][-1]
     silent = plan(tmp_path, *(f"{p},3,{finish},dead" for p in ragged().names))
     result = run("fedbabu", tmp_path / "run", absent=silent, **QUICK)
     assert [v["round"] for v in result.summary["void"]] == [3]
@@ -171,7 +171,7 @@ def test_a_round_with_too_few_is_void_for_everybody(text: str, tmp_path: Path) -
     """All its exchanges, also those that had enough: the models after it are those before it."""
     few = plan(tmp_path, "east,2-3,local,lost")
     result = run(text, tmp_path / "run", absent=few, min_replies=4, **QUICK)
-    works = [w for a in _owners(text) for w in _works(a)]
+    works = [w for a in _owners(text) for w in _runner(a)]
     nobody = plan(tmp_path / "none", *(f"{p},2-3,{w},dead" for p in ragged().names for w in works))
     silent = run(text, tmp_path / "silent", absent=nobody, **QUICK)
     assert [v["round"] for v in result.summary["void"]] == [2, 3]
@@ -309,9 +309,9 @@ def test_asking_twice_gives_the_same_reply() -> None:
     """The call names the state that it is for, and a work is a function of that: no reply need be kept to be repeated."""
     s = site()
     first, second = CallId("local", 0, 1, 0), CallId("local", 0, 2, 0)
-    replies = [encode(s.work(first, message_of(s, None), {}).reply) for _ in range(2)]
+    replies = [encode(s.run(first, message_of(s, None), {}).reply) for _ in range(2)]
     assert replies[0] == replies[1]
-    after = [encode(s.work(second, message_of(s, first), {}).reply) for _ in range(3)]
+    after = [encode(s.run(second, message_of(s, first), {}).reply) for _ in range(3)]
     assert after[0] == after[1] == after[2] != replies[0]
 
 
@@ -319,10 +319,10 @@ def test_what_the_server_did_not_accept_is_undone() -> None:
     s = site()
     before = s.mine
     first = CallId("local", 0, 1, 0)
-    assert s.work(first, message_of(s, None), {}).keeps
+    assert s.run(first, message_of(s, None), {}).keeps
     assert s.mine is not before
     changed = s.mine
-    s.work(CallId("local", 0, 2, 0), message_of(s, first), {})
+    s.run(CallId("local", 0, 2, 0), message_of(s, first), {})
     s.versions.go_to(first)
     assert s.mine is changed
     s.versions.go_to(None)
@@ -332,12 +332,12 @@ def test_what_the_server_did_not_accept_is_undone() -> None:
 def test_a_party_that_is_out_of_step_says_so() -> None:
     s = site()
     first = CallId("local", 0, 1, 0)
-    s.work(first, message_of(s, None), {})
+    s.run(first, message_of(s, None), {})
     s.versions.settle(first)
     with pytest.raises(ComityError, match="out of step with the server: it is to go on from the beginning"):
-        s.work(CallId("local", 0, 2, 0), message_of(s, None), {})
+        s.run(CallId("local", 0, 2, 0), message_of(s, None), {})
     with pytest.raises(ComityError, match="out of step with the server: it is to go on after align in round 7"):
-        s.work(CallId("local", 0, 8, 0), message_of(s, CallId("align", 0, 7, 0)), {})
+        s.run(CallId("local", 0, 8, 0), message_of(s, CallId("align", 0, 7, 0)), {})
 
 
 def test_the_summary_counts_absences(tmp_path: Path) -> None:

@@ -38,13 +38,13 @@ class Wire:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.messages: list[tuple[CallId, Any]] = []
         self.replies: list[tuple[CallId, Any, Any]] = []
-        work, evaluate = LoopEngine.work, LoopEngine.evaluate
+        function, evaluate = LoopEngine.run, LoopEngine.evaluate
 
         def worked(engine: LoopEngine, call: CallId, messages: Mapping[int, Any], parcels: Mapping[Any, Sealed]) -> Iterator[Any]:
             self.messages += [(call, message.content) for message in messages.values()] + [
                 (call, parcel) for parcel in parcels.values()
             ]
-            for i, answer in work(engine, call, messages, parcels):
+            for i, answer in function(engine, call, messages, parcels):
                 self.replies.append((call, answer.reply, engine.sites[i].mine))
                 yield i, answer
 
@@ -55,7 +55,7 @@ class Wire:
                 self.replies.append((call, evaluation, engine.sites[i].mine))
                 yield i, evaluation
 
-        monkeypatch.setattr(LoopEngine, "work", worked)
+        monkeypatch.setattr(LoopEngine, "run", worked)
         monkeypatch.setattr(LoopEngine, "evaluate", evaluated)
 
 
@@ -175,7 +175,7 @@ def test_rows_are_well_formed(text: str, watched: Callable[[str], Watched]) -> N
     for row in result.ledger:
         assert row.kind in KINDS
         assert row.bytes > 0
-        assert row.work in works
+        assert row.call in works
         assert (row.src in names) == (row.kind == "peer" or row.dst == "server")
         assert (row.dst in names) == (row.kind == "peer" or row.src == "server")
         if row.kind in ("up", "down"):
@@ -267,11 +267,11 @@ def test_personal_weights_and_data_do_not_cross_under_any_name(text: str, watche
         return
     for call, reply, state in wire.replies:
         sent = tensors_in(reply)
-        assert not [t for t in sent if tuple(t.shape[1:]) == shape], f"{call.work} sent samples"
+        assert not [t for t in sent if tuple(t.shape[1:]) == shape], f"{call.function} sent samples"
         if shares in ("nothing", "representations", "means"):
             own = [t for t in tensors_in(state) if t.numel() > 1]
             assert own
-            assert not [t for t in sent for w in own if t.shape == w.shape and torch.equal(t, w)], f"{call.work} sent weights"
+            assert not [t for t in sent for w in own if t.shape == w.shape and torch.equal(t, w)], f"{call.function} sent weights"
 
 
 def test_offsets_exist_and_stay(wire: Wire, tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_offsets_exist_and_stay(wire: Wire, tmp_path: Path) -> None:
     offsets = [result.model(name).theta[OFFSET] for name in ragged().names]
     assert all(o.abs().max() > 0 for o in offsets)
     assert not torch.equal(offsets[0], offsets[1])
-    states = [state.host[OFFSET] for call, _, state in wire.replies if call.work == "local"]
+    states = [state.host[OFFSET] for call, _, state in wire.replies if call.function == "local"]
     sent = [t for _, reply, _ in wire.replies for t in tensors_in(reply)] + [t for _, m in wire.messages for t in tensors_in(m)]
     assert not [o for o in (*offsets, *states) for t in sent if o.any() and t.shape == o.shape and torch.equal(t, o)]
 
@@ -291,11 +291,11 @@ def test_every_message_is_charged(text: str, watched: Callable[[str], Watched]) 
     charged = by_round(result)
     passed: dict[int, Counter[str]] = {t: Counter() for t in charged}
     for call, message in wire.messages:
-        if call.work != "evaluate":
+        if call.function != "evaluate":
             kind = "peer" if isinstance(message, Sealed) else "down"
             passed[call.round][kind] += weight(message)
     for call, reply, _ in wire.replies:
-        if call.work != "evaluate":
+        if call.function != "evaluate":
             passed[call.round]["up"] += weight(reply, sealed=False)
     for t in charged:
         for kind in ("up", "down", "peer"):

@@ -107,7 +107,7 @@ def test_a_site_keeps_to_its_epsilon_over_all_runs(tmp_path: Path, quiet: None) 
 
 def parcels(rows: list[Charge], site: str) -> list[tuple[Any, ...]]:
     """The parcels of a site; one that leaves is charged there under its own work, and at the server under its recipient's."""
-    return sorted((r.round, r.work if r.dst == site else "", r.src, r.dst, r.bytes) for r in rows if r.kind == "peer")
+    return sorted((r.round, r.call if r.dst == site else "", r.src, r.dst, r.bytes) for r in rows if r.kind == "peer")
 
 
 def test_a_site_that_has_trained_alone_says_what_it_gains(tmp_path: Path, quiet: None) -> None:

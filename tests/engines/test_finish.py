@@ -71,7 +71,7 @@ def test_models_are_judged_before_and_after_whenever_judging_is_due(eval_every: 
 def test_finishing_is_counted_in_the_last_round(tmp_path: Path) -> None:
     result = run(TUNED, tmp_path, **PLAIN)
     model = 4 * (64 * 12 + 12 + 12 * 12 + 12 + 12 * 10 + 10)
-    tuned = [row for row in result.ledger if row.work == "tune"]
+    tuned = [row for row in result.ledger if row.call == "tune"]
     assert [(row.round, row.src, row.dst, row.kind, row.bytes) for row in tuned] == [
         (3, "server", name, "down", model) for name in ragged().names
     ]

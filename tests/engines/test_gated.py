@@ -13,11 +13,11 @@ import torch
 from matrix import VARIANTS, run, tables, weights
 
 from comity.core import Sealed
-from comity.core.call import PartyResult, CallId, Message, EvaluationRequest
+from comity.core.call import CallId, EvaluationRequest, Message, PartyResult
 from comity.core.codec import decode, encode
 from comity.core.gate import Gate
 from comity.core.record import unseal
-from comity.core.signature import works
+from comity.core.signature import party_functions
 from comity.engines.engine import inboxes
 from comity.engines.loop import LoopEngine
 from comity.engines.sealing import Lock, SharedSecret
@@ -45,7 +45,7 @@ class Watched:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.passed: Counter[str] = Counter()
-        work, evaluate = LoopEngine.work, LoopEngine.evaluate
+        function, evaluate = LoopEngine.run, LoopEngine.evaluate
         locks: dict[int, Lock] = {}
 
         def gate(engine: LoopEngine, i: int) -> Gate:
@@ -70,12 +70,12 @@ class Watched:
                     gates[i].check_parcel(unseal(parcel))
                     self.passed["parcel"] += 1
             flat = {(src, dst): parcel for dst, inbox in opened.items() for src, parcel in inbox.items()}
-            for i, answer in work(engine, call, came, flat):
+            for i, answer in function(engine, call, came, flat):
                 gates[i].check_reply(call, answer.reply)
                 blob = encode(lock.close(answer.reply), parcels=True)
                 reply = decode(blob, parcels=True, records=gates[i].records)
                 gates[i].check_reply(call, reply)
-                self.passed[call.work] += 1
+                self.passed[call.function] += 1
                 yield i, PartyResult(reply, *answer[1:])
 
         def evaluated(engine: LoopEngine, messages: Mapping[int, Message], look: EvaluationRequest) -> Iterator[Any]:
@@ -85,7 +85,7 @@ class Watched:
             self.passed["evaluate"] += len(came)
             return evaluate(engine, came, look)
 
-        patch.setattr(LoopEngine, "work", worked)
+        patch.setattr(LoopEngine, "run", worked)
         patch.setattr(LoopEngine, "evaluate", evaluated)
 
 
@@ -96,7 +96,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
 
 def test_all_that_methods_send_passes(text: str, watched: Watched, tmp_path: Path) -> None:
     result = run(text, tmp_path)
-    known = {name for _, name in works(result.job.algorithm)}
+    known = {name for _, name in party_functions(result.job.algorithm)}
     assert watched.passed.keys() & known
     assert watched.passed.keys() <= known | {"parcel", "evaluate"}
 

@@ -17,7 +17,7 @@ import pytest
 
 import comity
 from comity import algorithms
-from comity.core import Server, work
+from comity.core import Server, on_party
 
 Rule = Callable[[ast.Module], Iterator[tuple[int, str]]]
 
@@ -232,7 +232,7 @@ def tapes(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def plain_works(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Works (a party's state, a letter, party, key) that are no coroutines."""
+    """PartyRunner (a party's state, a letter, party, key) that are no coroutines."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             given = [a.arg for a in node.args.args if a.arg != "self"]
@@ -253,7 +253,7 @@ def handed_over(cls: type) -> set[str]:
 
 
 def wrongly_marked(cls: type) -> list[str]:
-    """Works without `@work` above them, and methods that have it and are none."""
+    """PartyRunner without `@function` above them, and methods that have it and are none."""
     given = handed_over(cls)
     defined = [(base.__qualname__, name, method) for base in cls.__mro__ for name, method in vars(base).items()]
     marks = [(who, name, name in given, hasattr(method, "__work__")) for who, name, method in defined]
@@ -410,7 +410,7 @@ BAD = {
         "record.unseal(parcel)",
         "from comity.core.record import received",
     ],
-    reaching: ["self.net._sites[0]", "net._works.work(call, letters, {})", "getattr(net, '_works')", "engine.sites._sites"],
+    reaching: ["self.net._sites[0]", "net._works.run(call, letters, {})", "getattr(net, '_works')", "engine.sites._sites"],
     contexts: [
         "from contextvars import ContextVar\nX: ContextVar[int] = ContextVar('x')",
         "import contextvars as c\ndef f():\n    return c.ContextVar('x')",
@@ -481,13 +481,13 @@ class Right:
     def averaged(self, server: Any, posterior: Any) -> None:
         server.call(posterior, {})
 
-    @work
+    @on_party
     async def local(self) -> None:
         await self.helper()
 
-    @work
+    @on_party
     async def first(self) -> None: ...
-    @work
+    @on_party
     async def second(self) -> None: ...
     async def helper(self) -> None: ...
 
@@ -497,7 +497,7 @@ class Forgotten(Right):
 
 
 class Superfluous(Right):
-    @work
+    @on_party
     async def helper(self) -> None: ...
 
 

@@ -55,7 +55,7 @@ class Witness:
 
     def listen(self, patch: pytest.MonkeyPatch) -> None:
         """Hear all that the engine is asked for from now on."""
-        begin, work, evaluate, alone = Server.begin, LoopEngine.work, LoopEngine.evaluate, LoopEngine.evaluate_solo
+        begin, function, evaluate, alone = Server.begin, LoopEngine.run, LoopEngine.evaluate, LoopEngine.evaluate_solo
 
         def begun(server: Server, t: int) -> None:
             self.round = t
@@ -63,8 +63,8 @@ class Witness:
 
         def worked(engine: LoopEngine, call: Any, messages: Mapping[int, Any], parcels: Any) -> Iterator[Any]:
             assert call.round == self.round
-            self.hear(engine, call.work, messages)
-            return work(engine, call, messages, parcels)
+            self.hear(engine, call.function, messages)
+            return function(engine, call, messages, parcels)
 
         def evaluated(engine: LoopEngine, messages: Mapping[int, Any], look: Any) -> Iterator[Any]:
             self.hear(engine, "evaluate", messages)
@@ -76,7 +76,7 @@ class Witness:
             return alone(engine, ids, t)
 
         patch.setattr(Server, "begin", begun)
-        patch.setattr(LoopEngine, "work", worked)
+        patch.setattr(LoopEngine, "run", worked)
         patch.setattr(LoopEngine, "evaluate", evaluated)
         patch.setattr(LoopEngine, "evaluate_solo", evaluated_alone)
 
@@ -144,8 +144,8 @@ def test_newcomers_are_not_asked_before_they_join(text: str, joined: Callable[..
     assert len(job.info.tasks) == 2
     assert {p.federation_size for p in job.parties} == {2}
     assert all(set(job.cohort(t)) <= {0, 1} for t in range(1, 50))
-    for t, work, ids in witness.calls:
-        assert t > T or set(ids) <= {0, 1}, f"{work} of round {t}"
+    for t, function, ids in witness.calls:
+        assert t > T or set(ids) <= {0, 1}, f"{function} of round {t}"
     for table in ("metrics.csv", "ledger.csv"):
         lines = before_joining(result.folder, table)
         assert len(lines) > 1
@@ -260,7 +260,7 @@ MODEL = FLOATS * (64 * 12 + 12 + 12 * 12 + 12 + 12 * 10 + 10)
 def test_letters_to_newcomers_by_hand(text: str, messages: dict[str, int], tmp_path: Path) -> None:
     result = run(text, tmp_path, **PLAIN | JOINING)
     for name in LATE:
-        got = {row.work: row.bytes for row in result.ledger if row.round == T + 1 and row.dst == name and row.kind == "down"}
+        got = {row.call: row.bytes for row in result.ledger if row.round == T + 1 and row.dst == name and row.kind == "down"}
         assert got == messages
 
 
@@ -347,14 +347,14 @@ def test_solo_gains_exactly_nothing_by_joining(tmp_path: Path) -> None:
 def test_dbes_newcomer_gets_the_consensus_and_a_zero_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As parties do before round 1; then eqs. 6, 8 and 9 with μ = 1, the offset trained with the rest."""
     seen: list[Any] = []
-    work = Site.work
+    function = Site.run
 
     def noting(site: Site, call: Any, *args: Any) -> Any:
-        if call.work == "warm_up":
+        if call.function == "warm_up":
             seen.append(site.mine)
-        return work(site, call, *args)
+        return function(site, call, *args)
 
-    monkeypatch.setattr(Site, "work", noting)
+    monkeypatch.setattr(Site, "run", noting)
     result = run("fedavg+dbe", tmp_path, newcomers=1, kappa=3, **PLAIN)
     consensus = server_state(result).extra.z
     (mine,) = seen

@@ -135,11 +135,11 @@ def test_another_seed_is_another_run(text: str, tmp_path: Path) -> None:
 
 def test_the_order_of_replies_does_not_matter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Parties that answer in reverse give the same bits: replies are reduced in party order."""
-    work, evaluate = LoopEngine.work, LoopEngine.evaluate
+    function, evaluate = LoopEngine.run, LoopEngine.evaluate
     seen: list[list[int]] = []
 
     def worked(engine: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
-        answers = list(work(engine, call, dict(reversed(messages.items())), parcels))
+        answers = list(function(engine, call, dict(reversed(messages.items())), parcels))
         seen.append([i for i, _ in answers])
         return iter(answers)
 
@@ -147,7 +147,7 @@ def test_the_order_of_replies_does_not_matter(monkeypatch: pytest.MonkeyPatch, t
         return evaluate(engine, dict(reversed(messages.items())), look)
 
     expected = {text: on_loop(text) for text in ("fedavg", "scaffold", "adcol", "fedavg+dbe", "centralized")}
-    monkeypatch.setattr(LoopEngine, "work", worked)
+    monkeypatch.setattr(LoopEngine, "run", worked)
     monkeypatch.setattr(LoopEngine, "evaluate", evaluated)
     for text, right in expected.items():
         assert_equal(run(text, tmp_path / text), right)

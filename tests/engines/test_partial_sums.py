@@ -19,13 +19,13 @@ from comity import algorithms
 from comity.core import Averaging, Model, Params, Refusal
 from comity.core.aggregate import AveragedReplies
 from comity.core.record import hollow, payload, record
-from comity.core.works import SUMMED
+from comity.core.runner import SUMMED
 from comity.core.wrapper import check_can_be_summed
 from comity.engines.bundles import packed, unpacked
 from comity.engines.loop import OneByOne
 from comity.engines.sealing import KEY, RUN, Lock, SharedSecret
 from comity.engines.site_store import SiteStore
-from comity.engines.workers import Ask, WorkerMessage, Worker, WorkersEngine
+from comity.engines.workers import Ask, Worker, WorkerMessage, WorkersEngine
 from comity.errors import ComityError
 from comity.experiments import checkpoint, config
 from comity.experiments.build import Job, prepare

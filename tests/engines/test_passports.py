@@ -19,7 +19,7 @@ from comity.core.record import Cipher, Model, Sealed, leaves, post, seal, unseal
 from comity.engines.sealing import Lock
 from comity.errors import ComityError, Refusal
 from comity.sites import afterwards
-from comity.sites.messages import ANSWERED, ASKED, Begin, Failed, Introduced, Passport, Work, pack, unpack
+from comity.sites.messages import ANSWERED, ASKED, Begin, Failed, Introduced, Passport, RunCall, pack, unpack
 from comity.sites.passports import Identity, Signer, keys_of
 from comity.sites.server import FAILURE
 
@@ -273,7 +273,7 @@ def test_a_parcel_of_another_round_between_sites(sites: Sites) -> None:
         changed = {}
         for name, request in requests.items():
             head, body = unpack(request, ASKED, 1 << 30)
-            if isinstance(head, Work) and head.inbox:
+            if isinstance(head, RunCall) and head.inbox:
                 old = kept.setdefault(name, head.inbox)
                 head = replace(head, inbox=old) if name == "north" else head
             changed[name] = pack(head, body)

@@ -179,11 +179,11 @@ def test_who_missed_a_candidate_is_left_out_until_it_was_told(tmp_path: Path) ->
     """East does not hear of the third candidate: it is asked nothing with a kappa that is not its own, and starts anew later."""
     absent = plan(tmp_path, "east,0,weigh,dead,2", heads="party,round,work,how,use")
     result = run(f"fedavg+dbe({AUTO})", tmp_path / "run", absent=absent)
-    missed = [(a.work, a.how, a.occurrence) for a in absences(result) if a.party == "east" and a.round == 0]
+    missed = [(a.call, a.how, a.occurrence) for a in absences(result) if a.party == "east" and a.round == 0]
     assert missed[0] == ("weigh", "dead", 2)
     assert {how for _, how, _ in missed[1:]} == {"waiting"}
-    assert {work for work, _, _ in missed[1:]} == {"local", "judge", "weigh"}
-    told_later = [c for c in result.ledger if c.work == "agree" and c.dst == "east"]
+    assert {function for function, _, _ in missed[1:]} == {"local", "judge", "weigh"}
+    told_later = [c for c in result.ledger if c.call == "agree" and c.dst == "east"]
     assert [c.round for c in told_later] == [0, 1]
     assert told_later[1].bytes == told_later[0].bytes + 5
     (remark,) = [text for text in result.summary["remarks"] if text.startswith("kappa=auto chose")]
@@ -255,7 +255,7 @@ def test_newcomers_and_stacking(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"model": "mlp2(width=8)", "newcomers": 1}
     loop = run(f"fedavg+dbe({AUTO})", tmp_path / "loop", **settings)
     assert loop.state("west").extra.kappa.value == chosen(loop)
-    (agreed,) = [c for c in loop.ledger if c.work == "agree" and c.dst == "west"]
+    (agreed,) = [c for c in loop.ledger if c.call == "agree" and c.dst == "west"]
     assert agreed.bytes == 4 * 8 + 5
     together = run(f"fedavg+dbe({AUTO})", tmp_path / "stacked", **(settings | {"engine": "stacked"}))
     assert chosen(together) == chosen(loop)

@@ -324,7 +324,7 @@ def test_damage_is_noticed(stopped: Path, what: str) -> None:
 
 @pytest.mark.parametrize("settings", [{"lr": 0.5}, {"rounds": 9}, {"seed": 7}])
 def test_a_resumed_run_keeps_its_own_settings_or_says_so(stopped: Path, settings: dict[str, Any]) -> None:
-    """Asking for other settings is either refused or has no effect; it never mixes two experiments."""
+    """RunsParties for other settings is either refused or has no effect; it never mixes two experiments."""
     try:
         result = run("fedavg+dbe", stopped, resume=True, **({"rounds": ROUNDS} | settings))
     except comity.Refusal:

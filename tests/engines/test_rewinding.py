@@ -19,17 +19,17 @@ SETTINGS = {"rounds": 5, "model": "mlp2(width=6)"}
 def losing(monkeypatch: pytest.MonkeyPatch, *rounds: int) -> list[int]:
     """Have a worker be lost in the midst of these rounds, each once; the rounds that were entered."""
     left, entered = list(rounds), []
-    work = LoopEngine.work
+    function = LoopEngine.run
 
     def lost(engine: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
         entered.append(call.round)
-        for k, answered in enumerate(work(engine, call, messages, parcels)):
+        for k, answered in enumerate(function(engine, call, messages, parcels)):
             if k == 2 and call.round in left:
                 left.remove(call.round)
                 raise WorkerLost("A worker was lost (by a test); the run can be resumed.")
             yield answered
 
-    monkeypatch.setattr(LoopEngine, "work", lost)
+    monkeypatch.setattr(LoopEngine, "run", lost)
     return entered
 
 

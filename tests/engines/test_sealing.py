@@ -96,14 +96,14 @@ def in_sight(secrets: set[bytes], seen: Iterable[bytes]) -> set[bytes]:
 def contents(tmp_path_factory: pytest.TempPathFactory) -> list[list[Tensor]]:
     """What each parcel of the run holds, in the order of delivery."""
     held: list[list[Tensor]] = []
-    work = LoopEngine.work
+    function = LoopEngine.run
 
     def listening(engine: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
         held.extend([t.clone() for t in leaves(unseal(parcel))] for parcel in parcels.values())
-        return work(engine, call, messages, parcels)
+        return function(engine, call, messages, parcels)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LoopEngine, "work", listening)
+        patch.setattr(LoopEngine, "run", listening)
         run(GOSSIP, tmp_path_factory.mktemp("loop"), **SMALL)
     return held
 
@@ -150,13 +150,13 @@ def test_without_the_lock_all_of_it_would_pass(
 def test_whoever_reaches_into_a_parcel_at_the_server_finds_ciphertext(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Equal models look different: no nonce comes twice."""
     carried: list[Any] = []
-    work = ProcessEngine.work
+    function = ProcessEngine.run
 
     def curious(engine: ProcessEngine, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
         carried.extend((parcel.size, unseal(parcel)) for parcel in parcels.values())
-        return work(engine, call, messages, parcels)
+        return function(engine, call, messages, parcels)
 
-    monkeypatch.setattr(ProcessEngine, "work", curious)
+    monkeypatch.setattr(ProcessEngine, "run", curious)
     on_processes(tmp_path, rounds=3)
     assert len(carried) == 12
     assert {size for size, _ in carried} == {4 * 650}
@@ -166,21 +166,21 @@ def test_whoever_reaches_into_a_parcel_at_the_server_finds_ciphertext(monkeypatc
 
 
 def test_a_parcel_that_was_changed_on_its_way_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    work = ProcessEngine.work
+    function = ProcessEngine.run
 
     def meddling(engine: ProcessEngine, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
         for parcel in list(parcels.values())[:1]:
             unseal(parcel).blob[-1] ^= 1
-        return work(engine, call, messages, parcels)
+        return function(engine, call, messages, parcels)
 
-    monkeypatch.setattr(ProcessEngine, "work", meddling)
+    monkeypatch.setattr(ProcessEngine, "run", meddling)
     with pytest.raises(comity.ComityError):
         on_processes(tmp_path)
 
 
 def delivered_otherwise(how: str, engine: type[Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     """Make an engine deliver parcels otherwise than methods ask for: in a ring of four, each party's to the party before it."""
-    work = engine.work
+    function = engine.run
     old: dict[Any, Any] = {}
 
     def carrying(self: Any, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
@@ -192,11 +192,11 @@ def delivered_otherwise(how: str, engine: type[Engine], monkeypatch: pytest.Monk
         elif how == "a round late" and parcels:
             parcels = dict(old) if call.round > 1 else parcels
         elif how == "twice" and not parcels and call.round == 2:
-            list(work(self, CallId("local", 0, 1, 1), messages, old))
+            list(function(self, CallId("local", 0, 1, 1), messages, old))
         old.update(parcels)
-        return work(self, call, messages, parcels)
+        return function(self, call, messages, parcels)
 
-    monkeypatch.setattr(engine, "work", carrying)
+    monkeypatch.setattr(engine, "run", carrying)
 
 
 @pytest.mark.parametrize("engine", [LoopEngine, ProcessEngine])
@@ -221,14 +221,14 @@ def test_a_parcel_delivered_otherwise_is_refused_on_every_engine(
 def test_parcels_open_again_for_a_call_that_is_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its answers may have been lost on their way."""
     replies: list[list[Any]] = []
-    work = ProcessEngine.work
+    function = ProcessEngine.run
 
     def repeating(engine: ProcessEngine, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
-        if call.work == "local":
-            replies.append([(i, answer.steps) for i, answer in sorted(work(engine, call, messages, parcels))])
-        return work(engine, call, messages, parcels)
+        if call.function == "local":
+            replies.append([(i, answer.steps) for i, answer in sorted(function(engine, call, messages, parcels))])
+        return function(engine, call, messages, parcels)
 
-    monkeypatch.setattr(ProcessEngine, "work", repeating)
+    monkeypatch.setattr(ProcessEngine, "run", repeating)
     on_processes(tmp_path)
     assert [len(answers) for answers in replies] == [4, 4]
 

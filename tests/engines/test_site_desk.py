@@ -35,7 +35,7 @@ from comity.sites.messages import (
     Failed,
     Introduce,
     Introduced,
-    Work,
+    RunCall,
     pack,
     unpack,
 )
@@ -88,8 +88,8 @@ class Server:
         self.theta = task.init(Key.root(0))
         return self
 
-    def work(self, call: Any = ("local", 0, 1, 0), **changes: Any) -> Work:
-        return replace(Work(self.run, call, None, True, {}), **changes)
+    def call(self, call: Any = ("local", 0, 1, 0), **changes: Any) -> RunCall:
+        return replace(RunCall(self.run, call, None, True, {}), **changes)
 
     @property
     def message(self) -> bytes:
@@ -103,7 +103,7 @@ def server(sites: Sites, request: pytest.FixtureRequest) -> Server:
 
 
 def test_an_honest_server_is_answered(server: Server) -> None:
-    said = server.say(server.work(), server.message)
+    said = server.say(server.call(), server.message)
     assert isinstance(said, Answered)
     assert said.steps == 3
 
@@ -128,11 +128,11 @@ def test_garbage(what: str, server: Server) -> None:
     said, _ = unpack(server.desk.answer(GARBAGE[what]), ANSWERED, 1 << 20)
     assert isinstance(said, Failed)
     assert said.why != FAULT  # it is refused, not stumbled over
-    assert server.say(server.work(), server.message).steps == 3
+    assert server.say(server.call(), server.message).steps == 3
 
 
 def test_every_truncated_request(server: Server) -> None:
-    whole = pack(server.work(), server.message)
+    whole = pack(server.call(), server.message)
     for length in {*range(0, len(whole), 97), *range(40), *range(len(whole) - 20, len(whole))}:
         said, _ = unpack(server.desk.answer(whole[:length]), ANSWERED, 1 << 20)
         assert isinstance(said, Failed), length
@@ -151,7 +151,7 @@ def test_a_gigabyte_that_is_only_claimed(server: Server) -> None:
         bodies += [len(text).to_bytes(8, "little") + text + bytes(16), (1 << 30).to_bytes(8, "little") + text]
     tracemalloc.start()
     for body in bodies:
-        assert "damaged or foreign" in server.refused(server.work(), body)
+        assert "damaged or foreign" in server.refused(server.call(), body)
         assert isinstance(unpack(server.desk.answer(body), ANSWERED, 1 << 20)[0], Failed)
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
     tracemalloc.stop()
@@ -161,7 +161,7 @@ def test_more_than_the_largest_message(sites: Sites, server: Server) -> None:
     sites.change("north", {'message = "1 GB"': 'message = "20 kB"'})
     try:
         tracemalloc.start()
-        request = pack(server.work(), bytes(5_000_000))
+        request = pack(server.call(), bytes(5_000_000))
         before = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
         said, _ = unpack(server.desk.answer(request), ANSWERED, 1 << 20)
@@ -177,7 +177,7 @@ def test_parcels_as_large_as_messages_may_be() -> None:
     """They travel in the head of a call: it has no limit of its own."""
     blob = torch.zeros(70 << 20, dtype=torch.uint8)
     parcel: Sealed[Any] = Sealed(Cipher(0, 1, [1], torch.zeros(1, 60, dtype=torch.uint8), blob), 1, (1,))
-    head, _ = unpack(pack(Work("r", ("assist", 0, 1, 0), None, False, {0: parcel})), wire.ASKED, 10**9)
+    head, _ = unpack(pack(RunCall("r", ("assist", 0, 1, 0), None, False, {0: parcel})), wire.ASKED, 10**9)
     assert head.inbox[0].size == 1
 
 
@@ -186,7 +186,7 @@ UNMARKED = ["init_party", "round", "__init__", "__class__", "deployed_model", "m
 
 @pytest.mark.parametrize("name", UNMARKED)
 def test_what_is_no_work(name: str, server: Server) -> None:
-    assert "has no work" in server.refused(server.work((name, 0, 1, 0)), server.message)
+    assert "has no work" in server.refused(server.call((name, 0, 1, 0)), server.message)
 
 
 @pytest.mark.parametrize(
@@ -203,12 +203,12 @@ def test_what_is_no_work(name: str, server: Server) -> None:
     ],
 )
 def test_calls_that_are_none(call: Any, words: str, server: Server) -> None:
-    head = object.__new__(Work)
-    head.__dict__.update(vars(server.work()) | {"call": call})
+    head = object.__new__(RunCall)
+    head.__dict__.update(vars(server.call()) | {"call": call})
     try:
         request = pack(head, server.message)
     except Exception:  # our own codec does not write down what is not as declared: do it by hand
-        request = pack(server.work(("local", 0, 1, 0)), server.message)
+        request = pack(server.call(("local", 0, 1, 0)), server.message)
         text = json.dumps([*call])
         old = b'\\"local\\", 0, 1, 0'
         fresh = text[1:-1].replace('"', '\\"').encode()
@@ -246,12 +246,12 @@ def messages(theta: dict[str, torch.Tensor]) -> dict[str, tuple[Any, str]]:
 def test_letters_that_the_work_does_not_take(what: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     content, words = messages(server.theta)[what]
     monkeypatch.setattr(engine_site.Site, "begin", lambda *_: pytest.fail("it worked"))
-    assert words in server.refused(server.work(), encode(content))
+    assert words in server.refused(server.call(), encode(content))
     assert words in server.refused(Evaluate(server.run, None, 1, False, ""), encode(content))
 
 
 def test_another_runs_name(server: Server) -> None:
-    for head in (server.work(run="other"), Evaluate("other", None, 1, True, ""), End("other", 1, True), Begin("other", {}, {})):
+    for head in (server.call(run="other"), Evaluate("other", None, 1, True, ""), End("other", 1, True), Begin("other", {}, {})):
         assert server.refused(head) == "north takes no part in that run."
 
 
@@ -263,19 +263,19 @@ def test_names_that_no_run_can_have(name: str, server: Server) -> None:
 
 def test_work_before_the_run_has_begun(sites: Sites) -> None:
     server = Server(sites, "early")
-    assert server.refused(server.work()) == "north takes no part in that run."
+    assert server.refused(server.call()) == "north takes no part in that run."
     assert isinstance(server.introduce(), Introduced)
     words = "north was asked to work before the run has begun."
-    assert server.refused(server.work()) == words
+    assert server.refused(server.call()) == words
     assert server.refused(Evaluate("early", None, 1, True, ""), encode(Empty())) == words
     assert server.refused(wire.EvaluateAlone("early", 1)) == words
 
 
 def test_begin_twice(server: Server) -> None:
     """The same again is no harm; with another account of this site it is refused."""
-    first = server.desk.answer(pack(server.work(), server.message))
+    first = server.desk.answer(pack(server.call(), server.message))
     assert server.say(server.head) == Done()
-    assert server.desk.answer(pack(server.work(), server.message)) == first
+    assert server.desk.answer(pack(server.call(), server.message)) == first
     lie = replace(server.head.parties["north"], train=5)
     head = replace(server.head, parties=server.head.parties | {"north": lie})
     assert server.refused(head) == "north said something else of itself than the server tells."
@@ -321,7 +321,7 @@ def test_only_a_fixed_sentence_leaves_when_a_work_fails(server: Server, monkeypa
         raise ValueError(MARKER)
 
     monkeypatch.setattr(engine_site.Site, "begin", fail)
-    answer = server.desk.answer(pack(server.work(), server.message))
+    answer = server.desk.answer(pack(server.call(), server.message))
     assert unpack(answer, ANSWERED, 1 << 20)[0] == Failed(FAULT)
     assert MARKER.encode() not in answer
     assert MARKER in (server.site / LOG).read_text()
@@ -329,7 +329,7 @@ def test_only_a_fixed_sentence_leaves_when_a_work_fails(server: Server, monkeypa
 
 def test_a_log_that_cannot_be_written_keeps_nobody_from_answering(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desks, "LOG", "no/such/folder")
-    assert server.say(server.work(), server.message).steps == 3
+    assert server.say(server.call(), server.message).steps == 3
 
 
 def test_what_lies_where_at_a_site_is_its_own_matter(sites: Sites, server: Server) -> None:
@@ -337,11 +337,11 @@ def test_what_lies_where_at_a_site_is_its_own_matter(sites: Sites, server: Serve
     kept = (server.site / "site.toml").read_text()
     try:
         sites.change("north", {"rounds = 1000": 'rounds = "seven"'})
-        said = server.refused(server.work(), server.message)
+        said = server.refused(server.call(), server.message)
         assert said == "The law of this site cannot be read; its own log says why."
         assert "must be a whole number, not 'seven'" in (server.site / LOG).read_text()
         (server.site / "site.toml").unlink()
-        assert server.refused(server.work(), server.message) == said
+        assert server.refused(server.call(), server.message) == said
     finally:
         (server.site / "site.toml").write_text(kept)
     (server.site / "data").rename(server.site / "away")
@@ -367,18 +367,18 @@ LAWS: dict[str, tuple[dict[str, str], str]] = {
 @pytest.mark.parametrize("rule", LAWS)
 def test_a_law_that_is_changed_in_mid_run_holds_from_the_next_request_on(rule: str, sites: Sites) -> None:
     server = Server(sites, f"changed{rule}").begin()
-    assert server.say(server.work(), server.message).steps == 3
+    assert server.say(server.call(), server.message).steps == 3
     kept = (server.site / "site.toml").read_text()
     try:
         sites.change("north", LAWS[rule][0])
-        assert LAWS[rule][1] in server.refused(server.work(("local", 0, 2, 0)), server.message)
+        assert LAWS[rule][1] in server.refused(server.call(("local", 0, 2, 0)), server.message)
         if rule not in ("bytes", "budget"):  # an evaluation weighs less
             assert LAWS[rule][1] in server.refused(Evaluate(server.run, None, 2, False, ""), server.message)
         assert isinstance(server.introduce(), Failed if rule != "bytes" else (Failed, Introduced))
     finally:
         (server.site / "site.toml").write_text(kept)
     server = Server(sites, f"changed{rule}").begin()
-    assert server.say(server.work(("local", 0, 2, 0)), server.message).steps == 3
+    assert server.say(server.call(("local", 0, 2, 0)), server.message).steps == 3
 
 
 def test_the_name_in_the_law_is_the_certificates(sites: Sites, tmp_path: Path) -> None:

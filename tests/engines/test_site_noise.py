@@ -14,7 +14,7 @@ from comity.core.key import Key, SecretKey
 from comity.core.record import leaves
 from comity.core.server import Server
 from comity.sites import afterwards
-from comity.sites.messages import ANSWERED, ASKED, Work, unpack
+from comity.sites.messages import ANSWERED, ASKED, RunCall, unpack
 
 USUAL: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "test": "official", "lr": 0.05}
 
@@ -57,7 +57,7 @@ def replies(courier: Handed) -> dict[tuple[str, Any], Any]:
         return ""
 
     def changed(name: str, answer: bytes) -> bytes:
-        if isinstance(asked[name], Work):
+        if isinstance(asked[name], RunCall):
             found[name, asked[name].call] = decode(unpack(answer, ANSWERED, 1 << 30)[1])
         return answer
 
@@ -105,7 +105,7 @@ def test_the_same_call_has_the_same_noise(sites: Sites) -> None:
     requests: list[tuple[str, bytes]] = []
 
     def lost(name: str, request: bytes) -> str:
-        if isinstance(unpack(request, ASKED, 1 << 30)[0], Work):
+        if isinstance(unpack(request, ASKED, 1 << 30)[0], RunCall):
             requests.append((name, request))
         return ""
 

@@ -22,7 +22,7 @@ from comity.errors import ComityError, Damaged
 from comity.experiments.checkpoint import write_atomically
 from comity.sites import afterwards, home
 from comity.sites.desk import FAULT, LOG
-from comity.sites.messages import ANSWERED, ASKED, Done, Evaluate, Failed, Introduced, Work, pack, unpack
+from comity.sites.messages import ANSWERED, ASKED, Done, Evaluate, Failed, Introduced, RunCall, pack, unpack
 from comity.sites.server import FAILURE
 
 MODEL = "mlp2(width=8)"
@@ -58,7 +58,7 @@ def reply_of(name: str, change: Callable[[Any, bytes], bytes], rounds: tuple[int
 
         def changed(who: str, answer: bytes) -> bytes:
             head = asked[who]
-            if who == name and isinstance(head, Work) and head.call[2] in rounds:
+            if who == name and isinstance(head, RunCall) and head.call[2] in rounds:
                 said, body = unpack(answer, ANSWERED, 1 << 30)
                 return change(said, body)
             return answer
@@ -221,7 +221,7 @@ def test_a_full_disk_at_a_site(method: str, where: str, open_sites: Sites, monke
 
     def lost(who: str, request: bytes) -> str:
         head = unpack(request, ASKED, 1 << 30)[0]
-        full["now"] = who == "east" and isinstance(head, Work) and head.call[2] == 2
+        full["now"] = who == "east" and isinstance(head, RunCall) and head.call[2] == 2
         asked.append(head)
         return ""
 
@@ -244,7 +244,7 @@ def test_a_full_disk_at_a_site(method: str, where: str, open_sites: Sites, monke
     summary = ended(folder)
     assert f"east was not heard in round 2: {FAULT}" in summary["remarks"]
     assert "No space left on device" in (open_sites.site("east") / LOG).read_text()
-    assert summary["absent"]["east"] == {"lost": sum(isinstance(h, Work) and h.call[2] == 2 for h in asked) // 3}
+    assert summary["absent"]["east"] == {"lost": sum(isinstance(h, RunCall) and h.call[2] == 2 for h in asked) // 3}
     same_as_planned(open_sites, folder, method, **USUAL)
 
 

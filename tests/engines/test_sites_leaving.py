@@ -16,7 +16,7 @@ from comity.experiments import config
 from comity.experiments.folder import RunFolder
 from comity.sites import afterwards, home
 from comity.sites.data import own_federation
-from comity.sites.messages import ANSWERED, ASKED, Done, Work, unpack
+from comity.sites.messages import ANSWERED, ASKED, Done, RunCall, unpack
 from comity.sites.server import FAILURE
 
 MODEL = "mlp2(width=8)"
@@ -107,7 +107,7 @@ def test_nobodys_figures_are_told(strict: Sites) -> None:
 
     def lost(who: str, request: bytes) -> str:
         head = unpack(request, ASKED, 1 << 30)[0]
-        if isinstance(head, Work) and (head.call[2], who) == (1, "south"):
+        if isinstance(head, RunCall) and (head.call[2], who) == (1, "south"):
             for name in strict.names:
                 strict.change(name, {"records = 5 ": "records = 25 "})
         return ""

@@ -23,7 +23,7 @@ from comity.experiments.folder import RunFolder
 from comity.sites import afterwards, site_run
 from comity.sites.data import bring
 from comity.sites.home import INDEX, STATES, States
-from comity.sites.messages import ASKED, Committed, Evaluate, Work, unpack
+from comity.sites.messages import ASKED, Committed, Evaluate, RunCall, unpack
 from comity.sites.server import FAILURE, serve
 
 SIZES = {"north": (31, 12), "east": (23, 9), "south": (26, 7)}
@@ -122,7 +122,7 @@ def test_a_site_that_was_restarted_waits_for_the_next_job(sites: Sites) -> None:
 
     def lost(name: str, request: bytes) -> str:
         head = unpack(request, ASKED, 1 << 30)[0]
-        if name == "east" and isinstance(head, Work) and head.call[2] == 2 and not replaced:
+        if name == "east" and isinstance(head, RunCall) and head.call[2] == 2 and not replaced:
             courier.desks["east"] = sites.desk("east")
             replaced.append(name)
         return ""
@@ -141,7 +141,7 @@ def missing(who: str, how: str, when: Callable[[Any], bool]) -> Callable[[str, b
 
 
 def works_of(*rounds: int) -> Callable[[Any], bool]:
-    return lambda head: isinstance(head, Work) and head.call[2] in rounds
+    return lambda head: isinstance(head, RunCall) and head.call[2] in rounds
 
 
 @pytest.mark.parametrize("how", ["lost", "dead"])
@@ -162,7 +162,7 @@ def test_a_site_that_misses_the_start_or_an_evaluation(method: str, sites: Sites
     courier = sites.courier()
 
     def away(head: Any) -> bool:
-        return (isinstance(head, Work) and head.call[2] <= 1) or (isinstance(head, Evaluate) and head.round == 2)
+        return (isinstance(head, RunCall) and head.call[2] <= 1) or (isinstance(head, Evaluate) and head.round == 2)
 
     courier.lost = missing("south", "dead", away)
     folder = sites.run(method, f"start{plain(method)}", courier, **settings)
@@ -209,7 +209,7 @@ def test_other_settings_under_the_name_of_a_run(sites: Sites) -> None:
     assert not (folder / "summary.json").exists()
     first = ended(sites.run("fedavg", "named", **USUAL))
     courier = sites.courier()
-    courier.lost = missing("east", "dead", lambda head: pytest.fail("it works again") if isinstance(head, Work) else False)
+    courier.lost = missing("east", "dead", lambda head: pytest.fail("it works again") if isinstance(head, RunCall) else False)
     assert ended(sites.run("fedavg", "named", courier, **USUAL)) == first
 
 
@@ -282,7 +282,7 @@ def test_a_damaged_state_is_never_gone_on_with(what: str, sites: Sites) -> None:
 
     def ask(requests: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, bytes | None]]:
         heads = [unpack(request, ASKED, 1 << 30)[0] for request in requests.values()]
-        if any(isinstance(head, Work) and head.call[2] == 3 for head in heads):
+        if any(isinstance(head, RunCall) and head.call[2] == 3 for head in heads):
             done.append(1)
             raise Killed
         yield from original(requests, seconds)
@@ -329,7 +329,7 @@ def test_an_older_checkpoint_can_be_gone_on_with(sites: Sites) -> None:
 
         def ask(requests: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, bytes | None]]:
             heads = [unpack(request, ASKED, 1 << 30)[0] for request in requests.values()]
-            if any(isinstance(head, Work) and head.call[2] == at for head in heads):
+            if any(isinstance(head, RunCall) and head.call[2] == at for head in heads):
                 raise Killed
             yield from original(requests, seconds)
 

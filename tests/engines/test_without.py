@@ -56,16 +56,16 @@ def test_who_learns_nothing_from_it_does_not_notice(text: str, more: dict[str, A
 def test_first_replies_are_the_same(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the others answer in round 1, to the same letter, is bit for bit what they answer with everybody there."""
     replies: dict[str, str] = {}
-    work = LoopEngine.work
+    function = LoopEngine.run
 
     def listened(engine: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
-        for i, answer in work(engine, call, messages, parcels):
+        for i, answer in function(engine, call, messages, parcels):
             if call.round == 1:
                 skeleton, tensors = flatten(answer.reply)
                 replies[engine.sites[i].party.name] = json.dumps(skeleton) + str([t.numpy().tobytes() for t in tensors])
             yield i, answer
 
-    monkeypatch.setattr(LoopEngine, "work", listened)
+    monkeypatch.setattr(LoopEngine, "run", listened)
     run(text, tmp_path / "whole", rounds=1)
     whole = dict(replies)
     replies.clear()

@@ -12,7 +12,7 @@ from far_device import Far, far_device, few
 from matrix import STEEP, tables
 
 import comity
-from comity.core.works import SUMMED
+from comity.core.runner import SUMMED
 from comity.engines.bundles import packed, unpacked
 from comity.engines.engine import Engine
 from comity.engines.ray_cluster import Actor

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Empty, Info, Key, Model, Params, Party, Server, Traffic, algorithm, option, plain, work
+from comity.core import Empty, Info, Key, Model, Params, Party, Server, Traffic, algorithm, on_party, option, plain
 
 
 @algorithm
@@ -25,7 +25,7 @@ class Tuned(FedAvg):
         server.call(self.tune, {i: self.message_for(s, i) for i in server.info.parties})
         return s
 
-    @work
+    @on_party
     async def tune(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Empty]:
         how = replace(party.training, epochs=self.tune_epochs, steps=None)
         return (await party.fit(plain, m.theta | mine, key, training=how)).theta, Empty()

@@ -26,13 +26,13 @@ def _no_global_randomness():
 def replies(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, Any]]:
     """The replies of each call as they came to the server."""
     seen: list[dict[int, Any]] = []
-    work = LoopEngine.work
+    function = LoopEngine.run
 
     def listening(self: LoopEngine, *args: Any) -> Iterator[tuple[int, PartyResult]]:
         seen.append({})
-        for i, answer in work(self, *args):
+        for i, answer in function(self, *args):
             seen[-1][i] = answer.reply
             yield i, answer
 
-    monkeypatch.setattr(LoopEngine, "work", listening)
+    monkeypatch.setattr(LoopEngine, "run", listening)
     return seen

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Key, Model, Params, Party, algorithm, option, work
+from comity.core import Key, Model, Params, Party, algorithm, on_party, option
 
 
 @algorithm
@@ -15,7 +15,7 @@ class Faulty(FedAvg):
     who: str = option("p0", "the parties, with blanks between them")
     how: Literal["huge", "reversed"] = option("huge", "what they send")
 
-    @work
+    @on_party
     async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
         mine, reply = await super().local(mine, m, party, key)
         if party.name not in self.who.split():

@@ -102,8 +102,8 @@ def descended(
     return {k: v.detach() for k, v in theta.items()}
 
 
-def party_key(i: int, t: int, work: str = "local") -> Key:
-    return ROOT.fold("party", i, t, work, 0)
+def party_key(i: int, t: int, function: str = "local") -> Key:
+    return ROOT.fold("party", i, t, function, 0)
 
 
 def server_key(t: int, purpose: str) -> Key:
@@ -138,7 +138,7 @@ def traffic(result: comity.Result) -> dict[int, Counter[str]]:
     found: dict[int, Counter[str]] = {}
     for row in result.ledger:
         if row.kind in ("up", "down", "peer"):
-            found.setdefault(row.round, Counter())[f"{row.work} {row.kind}"] += row.bytes
+            found.setdefault(row.round, Counter())[f"{row.call} {row.kind}"] += row.bytes
     return found
 
 
@@ -308,10 +308,10 @@ def test_b14_two_local_phases_in_the_ledger() -> None:
     cohorts = set()
     for t in (1, 2, 3, 4):
         rows = [r for r in result.ledger if r.round == t and r.kind != "eval"]
-        up = {r.src: r.bytes for r in rows if (r.work, r.kind) == ("local", "up")}
-        down = {r.dst: r.bytes for r in rows if (r.work, r.kind) == ("align", "down")}
+        up = {r.src: r.bytes for r in rows if (r.call, r.kind) == ("local", "up")}
+        down = {r.dst: r.bytes for r in rows if (r.call, r.kind) == ("align", "down")}
         assert len(rows) == 4
-        assert [r.work for r in rows] == ["local", "local", "align", "align"]
+        assert [r.call for r in rows] == ["local", "local", "align", "align"]
         assert up == {name: 4 * WIDTH * SIZES[int(name[1:])] for name in up}
         assert down == dict.fromkeys(up, s_d(WIDTH, (7, 7, 2)))
         cohorts.add(tuple(up))
@@ -381,13 +381,13 @@ def test_b14_a_party_that_does_not_answer_is_not_asked_again() -> None:
     """D keeps the slot of the silent party; the second phase is for those that sent representations."""
     adcol = Adcol(slots="cohort", hidden=HIDDEN)
     _, server, s = game(adcol)
-    work, asked = server.engine.work, []
+    function, asked = server.engine.run, []
 
     def without_party_1(call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, PartyResult]]:
-        asked.append((call.work, list(messages)))
-        return work(call, {i: message for i, message in messages.items() if i != 1}, parcels)
+        asked.append((call.function, list(messages)))
+        return function(call, {i: message for i, message in messages.items() if i != 1}, parcels)
 
-    server.engine.work = without_party_1
+    server.engine.run = without_party_1
     s = rounds(adcol, server, s, 1)
     assert asked == [("local", [0, 1, 2, 3]), ("align", [0, 2, 3])]
     assert s.D["out.weight"].shape == (4, HIDDEN)
@@ -402,8 +402,8 @@ def test_b14_mu_0_is_two_plain_trainings(participation: float) -> None:
     for t in (1, 2):
         s = rounds(adcol, server, s, 1, first=t)
         for i in server.sample(t):
-            for work in ("local", "align"):
-                expected[i] = fit(task.loss, expected[i], data[i], party_key(i, t, work), HOW).theta
+            for function in ("local", "align"):
+                expected[i] = fit(task.loss, expected[i], data[i], party_key(i, t, function), HOW).theta
     assert all(same(server.state(i).F, expected[i]) for i in expected)
 
 

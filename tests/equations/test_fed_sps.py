@@ -933,11 +933,11 @@ def test_eq12_at_the_common_start_the_overlap_is_the_share_of_ones_own_losses_th
 
 def test_spec7_order_of_calls_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parties work and answer in reverse: the same bits, the peers drawn and the noise included."""
-    work = LoopEngine.work
+    function = LoopEngine.run
     order = []
 
     def backwards(self: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, PartyResult]]:
-        for i, answer in work(self, call, dict(reversed(messages.items())), parcels):
+        for i, answer in function(self, call, dict(reversed(messages.items())), parcels):
             order.append(i)
             yield i, answer
 
@@ -946,7 +946,7 @@ def test_spec7_order_of_calls_does_not_matter(monkeypatch: pytest.MonkeyPatch) -
         for patched in (False, True):
             with monkeypatch.context() as patch:
                 if patched:
-                    patch.setattr(LoopEngine, "work", backwards)
+                    patch.setattr(LoopEngine, "run", backwards)
                 fed = FedSps(beta=0.8, **options)
                 server, s = net_of(fed, mlp(), three(), Training(lr=0.1, batch=6))
                 rounds(fed, server, s, 3)
@@ -1112,7 +1112,7 @@ def test_spec8_exactly_m_peers_a_round_and_never_oneself(peers: int, options: di
     data = [samples(8, SHAPE, CLASSES, seed=i) for i in range(5)]
     server, s = net_of(fed, mlp(), data, FULL)
     rounds(fed, server, s, 6)
-    asked = Counter((row.round, row.src) for row in server.ledger.rows if row.work == "assist" and row.kind == "peer")
+    asked = Counter((row.round, row.src) for row in server.ledger.rows if row.call == "assist" and row.kind == "peer")
     assert asked == {(t, f"p{i}"): peers for t in range(1, 7) for i in range(5)}
     edges = {(row.src, row.dst) for row in server.ledger.rows if row.kind == "peer"}
     assert all(a != b for a, b in edges)
@@ -1293,16 +1293,16 @@ class Wire:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open: list[Any] = []
         self.parcels: list[Any] = []
-        work = LoopEngine.work
+        function = LoopEngine.run
 
         def listening(engine: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, PartyResult]]:
             self.open += [message.content for message in messages.values()]
             self.parcels += parcels.values()
-            for i, answer in work(engine, call, messages, parcels):
+            for i, answer in function(engine, call, messages, parcels):
                 self.open.append(answer.reply)
                 yield i, answer
 
-        monkeypatch.setattr(LoopEngine, "work", listening)
+        monkeypatch.setattr(LoopEngine, "run", listening)
 
 
 def leaves(tree: Any) -> list[Any]:
@@ -1385,8 +1385,8 @@ def test_spec8_bytes_by_hand(settings: dict[str, Any], k: int, edges: int) -> No
         assert found["peer"] == closed[t - 1].peer == n * edges * (2 * WIDTH7 + 12)
         assert found["up"] == closed[t - 1].up == n * 4 * edges
         assert found["down"] == closed[t - 1].down == n * 4 * k * (k - 1)
-    ways = {(row.round, row.src, row.dst, row.bytes) for row in result.ledger if row.work == "assist" and row.kind == "peer"}
-    back = {(row.round, row.dst, row.src, row.bytes) for row in result.ledger if row.work == "local" and row.kind == "peer"}
+    ways = {(row.round, row.src, row.dst, row.bytes) for row in result.ledger if row.call == "assist" and row.kind == "peer"}
+    back = {(row.round, row.dst, row.src, row.bytes) for row in result.ledger if row.call == "local" and row.kind == "peer"}
     assert {way[3] for way in ways} <= {WIDTH7}
     assert {(*way[:3], WIDTH7 + 12) for way in ways} == back
 
@@ -1416,7 +1416,7 @@ def test_spec8_bytes_of_samples(select: str, exact: bool, collab_steps: int) -> 
     result = comity.run("fed-sps", fed, **how, mode="samples", select=select, collab_steps=collab_steps)
     shares = {(m.round, m.party, m.metric.removeprefix("overlap/")): m.value for m in result.metrics if m.split == "train"}
     counts = {edge: round(8 * share) for edge, share in shares.items()}
-    back = {(row.round, row.dst, row.src): row.bytes for row in result.ledger if row.work == "local" and row.kind == "peer"}
+    back = {(row.round, row.dst, row.src): row.bytes for row in result.ledger if row.call == "local" and row.kind == "peer"}
     assert back == {edge: 12 + 28 * count for edge, count in counts.items()}
     assert len(back) == 3 * 6
     _, closed = plan.traffic(result.job)

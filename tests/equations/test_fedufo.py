@@ -199,20 +199,20 @@ class Wire:
 
     def __init__(self, server: LoopServer) -> None:
         self.calls: list[tuple[int, str, dict[int, Any], list[tuple[int, int]], dict[int, Any]]] = []
-        work = server.engine.work
+        function = server.engine.run
 
         def listening(call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, PartyResult]]:
             replies: dict[int, Any] = {}
             contents = {i: message.content for i, message in messages.items()}
-            self.calls.append((call.round, call.work, contents, sorted(parcels), replies))
-            for i, answer in work(call, messages, parcels):
+            self.calls.append((call.round, call.function, contents, sorted(parcels), replies))
+            for i, answer in function(call, messages, parcels):
                 replies[i] = answer.reply
                 yield i, answer
 
-        server.engine.work = listening
+        server.engine.run = listening
 
     def works(self, t: int) -> list[str]:
-        return [work for when, work, *_ in self.calls if when == t]
+        return [function for when, function, *_ in self.calls if when == t]
 
     def group(self, t: int) -> list[int]:
         """Who answered the round's last call."""
@@ -227,7 +227,7 @@ def digest(*trees: Params) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def work_of(fed: FedUad) -> Any:
+def party_function(fed: FedUad) -> Any:
     """The work that makes a posterior, in stage two if there are two."""
     return getattr(fed, REFINE if isinstance(fed, FedUfo) else PLAIN)
 
@@ -281,7 +281,7 @@ def _posterior(fed: FedUad, D: Params, how: Training, others: Mapping[int, Prior
     w = task.init(Key(1))
     party = replace(party_of(task, data, how, parties=3), inbox=dict(others or {}))
     own = Prior({k: v + 0.1 for k, v in w.items()}, torch.tensor([8, 4, 0, 0]))
-    return w, worked(work_of(fed)(FedUadState({}, w, own, {}), Both({}, D), party, Key(3)))[1]
+    return w, worked(party_function(fed)(FedUadState({}, w, own, {}), Both({}, D), party, Key(3)))[1]
 
 
 def _priors() -> dict[int, Prior]:
@@ -428,9 +428,9 @@ def test_eq8_kl_by_hand_in_its_direction() -> None:
 
 def _taught(fed: FedUfo, mine: FedUadState, party: Party) -> Batch:
     """All samples as stage two asks to train the posterior on them: what the teachers answer comes along."""
-    work = fed.local(mine, Both({}, {}), party, Key(0))
-    asked = work.send(None)
-    work.close()
+    function = fed.local(mine, Both({}, {}), party, Key(0))
+    asked = function.send(None)
+    function.close()
     assert isinstance(asked, FitRequest)
     return batch_of(asked.samples)
 
@@ -542,7 +542,7 @@ def _by_hand(fed: FedUad, data: Mapping[int, Samples], server: LoopServer, s: An
     Ds: dict[int, Params] = {k: {} for k in group}
     if fed.uad and where == "fresh":
         fresh = discriminator(fed.disc, WIDTH, WIDTH, len(group) if fed.outputs == "group" else len(server.info.names))
-        Ds = {k: fresh.init(ROOT.fold("party", k, t, work_of(fed).__name__, 0).fold("fresh")) for k in group}
+        Ds = {k: fresh.init(ROOT.fold("party", k, t, party_function(fed).__name__, 0).fold("fresh")) for k in group}
     elif fed.uad:
         Ds = {k: s.D if where == "federated" else server.state(k).D for k in group}
     names = ("uad", "cgr", "cgl", "lam", "target", "direction", "disc_epochs", "cgr_weight", "reduction", "begin")
@@ -730,7 +730,7 @@ def test_stage_one_is_a_share_of_the_rounds(stage_one: float, first: int, uad: b
     """Of four rounds the first have work `align`; without UAD there is none."""
     result = ran(text("fedufo", {"stage_one": stage_one, "uad": uad}))
     for t in (1, 2, 3, 4):
-        works = {row.work for row in result.ledger if row.round == t and row.kind == "up"}
+        works = {row.call for row in result.ledger if row.round == t and row.kind == "up"}
         assert works == {ALIGN if uad and t <= first else REFINE}
 
 
@@ -788,7 +788,7 @@ def test_stage_two_leaves_teachers_priors_and_letters_alone(alternate: Literal["
     party = replace(party_of(task, data, Training(lr=0.05, batch=5, epochs=2, min_batch=2), parties=3), inbox=inbox)
     before = digest(w, own, one, two, D, {"x": data.x, "counts": counts})
     mine = FedUadState({}, w, Prior(own, counts), {})
-    _, reply = worked(work_of(FedUfo(alternate=alternate))(mine, Both({}, D), party, Key(6)))
+    _, reply = worked(party_function(FedUfo(alternate=alternate))(mine, Both({}, D), party, Key(6)))
     assert digest(w, own, one, two, D, {"x": data.x, "counts": counts}) == before
     assert not any(v.requires_grad for tree in (w, own, one, two, D, reply.theta, reply.D) for v in tree.values())
     assert not same(reply.theta, w)
@@ -865,8 +865,8 @@ def test_dynamic_sampling_over_a_run(dynamic: Literal["last", "fresh"], chosen: 
             assert s.accuracy == pytest.approx(known)
             assert "look" not in wire.works(t)
         else:
-            _, work, messages, _, looks = next(call for call in wire.calls if call[0] == t)
-            assert (work, list(messages)) == ("look", list(range(8)))
+            _, function, messages, _, looks = next(call for call in wire.calls if call[0] == t)
+            assert (function, list(messages)) == ("look", list(range(8)))
             assert looks == pytest.approx(now)
             assert all(r.accuracy is None and r.theta for r in wire.replies(t).values())
             assert not any(m.theta for when, w, mail, *_ in wire.calls if when == t and w != "look" for m in mail.values())
@@ -920,14 +920,14 @@ def test_dynamic_sampling_fresh_looks_change_only_who_takes_part() -> None:
 
 def _silent(server: LoopServer, name: str, who: int, when: int) -> None:
     """Party `who` is not reached by that work in round `when`."""
-    work = server.engine.work
+    function = server.engine.run
 
     def without(call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, PartyResult]]:
-        gone = who if (call.work, call.round) == (name, when) else -1
+        gone = who if (call.function, call.round) == (name, when) else -1
         messages = {i: m for i, m in messages.items() if i != gone}
-        return work(call, messages, {e: p for e, p in parcels.items() if e[1] != gone})
+        return function(call, messages, {e: p for e, p in parcels.items() if e[1] != gone})
 
-    server.engine.work = without
+    server.engine.run = without
 
 
 @pytest.mark.parametrize("outputs", ["all", "group"])
@@ -1064,7 +1064,7 @@ def _alternating(momentum: float, weight: float = 1.0) -> tuple[Both, Params, Pa
     inbox = _priors()
     party = replace(party_of(task, data, how, parties=3), inbox=inbox)
     fed = FedUad(alternate="batch", weight=weight)
-    _, reply = worked(work_of(fed)(FedUadState({}, w, None, {}), Both({}, D), party, Key(3)))
+    _, reply = worked(party_function(fed)(FedUadState({}, w, None, {}), Both({}, D), party, Key(3)))
     theta, d = ({k: v.clone().requires_grad_() for k, v in tree.items()} for tree in (w, D))
     on_h, on_d = (torch.optim.SGD(tree.values(), lr=0.2, momentum=momentum) for tree in (theta, d))
     count = 0

@@ -17,7 +17,7 @@ from toys import batch_of, fit, noise, party_of, samples, task_of
 import comity
 from comity.core import Batch, Key, Params, Samples, Training, batches, plain
 from comity.core.call import CallId
-from comity.engines.running import KeptMoments, RunningWork
+from comity.engines.running import KeptMoments, RunningCall
 
 SHAPE, CLASSES = (6,), 3
 OPTIMIZERS: dict[str, tuple[Training, Callable[[Any], torch.optim.Optimizer]]] = {
@@ -263,11 +263,11 @@ def test_a_running_work_counts_the_steps_of_all_it_asks_for() -> None:
     task = task_of("mlp2(width=5)", SHAPE, CLASSES)
     party = party_of(task, samples(6, SHAPE, CLASSES), Training(batch=3))
 
-    async def work() -> tuple[list[int], int]:
+    async def function() -> tuple[list[int], int]:
         made = [await party.fit(plain, task.init(Key(1)), Key(i), training=Training(steps=n)) for i, n in enumerate((3, 4))]
         return [done.steps for done in made], await party.fold(lambda count, batch: count + 1, 0, Key(2))
 
-    running = RunningWork(work(), CallId("a work", 0, 0, 0), KeptMoments({}, ""), nullcontext())
+    running = RunningCall(function(), CallId("a work", 0, 0, 0), KeptMoments({}, ""), nullcontext())
     counted = [running.steps]
     while running.request:
         running.train()

@@ -446,7 +446,7 @@ def test_fedbabu_reports_before_and_after_and_pays_for_the_last_download() -> No
     assert accuracy["test-unfinished"] == [
         row.value for row in untuned.metrics if row.split == "test" and row.metric == "accuracy" and row.round == 3
     ]
-    tuned = [row for row in result.ledger if row.work == "tune"]
+    tuned = [row for row in result.ledger if row.call == "tune"]
     assert [(row.round, row.kind, row.bytes) for row in tuned] == [(3, "down", 4 * (6 * 7 + 7 + 7 * 7 + 7))] * len(SIZES)
 
 
@@ -606,7 +606,7 @@ def test_a_newcomer_trains_and_keeps_what_it_trained(method: str) -> None:
 
 def test_fedgen_newcomer_learns_the_histogram() -> None:
     result = run(f"fedgen({SMALL})", newcomers=1)
-    rows_ = [row for row in result.ledger if row.work == "agree" and row.dst == result.job.info.newcomers[0]]
+    rows_ = [row for row in result.ledger if row.call == "agree" and row.dst == result.job.info.newcomers[0]]
     assert [(row.kind, row.bytes) for row in rows_] == [("down", 4 * CLASSES)]
 
 

@@ -299,13 +299,13 @@ def test_fedmeta_with_one_epoch_and_no_samples_is_one_gradient_step_of_fedavg():
 
 def test_fedmeta_sends_its_samples_once_and_says_so():
     result = ran("fedmeta", epochs=2)
-    sent = [row for row in result.ledger if row.work == "hand_over" and row.kind == "up"]
+    sent = [row for row in result.ledger if row.call == "hand_over" and row.kind == "up"]
     assert [row.bytes for row in sent] == [n * (4 * 6 + 4) for n in (1, 2, 1)]  # a tenth of 9, 14 and 6, rounded up
     assert {row.round for row in sent} == {0}
     assert result.job.algorithm.leaves == {"weights", "samples"}
     assert result.job.algorithm.cautions(result.job.info) == ["each party sends the server 10% of its training samples."]
     without = ran("fedmeta(meta_lr=0)", epochs=2)
-    assert not [row for row in without.ledger if row.work == "hand_over"]
+    assert not [row for row in without.ledger if row.call == "hand_over"]
     assert without.job.algorithm.leaves == {"weights"}
 
 

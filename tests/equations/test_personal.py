@@ -179,7 +179,7 @@ def test_fedfomo_takes_mr_and_no_offset() -> None:
 def test_mr_sends_no_model_to_parties_that_have_theirs() -> None:
     """Before round 1: K floats up and K down (the consensus), and nothing else."""
     charged = [row for row in comity.run("fedfomo+mr", federation(SIZES), **SETTINGS).ledger if row.round == 0]
-    of_start = {(row.work, row.kind): row.bytes for row in charged if row.work in ("mean", "agree")}
+    of_start = {(row.call, row.kind): row.bytes for row in charged if row.call in ("mean", "agree")}
     assert of_start == {("mean", "up"): 4 * 7, ("agree", "down"): 4 * 7}
 
 

@@ -100,7 +100,7 @@ def _without_eval(rows: list[Charge], first: int) -> list[Charge]:
 def test_the_extra_was_really_there(pair: str) -> None:
     """The comparison means something: the child did exchange means before round 1, and its parent's messages after."""
     child, parent = (ran(text, "mlp2", 0.5) for text in PAIRS[pair])
-    assert {row.work for row in child.ledger if row.round == 0 and row.kind == "up"} == {"mean"}
+    assert {row.call for row in child.ledger if row.round == 0 and row.kind == "up"} == {"mean"}
     assert _without_eval(child.ledger, 1) == _without_eval(parent.ledger, 0)
 
 

@@ -174,7 +174,7 @@ class Turn:
     """One call: who asked what of whom, and what came back."""
 
     round: int
-    work: str
+    function: str
     messages: dict[int, Any]
     parcels: dict[tuple[int, int], Any]
     replies: dict[int, Any]
@@ -184,23 +184,23 @@ class Turn:
 def wire(monkeypatch: pytest.MonkeyPatch) -> list[Turn]:
     """Everything that crossed on a loop net, parcels opened."""
     seen: list[Turn] = []
-    work = LoopEngine.work
+    function = LoopEngine.run
 
     def listening(self: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, PartyResult]]:
         opened = {edge: unseal(parcel) for edge, parcel in parcels.items()}
-        turn = Turn(call.round, call.work, {i: message.content for i, message in messages.items()}, opened, {})
+        turn = Turn(call.round, call.function, {i: message.content for i, message in messages.items()}, opened, {})
         seen.append(turn)
-        for i, answer in work(self, call, messages, parcels):
+        for i, answer in function(self, call, messages, parcels):
             turn.replies[i] = answer.reply
             yield i, answer
 
-    monkeypatch.setattr(LoopEngine, "work", listening)
+    monkeypatch.setattr(LoopEngine, "run", listening)
     return seen
 
 
-def turns(wire: list[Turn], work: str) -> dict[int, Turn]:
+def turns(wire: list[Turn], function: str) -> dict[int, Turn]:
     """A work's calls by round."""
-    return {turn.round: turn for turn in wire if turn.work == work}
+    return {turn.round: turn for turn in wire if turn.function == function}
 
 
 def tensors(tree: Any) -> list[Tensor]:
@@ -580,15 +580,15 @@ def test_alg1_the_order_of_parties_does_not_matter(text: str, monkeypatch: pytes
     fed = federation((9, 14, 11, 7))
     how: dict[str, Any] = {"model": MODEL, "rounds": 3, "batch": 4, "engine": "loop"}
     forwards = comity.run(text, fed, **how)
-    work = LoopEngine.work
+    function = LoopEngine.run
     order = []
 
     def backwards(self: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, PartyResult]]:
-        for i, answer in work(self, call, dict(reversed(messages.items())), dict(reversed(parcels.items()))):
+        for i, answer in function(self, call, dict(reversed(messages.items())), dict(reversed(parcels.items()))):
             order.append(i)
             yield i, answer
 
-    monkeypatch.setattr(LoopEngine, "work", backwards)
+    monkeypatch.setattr(LoopEngine, "run", backwards)
     reverse = comity.run(text, fed, **how)
     assert order[:4] == [3, 2, 1, 0]
     assert all(same(forwards.model(name).theta, reverse.model(name).theta) for name in fed.names)

@@ -18,7 +18,7 @@ from comity.core.descent import train
 from comity.core.fit import FitRequest, Pull, Working
 from comity.core.training import Moments
 from comity.engines.loop import LoopEngine, OneByOne
-from comity.engines.running import KeptMoments, RunningWork
+from comity.engines.running import KeptMoments, RunningCall
 from comity.engines.site_store import SiteStore
 from comity.models import build
 
@@ -137,13 +137,13 @@ def fit(
     return train(request)
 
 
-def worked(work: Working[T]) -> T:
+def worked(function: Working[T]) -> T:
     """What a work, or a part of one, comes to: each training that it asks for is done at once."""
 
     async def pair() -> tuple[T, None]:
-        return await work, None
+        return await function, None
 
-    running = RunningWork(pair(), CallId("a work", 0, 0, 0), KeptMoments({}, ""), nullcontext())
+    running = RunningCall(pair(), CallId("a work", 0, 0, 0), KeptMoments({}, ""), nullcontext())
     while running.request:
         running.train()
     result: T = running.result[0]

@@ -58,7 +58,7 @@ def test_1_a_swapped_record_moves_the_rows_of_others_so_that_a_row_is_what_is_pr
 
     def rows(samples: Samples) -> torch.Tensor:
         site = Site(job.algorithm, replace(party, data=replace(party.data, train=samples)), job.root)
-        z: torch.Tensor = site.work(call, Message(game, None, True), {}).reply.z
+        z: torch.Tensor = site.run(call, Message(game, None, True), {}).reply.z
         return z
 
     train_part = party.data.train
@@ -182,7 +182,7 @@ def test_8_two_runs_with_one_seed_have_nothing_in_common_to_subtract() -> None:
         job = job_of(algorithm="adcol", set={"disc": "linear", "noise": "gauss_l2", "epsilon": scale, "delta": 1e-3})
         game = job.algorithm.init_server(job.root.fold("init"), job.info)
         site = Site(job.algorithm, job.parties[0], job.root)
-        z = site.work(CallId("local", 0, 1, 0), Message(game, None, True), {}).reply.z
+        z = site.run(CallId("local", 0, 1, 0), Message(game, None, True), {}).reply.z
         found.append(((z - z.mean()) / z.std()).flatten())
     assert abs((found[0] * found[1]).mean().item()) < 0.2  # the same noise would be near 1
     assert job_of(algorithm="fedavg").root.bits == job_of(algorithm="fedavg", lr=0.2).root.bits  # all else is the seed's
@@ -345,7 +345,7 @@ class More(Reps):
 
 @algorithm
 class Chatty(Adcol):
-    @work
+    @on_party
     async def local(self, mine, m, party: Party, key: Key) -> tuple[object, More]:
         state, reps = await super().local(mine, m, party, key)
         return state, More(reps.z, reps.shared, float(party.data.train.x.mean()))

@@ -18,7 +18,7 @@ from comity.algorithms import names
 from comity.checksums import with_crc
 from comity.cli import main
 from comity.core.release import reply_fields
-from comity.core.signature import works
+from comity.core.signature import party_functions
 from comity.core.wrapper import Wrapper
 from comity.disclosure.content import Page
 from comity.disclosure.pdf import HEIGHT, LOST, MARGIN, WIDTH, pdf, width, wrapped
@@ -206,7 +206,7 @@ def test_every_field_of_every_method_has_words() -> None:
         host = "relay" if name == "ldp" else "fedavg"
         text = f"{host}+{name}" if issubclass(algorithms.find(name), Wrapper) else name
         one = algorithms.compose(text)
-        for place in works(one):
+        for place in party_functions(one):
             for field in reply_fields(one, *place):
                 assert field in MEANINGS or f"{place[1]}/{field}" in MEANINGS, (name, field)
     assert {known.kind for known in MEANINGS.values()} <= {*KINDS, ""}
@@ -249,7 +249,7 @@ class Mine(FedAvg):
         server.call(self.tell, {i: Model(theta) for i in server.sample(t)})
         return super().round(theta, net, t)
 
-    @work
+    @on_party
     async def tell(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Upload]:
         return mine, Upload(m.theta)
 '''

@@ -147,7 +147,7 @@ def test_a_row_a_record_behind_private_training_or_a_party(host: str, federation
     assert "Models are trained without noise" in " ".join(told["assumptions"])
     check_plan(alone)
     # A call is one release, whatever fields it has: what is made of noisy numbers costs nothing more.
-    calls = {(row.round, row.work, row.party) for row in alone.privacy}
+    calls = {(row.round, row.call, row.party) for row in alone.privacy}
     assert len(calls) == len(alone.privacy)
     release = alone.privacy[0].made()
     assert release
@@ -161,7 +161,7 @@ def test_a_row_a_record_behind_private_training_or_a_party(host: str, federation
     check_plan(both)
     assert "Models are trained without noise" not in " ".join(told["assumptions"])
     hidden = [row for row in both.privacy if row.rate == 1]
-    assert {(row.round, row.work, row.party) for row in hidden} == calls
+    assert {(row.round, row.call, row.party) for row in hidden} == calls
     assert len(hidden) == len(calls)
     assert sum(row.steps for row in both.privacy if row.rate < 1) == both.summary["steps"]
 
@@ -183,7 +183,7 @@ def test_which_classes_there_are_is_not_told() -> None:
         party = job.parties[0]
         site = Site(job.algorithm, party, job.root)
         nothing = Teacher(torch.zeros(10, 8), torch.zeros(10).bool(), torch.zeros(1, 10, 8), torch.zeros(1, 10).bool(), {})
-        reply = site.work(CallId("local", 1, 1, 0), Message(nothing, None, True), {}).reply
+        reply = site.run(CallId("local", 1, 1, 0), Message(nothing, None, True), {}).reply
         assert reply.counts.nonzero().flatten().tolist() == there
         assert reply.seen.nonzero().flatten().tolist() == there
         truth = torch.bincount(party.data.train.y, minlength=10)
@@ -210,7 +210,7 @@ class More(Answers):
 
 @algorithm
 class Chatty(Fd):
-    @work
+    @on_party
     async def local(self, F_i: Params, m, party: Party, key: Key) -> tuple[Params, More]:
         F_i, made = await super().local(F_i, m, party, key)
         return F_i, More(made.logits, made.counts, float(F_i["fc1.weight"][0, 0]))
@@ -242,7 +242,7 @@ from comity.parts.classwise import class_means
 
 @algorithm
 class Around(Fd):
-    @work
+    @on_party
     async def local(self, F_i: Params, m, party: Party, key: Key) -> tuple[Params, Answers]:
         task = party.task
         return F_i, {line}

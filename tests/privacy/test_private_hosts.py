@@ -93,7 +93,7 @@ from comity.core import *
 
 @algorithm
 class Peeking(FedAvg):
-    @work
+    @on_party
     async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
         {line}
         return await super().local(mine, m, party, key)
@@ -165,7 +165,7 @@ def test_a_call_beyond_the_budget_is_not_made_and_the_run_ends_there_also_when_r
     assert 1 < whole.summary["rounds"] < 9
     assert whole.summary["privacy"]["epsilon"] <= 1.9 * alone
     assert "privacy budget" in whole.summary["void"][0]["why"]
-    asked = {row.round for row in whole.ledger if row.work == "local"}
+    asked = {row.round for row in whole.ledger if row.call == "local"}
     assert max(asked) == whole.summary["rounds"] - 1  # in the last round nobody was asked
 
     class Stop(Exception):

@@ -167,7 +167,7 @@ def messages(made: Made, row: dict[str, str]) -> dict[str, str]:
     kind = next(k for k, words in DIRECTIONS.items() if words == row["direction"])
     seeds = made.runs[row["method"]]
     sums = [
-        sum(int(r["bytes"]) for r in made.ledger(row["method"], seed) if (r["work"], r["kind"]) == (row["work"], kind))
+        sum(int(r["bytes"]) for r in made.ledger(row["method"], seed) if (r["call"], r["kind"]) == (row["call"], kind))
         for seed in seeds
     ]
     head = "bytes, mean over seeds" if len(seeds) > 1 else "bytes"
@@ -179,7 +179,7 @@ def privacy(made: Made, row: dict[str, str]) -> dict[str, str]:
     bare = []
     for one in made.runs[row["method"]].values():
         with (one / "privacy.csv").open(encoding="utf-8") as file:
-            bare += [f"{line['release']} ({line['work']})" for line in csv.DictReader(file) if line["mechanism"] == "none"]
+            bare += [f"{line['release']} ({line['call']})" for line in csv.DictReader(file) if line["mechanism"] == "none"]
     everybody = {"protected": "nothing", "from whom": "everybody else", "epsilon": "infinite", "delta": ""}
     return {**everybody, "left without noise": ", ".join(dict.fromkeys(bare))}
 

@@ -44,18 +44,18 @@ class TestProbe:
         assert result.summary["accuracy"]["mean"] > 0.4  # chance is 0.1
 
     def test_letters_and_parcels_are_not_written_to(self, method, few, monkeypatch):
-        work = LoopEngine.work
+        function = LoopEngine.run
         calls = []
 
         def watched(self, call, messages, parcels):
             held = [*leaves(list(messages.values())), *leaves([unseal(p) for p in parcels.values()])]
             before = [t.clone() for t in held if isinstance(t, torch.Tensor)]
-            yield from work(self, call, messages, parcels)
+            yield from function(self, call, messages, parcels)
             after = [t for t in held if isinstance(t, torch.Tensor)]
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-            calls.append(call.work)
+            calls.append(call.function)
 
-        monkeypatch.setattr(LoopEngine, "work", watched)
+        monkeypatch.setattr(LoopEngine, "run", watched)
         comity.run(method, few, engine="loop", **SETTINGS)
         assert calls.count("local") == SETTINGS["rounds"]
 

@@ -62,7 +62,7 @@ def test_the_same_as_in_one_place(method: str, real: Real, tmp_path: Path) -> No
 def rows_of(site: str, ledger: list[Charge]) -> list[Charge]:
     """A site's rows, sorted; a parcel that leaves it is charged there under its own work, at the server under its recipient's."""
     rows = [row for row in ledger if site in (row.src, row.dst)]
-    return sorted(row._replace(work="") if row.kind == "peer" and row.src == site else row for row in rows)
+    return sorted(row._replace(call="") if row.kind == "peer" and row.src == site else row for row in rows)
 
 
 SLOW: dict[str, Any] = {"rounds": 6, "epochs": 30}  # rounds of a second or so: time to kill somebody in
@@ -115,7 +115,7 @@ def test_a_job_process_that_is_killed_and_a_site_that_stands_still(real: Real, t
     killed = done(order.ordered.folder)
     order.summary()
     assert order.said[1] == "east is back: the run goes on from its last checkpoint, with it"
-    missed = [(row.party, row.round) for row in RunFolder(tmp_path / "run").read_absences() if row.work == "local"]
+    missed = [(row.party, row.round) for row in RunFolder(tmp_path / "run").read_absences() if row.call == "local"]
     assert ("south", stopped + 1) in missed
     assert ("east", killed + 1) in missed
     assert not {("south", stopped + 3), ("east", 12)} & set(missed)

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 from comity.core.algorithm import Algorithm, AnyAlgorithm
 from comity.core.release import reply_fields
-from comity.core.signature import works
+from comity.core.signature import party_functions
 from comity.core.wrapper import Wrapper
 from comity.errors import Refusal, unknown
 from comity.plugins import is_code, module_from
@@ -170,7 +170,7 @@ def _glance(text: str) -> dict[str, str]:
 def _bare(cls: type[AnyAlgorithm]) -> str:
     """What leaves a party as it is, by the types of a method's replies."""
     made = cls()
-    fields = dict.fromkeys(name for place in works(made) for name in reply_fields(made, *place))
+    fields = dict.fromkeys(name for place in party_functions(made) for name in reply_fields(made, *place))
     if not fields:
         return "nothing leaves a party."
     return f"unless an option says otherwise, {', '.join(fields)} leave a party without noise, and epsilon is infinite."

@@ -119,7 +119,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         if self.slots == "cohort" and (self.past > 1 or self.aggregate != "none"):
             raise Refusal("slots=cohort goes with neither past discriminators nor aggregate: slots and senders change.")
 
-    def releases(self, work: str, asked: Asked) -> Releases:
+    def releases(self, function: str, asked: Asked) -> Releases:
         rows = self.row_releases("Reps.z", asked.info.width)
         return rows if self.aggregate != "none" else {**rows, "Reps.shared": NOTHING}
 
@@ -163,7 +163,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
             server.call(self.align, dict.fromkeys(R, Game(D, {})))  # B.14, iv and v
         return Game(D, average({i: reps.shared for i, reps in R.items()}, {i: server.info.sizes[i] for i in R}) if s.shared else {})
 
-    @work
+    @on_party
     async def local(self, mine: AdcolState, m: Game, party: Party, key: Key) -> tuple[AdcolState, Reps]:
         earlier = mine.past or [m.D] * (self.past - 1)  # the first trained D stands for those before it
         F_i, seen = await self.trained(mine.F | m.shared, [m.D, *earlier], party, key)  # l.11-17
@@ -178,7 +178,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         past = [] if m.untrained else [m.D, *earlier][: self.past - 1]
         return AdcolState(F_i, past), Reps(z, keep(F_i, shared_names(party.task, self.aggregate)))  # l.18
 
-    @work
+    @on_party
     async def align(self, mine: AdcolState, m: Game, party: Party, key: Key) -> tuple[AdcolState, None]:
         F_i, _ = await self.trained(mine.F, [m.D], party, key)
         return replace(mine, F=F_i), None
@@ -212,7 +212,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     def rows(self, n: int) -> int:
         return math.ceil(round(self.sampling * n, 9))  # ⌈r·n⌉, not misled by what floating point makes of r·n
 
-    @work
+    @on_party
     async def warm_up(self, mine: AdcolState, m: Game, party: Party, key: Key) -> tuple[AdcolState, None]:
         mine, _ = await self.local(mine, m, party, key)
         return mine, None

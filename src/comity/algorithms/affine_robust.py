@@ -78,7 +78,7 @@ class AffineRobust(AveragedModel[FlraState]):
         change = torch.zeros_like(like) if self.shift == "diagonal" else like.new_zeros(like.numel(), like.numel())
         return FlraState(self.private(party.task.init(key), party.task), {CHANGE: change, OFFSET: torch.zeros_like(like)})
 
-    @work
+    @on_party
     async def local(self, mine: FlraState, m: Model, party: Party, key: Key) -> tuple[FlraState, Model]:
         rate = self.eta2 / party.training.lr if party.training.lr else 0.0
         own = Reversed(rate, self.lam)

@@ -50,7 +50,7 @@ class Afl(Agnostic[Model]):
         w = mean.value() if any(s.lam[i] for i in losses) else s.theta  # nobody of any weight was heard
         return Mixture(w, self.raised(s.lam, losses, self.lam_lr, server))
 
-    @work
+    @on_party
     async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Judged]:
         w = m.theta | mine
         loss = mean_loss(party.task, w, party.data.train)

@@ -61,7 +61,7 @@ class Apfl(AveragedModel[ApflState]):
     def init_party(self, key: Key, party: Party) -> ApflState:
         return ApflState(party.task.init(key), party.task.init(key), torch.tensor(self.alpha))
 
-    @work
+    @on_party
     async def local(self, mine: ApflState, m: Model, party: Party, key: Key) -> tuple[ApflState, Model]:
         w = m.theta | self.private(mine.w, party.task)
         start = named(W, w) | named(V, mine.v) | {ALPHA: mine.alpha}
@@ -83,7 +83,7 @@ class Apfl(AveragedModel[ApflState]):
         batch.scratch.update(named(W, of_w.scratch) | named(V, of_v.scratch))
         return value
 
-    @work
+    @on_party
     async def warm_up(self, mine: ApflState, m: Model, party: Party, key: Key) -> tuple[ApflState, None]:
         received = m.theta | self.private(mine.w, party.task)
         mine, _ = await self.local(replace(mine, v=received), m, party, key)

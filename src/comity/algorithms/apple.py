@@ -150,7 +150,7 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
         cores = s.cores | {i: reply.theta for i, reply in sent.items()}
         return AppleServer(cores, s.p0, s.asked | {i: reply.asks for i, reply in sent.items() if reply.asks})
 
-    @work
+    @on_party
     async def local(self, mine: AppleState, m: Cores, party: Party, key: Key) -> tuple[AppleState, Core]:
         others = [j for j in range(len(m.p0)) if j != party.id]
         p0 = m.p0[[party.id, *others]].to(next(iter(mine.core.values())))
@@ -183,7 +183,7 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
             asked += [left[k] for k in chances.multinomial(few, generator=key.generator()).tolist()]
         return sorted(asked)
 
-    @work
+    @on_party
     async def warm_up(self, mine: AppleState, m: Cores, party: Party, key: Key) -> tuple[AppleState, None]:
         begin = mine.core | average(m.models, {j: m.p0[j].item() for j in m.models})
         theta = (await party.fit(plain, begin, key)).theta

@@ -61,7 +61,7 @@ class Centralized(Algorithm[Pool, Empty, Model]):
     def catch_up(self, s: Pool, server: Server, ids: Sequence[int]) -> Pool:
         return Pool(s.theta, together([s.data, *server.call(self.hand_over, {i: Empty() for i in ids}).values()]))
 
-    @work
+    @on_party
     async def hand_over(self, mine: Empty, m: Empty, party: Party, key: Key) -> tuple[Empty, Data]:
         return mine, Data(party.data.train.x, party.data.train.y.int())
 

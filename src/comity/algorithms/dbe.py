@@ -181,7 +181,7 @@ class Dbe(NoisyMean, Piloted):
         server.call(self.agree, dict.fromkeys(ids, s.extra))
         return super().join(s, server, ids)
 
-    @work
+    @on_party
     async def mean(self, mine: Wrapped[Mean], m: Model, party: Party, key: Key) -> tuple[Wrapped[Mean], Mean]:
         """One epoch without PRBM and MR; report the mean, throw the weights away."""
         task = self.at_cut(party.task)
@@ -204,7 +204,7 @@ class Dbe(NoisyMean, Piloted):
         batch.scratch[MEAN] = (1 - mu) * before + mu * now
         return task.objective(theta, z, batch)
 
-    @work
+    @on_party
     async def agree(self, mine: Wrapped[Mean], m: Mean, party: Party, key: Key) -> tuple[Wrapped[Mean], None]:
         return Wrapped(self.host_state(mine), m), None
 

@@ -43,7 +43,7 @@ class Ditto(AveragedModel[DittoState]):
         theta = party.task.init(key)
         return DittoState(self.private(theta, party.task), theta)
 
-    @work
+    @on_party
     async def local(self, mine: DittoState, m: Model, party: Party, key: Key) -> tuple[DittoState, Model]:
         private, reply = await self.averaged(mine.private, m, party, key)
         near = Pull(trainable(m.theta), self.lam) if self.lam else None
@@ -51,7 +51,7 @@ class Ditto(AveragedModel[DittoState]):
         return DittoState(private, done.theta), reply
 
     def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
-        return {work: [how, how] for work in super().declared_trainings(stage, how)}
+        return {function: [how, how] for function in super().declared_trainings(stage, how)}
 
     def settled(self, mine: DittoState, theta: Params) -> DittoState:
         return mine

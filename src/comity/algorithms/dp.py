@@ -99,37 +99,37 @@ class Dp(AsHost[None]):
         how = Private(party.data.train, self.clip, self.sigma, [] if made is None else made)
         return replace(party, data=guarded(party.data), private=how)
 
-    def wrap_work(self, work: Work) -> Work:
-        @wraps(work)
+    def wrap_function(self, function: PartyFunction) -> PartyFunction:
+        @wraps(function)
         async def wrapped(mine: Wrapped[None], message: Any, party: Party, key: Key) -> tuple[Wrapped[None], Any]:
             made: list[tuple[float, int]] = []
-            state, reply = await work(mine.host, message, self.wrap_party(party, None, made), key)
+            state, reply = await function(mine.host, message, self.wrap_party(party, None, made), key)
             if self.level == "record":
-                self._check_declared(work.__name__, made, party)
+                self._check_declared(function.__name__, made, party)
             elif isinstance(reply, Model):
                 reply = Model(self._clipped(reply.theta, message.theta))
             return Wrapped(state, None), reply
 
         return wrapped
 
-    def _check_declared(self, work: str, made: list[tuple[float, int]], party: Party) -> None:
+    def _check_declared(self, function: str, made: list[tuple[float, int]], party: Party) -> None:
         """Refuse a reply that came of more training than was accounted for before it was asked for."""
-        declared = sorted((r.rate, r.steps) for r in self._trained(work, len(party.data.train), party.training))
+        declared = sorted((r.rate, r.steps) for r in self._trained(function, len(party.data.train), party.training))
         if sorted(made) != declared:
-            raise Refusal(f"{work} trains otherwise than its method declares (trainings): {sorted(made)}, not {declared}.")
+            raise Refusal(f"{function} trains otherwise than its method declares (trainings): {sorted(made)}, not {declared}.")
 
-    def covers(self, work: str, said: Releases, asked: Asked) -> Releases:
+    def covers(self, function: str, said: Releases, asked: Asked) -> Releases:
         if self.level == "party":
             return said
-        trained = self._trained(work, asked.size, asked.training)
+        trained = self._trained(function, asked.size, asked.training)
         # A row behind noise, of a model of which no record tells: then the noise protects the record that it is of.
         records = {id(row): replace(row, unit="record") for found in said.values() for row in found}  # one release stays one
         rows = {name: [*(records[id(row)] for row in found), *trained] for name, found in said.items()}
         return {**rows, ALL: trained}
 
-    def _trained(self, work: str, n: int, how: Training) -> list[Release]:
+    def _trained(self, function: str, n: int, how: Training) -> list[Release]:
         """What a record has to do with all that a work trains; what is made of that afterwards costs nothing more."""
-        found = [each for stage in STAGES for each in self.host.declared_trainings(stage, how).get(work, ())]
+        found = [each for stage in STAGES for each in self.host.declared_trainings(stage, how).get(function, ())]
         return [
             Release("record", "gaussian", self.clip, self.sigma * self.clip, rate=min(1.0, h.batch / n), steps=h.steps_for(n))
             for h in found

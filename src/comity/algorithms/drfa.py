@@ -82,7 +82,7 @@ class Drfa(Agnostic[Until]):
         v = {i: n / m * loss for i, loss in losses.items()}
         return Mixture(w.value(), self.raised(s.lam, v, tau * self.lam_lr, server))
 
-    @work
+    @on_party
     async def local(self, mine: Params, m: Until, party: Party, key: Key) -> tuple[Params, Snapped]:
         done = await party.fit(self.snapping, m.theta | mine, key, m.steps)
         taken = {k.removeprefix(SNAPSHOT): v for k, v in done.scratch.items() if k.startswith(SNAPSHOT)}
@@ -95,7 +95,7 @@ class Drfa(Agnostic[Until]):
             batch.scratch.update({SNAPSHOT + k: v.detach().clone() for k, v in w_i.items()})
         return task.loss(w_i, batch)
 
-    @work
+    @on_party
     async def judge(self, mine: Params, m: Snapshot, party: Party, key: Key) -> tuple[Params, float]:
         return mine, mean_loss(party.task, m.w | mine, party.data.train)
 

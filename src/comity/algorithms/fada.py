@@ -166,7 +166,7 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         task = self.identifier(server.info.width)
         return server.fit(both_sides, DI, data, server.key("identifier", *pair), shares_of(data), task=task, training=how).theta
 
-    @work
+    @on_party
     async def local(
         self, mine: dict[int, Params], m: dict[int, Lesson], party: Party, key: Key
     ) -> tuple[dict[int, Params], dict[int, Shown]]:
@@ -184,7 +184,7 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
             shown[k] = Shown(drop(theta, private), features_of(party.task, theta, party.data.train))
         return mine, shown
 
-    @work
+    @on_party
     async def adapt(
         self, mine: dict[int, Params], m: dict[int, Lesson], party: Party, key: Key
     ) -> tuple[dict[int, Params], Adapted]:

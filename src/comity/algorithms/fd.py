@@ -89,7 +89,7 @@ class Fd(SendsMeans[Bank, Params, Teacher]):
     def round(self, s: Bank, server: Server, t: int) -> Bank:
         return Bank(s.classes, s.last | server.call(self.local, {i: self.message_for(s, i) for i in server.sample(t)}))
 
-    @work
+    @on_party
     async def local(self, F_i: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, Answers]:
         task = party.task
         F_i = (await party.fit(self.eq1, F_i, key, on_device(m, party.device))).theta
@@ -105,7 +105,7 @@ class Fd(SendsMeans[Bank, Params, Teacher]):
             gap = F.cross_entropy(logits, target.softmax(1), reduction="none")
         return cross_entropy(logits, batch.y) + self.gamma * (taught * gap).mean()
 
-    @work
+    @on_party
     async def warm_up(self, F_i: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, None]:
         F_i, _ = await self.local(F_i, m, party, key)
         return F_i, None

@@ -116,12 +116,12 @@ class FedMtl(Algorithm[Relations, Params, Held]):
                 W[k][i] = w
         return Relations(W, precision(W, self.epsilon) if self.relation == "learned" else s.omega)
 
-    @work
+    @on_party
     async def local(self, w_t: Params, m: Held, party: Party, key: Key) -> tuple[Params, Model]:
         done = await party.fit(plain, w_t, key, pull=Pull(m.to, m.weight) if m.weight else None)
         return done.theta, Model(self.sent(done.theta, party.task))
 
-    @work
+    @on_party
     async def warm_up(self, w_t: Params, m: Held, party: Party, key: Key) -> tuple[Params, None]:
         w_t, _ = await self.local(w_t | m.to, m, party, key)
         return w_t, None

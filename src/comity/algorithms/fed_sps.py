@@ -131,12 +131,12 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         given = server.call(self.assist, {j: Empty() for _, j in models}, models) if models else {}  # l.11
         return {(j, i): parcel for j, to in given.items() for i, parcel in to.items() if i in sent}
 
-    @work
+    @on_party
     async def send(self, mine: FedSpsState, m: Group, party: Party, key: Key) -> tuple[FedSpsState, dict[int, Sealed[Model]]]:
         chosen = self.chosen(mine.scores, m.ids, key.fold("peers"))
         return mine, dict.fromkeys(chosen, seal(Model(drop(mine.h, party.task.private)), to=chosen))
 
-    @work
+    @on_party
     async def assist(self, mine: FedSpsState, m: Empty, party: Party, key: Key) -> tuple[FedSpsState, dict[int, Sealed[Help]]]:
         private = keep(mine.h, party.task.private)
         clean, bad, lam = self.perturbed(mine, party, key)
@@ -159,7 +159,7 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         use_clean = self.code_compat and self.select != "all"
         return help_for(task, h, clean, bad, self.select, use_clean, self.holds)  # eq. 12
 
-    @work
+    @on_party
     async def local(self, mine: FedSpsState, m: Step, party: Party, key: Key) -> tuple[FedSpsState, dict[int, float]]:
         helps = dict(party.inbox)
         if self.code_compat and self.beta:
@@ -195,7 +195,7 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
             value = value + self.alpha * loss(h, replace(batch, x=bad))
         return value + self.beta * linear_in(h, g) if g else value
 
-    @work
+    @on_party
     async def tuned(self, mine: FedSpsState, m: Empty, party: Party, key: Key) -> tuple[FedSpsState, None]:
         return await self.trained(mine, {}, party.training, party, key), None
 

@@ -84,7 +84,7 @@ class FedAla(AveragedModel[AlaState]):
     def init_party(self, key: Key, party: Party) -> AlaState:
         return AlaState(self.private(party.task.init(key), party.task), {}, {})
 
-    @work
+    @on_party
     async def local(self, mine: AlaState, m: Model, party: Party, key: Key) -> tuple[AlaState, Model]:
         both = Both(mine.previous, m.theta | mine.private)
         W = await self.weights(mine, both, party, key.fold("weights")) if mine.previous else {}

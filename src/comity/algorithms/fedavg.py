@@ -51,7 +51,7 @@ class FedAvg(AveragedModel[Params]):
         task = self.party_for(party, {}).task
         return self.private(task.init(key), task)
 
-    @work
+    @on_party
     async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
         return await self.averaged(mine, m, self.party_for(party, mine), key)
 

@@ -49,12 +49,12 @@ class FedBabu(FedPer):
         tune = {"tune": [replace(how, epochs=self.finetune_epochs, steps=None)]}
         return tune if stage == "finish" else super().declared_trainings(stage, how)
 
-    @work
+    @on_party
     async def tune(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, None]:
         how = replace(party.training, epochs=self.finetune_epochs, steps=None)
         return await self.tuned(mine, m, party, key, how), None
 
-    @work
+    @on_party
     async def warm_up(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, None]:
         return await self.tuned(mine, m, party, key, party.training), None
 

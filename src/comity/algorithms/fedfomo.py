@@ -148,13 +148,13 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         places = torch.arange(len(data.train)) % HELD_OUT == HELD_OUT - 1
         return data.train.take((places == held_out).nonzero()[:, 0])
 
-    @work
+    @on_party
     async def local(self, mine: FomoState, m: Empty, party: Party, key: Key) -> tuple[FomoState, Model]:
         begin = mine.begin if mine.weighed else mine.trained  # who missed the exchange goes on from what it has
         done = await party.fit(plain, begin, key, samples=self.samples(party.data, held_out=False))
         return FomoState(done.theta, begin, False), Model(self.shared(done.theta, party.task))
 
-    @work
+    @on_party
     async def weigh(self, mine: FomoState, m: Offered, party: Party, key: Key) -> tuple[FomoState, dict[int, float]]:
         private = self.private(mine.trained, party.task)
         models = {j: theta | private for j, theta in m.models.items()} | {party.id: mine.trained}

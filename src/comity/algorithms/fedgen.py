@@ -163,11 +163,11 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         server.call(self.agree, dict.fromkeys(ids, Labels(s.labels)))
         return super().join(s, server, ids)
 
-    @work
+    @on_party
     async def count(self, mine: FedGenState, m: Empty, party: Party, key: Key) -> tuple[FedGenState, Labels]:
         return mine, Labels(torch.bincount(party.data.train.y, minlength=party.task.classes).int())
 
-    @work
+    @on_party
     async def agree(self, mine: FedGenState, m: Labels, party: Party, key: Key) -> tuple[FedGenState, None]:
         return replace(mine, labels=m.counts), None
 
@@ -197,7 +197,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         value = F.cross_entropy(logits, batch.y)
         return value + self.diversity * sameness(eps, z) if self.diversity else value
 
-    @work
+    @on_party
     async def local(self, mine: FedGenState, m: Taught, party: Party, key: Key) -> tuple[FedGenState, Model]:
         own = Generator(m.G, mine.labels)
         theta = (await party.fit(self.j_k, m.theta | mine.private, key, own, draw=self.wanted)).theta

@@ -133,7 +133,7 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
             return s
         return replace(s, data=together([*before, *server.call(self.hand_over, {i: Empty() for i in ids}).values()]))
 
-    @work
+    @on_party
     async def hand_over(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Data]:
         train = party.data.train
         some = train.take(key.fold("meta").choose(self.handed(len(train)), len(train)))
@@ -155,7 +155,7 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
         g = server.fold(adding(task, whole), (zeros(w), 0), held, server.key("meta"), once(server.info.training))
         return plus(w, -self.meta_lr, mean(g))
 
-    @work
+    @on_party
     async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
         w, how = m.theta | mine, party.training
         past: list[tuple[Params, Batch]] = []

@@ -99,7 +99,7 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
         c, d = task.classes, task.width
         return {"Prototypes.means": (c, d), "Prototypes.counts": (c,), "Guide.means": (c, d), "Guide.known": (c,)}
 
-    @work
+    @on_party
     async def local(self, theta: Params, m: Guide, party: Party, key: Key) -> tuple[Params, Prototypes]:
         loss: Loss[Guide] = self.eq7 if self.lam else plain
         theta = (await party.fit(loss, theta, key, m)).theta
@@ -120,7 +120,7 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
         train = party.data.train
         return Prototypes(*class_means(features_of(party.task, theta, train), train.y, party.task.classes, self.min_count))
 
-    @work
+    @on_party
     async def warm_up(self, theta: Params, m: Guide, party: Party, key: Key) -> tuple[Params, None]:
         theta, _ = await self.local(theta, m, party, key)
         return theta, None

@@ -28,8 +28,8 @@ class FedRep(FedPer):
     head_epochs: int = option(10, "τ_h, epochs on the head before the body is trained", minimum=0)
 
     def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
-        both = {work: [replace(how, epochs=self.head_epochs, steps=None), how] for work in ("local", "warm_up")}
-        return {work: both[work] for work in super().declared_trainings(stage, how)}
+        both = {function: [replace(how, epochs=self.head_epochs, steps=None), how] for function in ("local", "warm_up")}
+        return {function: both[function] for function in super().declared_trainings(stage, how)}
 
     async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
         head = party.task.head_names

@@ -129,7 +129,7 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     def round(self, s: FedUadServer, server: Server, t: int) -> FedUadServer:
         return self.averaged(s, server, self.align, {k: self.message_for(s, k) for k in server.sample(t)})
 
-    def averaged(self, s: FedUadServer, server: Server, posterior: Work, messages: dict[int, Both]) -> FedUadServer:
+    def averaged(self, s: FedUadServer, server: Server, posterior: PartyFunction, messages: dict[int, Both]) -> FedUadServer:
         parcels: dict[Edge, Sealed] = {}
         if self.uad or self.cgr:
             priors = server.call(self.prior, {k: replace(m, others=[j for j in messages if j != k]) for k, m in messages.items()})
@@ -143,14 +143,14 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         looked = {k: r.accuracy for k, r in replies.items() if r.accuracy is not None}
         return FedUadServer(w, D, velocity, s.accuracy | looked)
 
-    @work
+    @on_party
     async def prior(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, Sealed[Prior]]:
         w = m.theta or mine.w
         theta = (await party.fit(plain, w | mine.private, key)).theta
         prior = Prior(theta, torch.bincount(party.data.train.y, minlength=party.task.classes).int())
         return replace(mine, w=w, prior=prior), seal(replace(prior, theta=drop(theta, party.task.private)), m.others)
 
-    @work
+    @on_party
     async def align(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, Both]:
         others = {j: prior.theta | mine.private for j, prior in party.inbox.items()} if self.uad else {}
         read = {j: features_of(party.task, theta, party.data.train) for j, theta in others.items()}
@@ -212,7 +212,7 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         disc = self.discriminator(task.width, len(D["out.bias"]))
         return value + tell_apart(disc, D, replace(batch, x=z.detach().flatten(1)), owners)
 
-    @work
+    @on_party
     async def warm_up(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, None]:
         tuned = (await party.fit(plain, m.theta | mine.private, key)).theta
         return replace(mine, private=tuned), None  # a newcomer has no group: it tunes the global model for itself

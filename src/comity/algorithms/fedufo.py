@@ -69,7 +69,7 @@ class FedUfo(FedUad):
         messages = {k: Both({} if k in held else s.w, {}) for k in group}
         return self.averaged(s, server, self.align if one else self.local, messages)
 
-    @work
+    @on_party
     async def look(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, float]:
         return replace(mine, w=m.theta), self.accuracy(m.theta | mine.private, party)
 
@@ -77,13 +77,13 @@ class FedUfo(FedUad):
         train = party.data.train
         return (in_chunks(lambda x: party.task.logits(w, x), train.x).argmax(1) == train.y).float().mean().item()
 
-    @work
+    @on_party
     async def align(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, Both]:
         """Stage one."""
         kept, reply = await super().align(mine, m, party, key)
         return kept, self.looked(reply, mine, m, party)
 
-    @work
+    @on_party
     async def local(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, Both]:
         """Stage two."""
         task = party.task

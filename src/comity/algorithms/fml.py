@@ -64,7 +64,7 @@ class Fml(AveragedModel[FmlState]):
     def init_party(self, key: Key, party: Party) -> FmlState:
         return FmlState(self.private(party.task.init(key), party.task), party.task.init(key))
 
-    @work
+    @on_party
     async def local(self, mine: FmlState, m: Model, party: Party, key: Key) -> tuple[FmlState, Model]:
         begin = named(OWN, mine.personal) | named(COPY, m.theta | mine.private)
         theta = (await party.fit(self.mutual, begin, key)).theta
@@ -82,7 +82,7 @@ class Fml(AveragedModel[FmlState]):
         L_p = self.alpha * alone.criterion(p, z_p, batch) + (1 - self.alpha) * kl(log_m.detach(), log_p)
         return L_p + self.beta * task.criterion(m, z_m, batch) + (1 - self.beta) * kl(log_p.detach(), log_m)
 
-    @work
+    @on_party
     async def warm_up(self, mine: FmlState, m: Model, party: Party, key: Key) -> tuple[FmlState, None]:
         return await super().warm_up(replace(mine, personal=m.theta | mine.private), m, party, key)
 

@@ -108,22 +108,22 @@ class Ldp(Wrapper[None]):
         how = HiddenMeans(samples, self.level, self.clip, self.sigma, [] if made is None else made)
         return replace(party, data=guarded(party.data), hidden_means=how)
 
-    def wrap_work(self, work: Work) -> Work:
-        @wraps(work)
+    def wrap_function(self, function: PartyFunction) -> PartyFunction:
+        @wraps(function)
         async def wrapped(mine: Wrapped[None], message: Any, party: Party, key: Key) -> tuple[Wrapped[None], Any]:
             made: list[int] = []
-            state, reply = await work(mine.host, message, self.wrap_party(party, None, made), key)
-            declared = [party.task.classes] if isinstance(self.host, SendsMeans) and work.__name__ in self.host.means_in else []
+            state, reply = await function(mine.host, message, self.wrap_party(party, None, made), key)
+            declared = [party.task.classes] if isinstance(self.host, SendsMeans) and function.__name__ in self.host.means_in else []
             if reply is not None and made != declared:
-                raise Refusal(f"{work.__name__} sends other means than its method declares (means_in): {made}, not {declared}.")
+                raise Refusal(f"{function.__name__} sends other means than its method declares (means_in): {made}, not {declared}.")
             return Wrapped(state, None), reply
 
         return wrapped
 
-    def covers(self, work: str, said: Releases, asked: Asked) -> Releases:
-        if not isinstance(self.host, SendsMeans) or work not in self.host.means_in:
+    def covers(self, function: str, said: Releases, asked: Asked) -> Releases:
+        if not isinstance(self.host, SendsMeans) or function not in self.host.means_in:
             return said
         noise = [release(self.level, self.clip, self.sigma, asked.info.task.classes)]
-        held = self.host.means_in[work]
+        held = self.host.means_in[function]
         counts = NOTHING if self.level == "party" else noise  # which classes there are is then not told at all
         return {**said, **dict.fromkeys(held.means, noise), **dict.fromkeys(held.classes, counts)}

@@ -56,7 +56,7 @@ class Moon(AveragedModel[MoonState]):
     def init_party(self, key: Key, party: Party) -> MoonState:
         return MoonState(self.private(party.task.init(key), party.task), {})
 
-    @work
+    @on_party
     async def local(self, mine: MoonState, m: Model, party: Party, key: Key) -> tuple[MoonState, Model]:
         w = m.theta | mine.private
         w_i = (await party.fit(self.eq4, w, key, Compared(w, mine.previous or w))).theta

@@ -119,7 +119,7 @@ class PartialFed(AveragedModel[PartialState]):
         number, of_its_own = layers(task), (logits[:, 1] > logits[:, 0]).tolist()
         return frozenset(k for k in theta if k in task.private or of_its_own[number[k]])
 
-    @work
+    @on_party
     async def local(self, mine: PartialState, m: Model, party: Party, key: Key) -> tuple[PartialState, Model]:
         task, logits = party.task, mine.logits
         last = mine.rest | mine.own

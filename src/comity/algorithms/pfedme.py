@@ -80,7 +80,7 @@ class PFedMe(AveragesWeights[Params, Params, Model]):
         mean = server.mean(self.local, {i: self.message_for(w, i) for i in server.sample(t)}).value
         return momentum_step(w, mean.theta, {}, lr=self.beta, momentum=0.0)[0]
 
-    @work
+    @on_party
     async def local(self, theta_i: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
         w = m.theta | self.private(theta_i, party.task)
 

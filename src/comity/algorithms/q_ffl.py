@@ -58,7 +58,7 @@ class QFfl(FedAvg):
             h += self.q * F_k ** (self.q - 1) * square / most + L * F_k**self.q
         return momentum_step(w, mean.value(), {}, towards / h, 0)[0]
 
-    @work
+    @on_party
     async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Trained]:
         loss = scored(party.task, m.theta | mine, party.data.train).loss
         mine, reply = await self.averaged(mine, m, party, key)

@@ -160,7 +160,7 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
         shown: dict[str, Sequence[Training]] = {"show": []} if stage == "start" and self.begin == "features" else {}
         return {**super().declared_trainings(stage, how), **shown}
 
-    def releases(self, work: str, asked: Asked) -> Releases:
+    def releases(self, function: str, asked: Asked) -> Releases:
         return {"Upload.shared": NOTHING} if self.aggregate == "none" else {}
 
     def init_server(self, key: Key, info: Info) -> Bank:
@@ -191,11 +191,11 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
         up = {"Upload.means": (c, d), "Upload.counts": (c,), "Upload.obs": (-1, c, d), "Upload.seen": (c,)}
         return up | {"Teacher.means": (c, d), "Teacher.known": (c,), "Teacher.obs": (-1, c, d), "Teacher.seen": (-1, c)}
 
-    @work
+    @on_party
     async def show(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Upload]:
         return mine, self.upload(mine, party, key)
 
-    @work
+    @on_party
     async def local(self, mine: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, Upload]:
         theta = await self.taught(mine | m.shared, m, party, key)
         shared = keep(theta, shared_names(party.task, self.aggregate))
@@ -205,7 +205,7 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
         made = self.shown(theta, party, key)
         return made if self.weights == "samples" else replace(made, counts=(made.counts > 0).int())
 
-    @work
+    @on_party
     async def warm_up(self, mine: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, None]:
         mine, _ = await self.local(mine, m, party, key)
         return mine, None

@@ -77,14 +77,14 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
     def wire_shapes(self, task: Task, parties: int) -> WireShapes:
         return {"Told.obs": (-1, task.classes, task.width), "Told.seen": (task.classes,)}
 
-    @work
+    @on_party
     async def tell(
         self, mine: RelayPeerState, m: Group, party: Party, key: Key
     ) -> tuple[RelayPeerState, dict[int, Sealed[Told]]]:
         made = self.shown(mine.theta, party, key)
         return mine, dict.fromkeys(m.ids, seal(Told(made.obs, made.seen), to=m.ids))
 
-    @work
+    @on_party
     async def local(self, mine: RelayPeerState, m: Empty, party: Party, key: Key) -> tuple[RelayPeerState, None]:
         mean, heard = mine.mean, mine.heard
         told = [(obs, given.seen) for _, given in sorted(party.inbox.items()) for obs in given.obs]

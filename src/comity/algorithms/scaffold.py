@@ -82,7 +82,7 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
         share = len(heard) / len(server.info.names)
         return Control(x, {k: c + share * mean.dc[k] for k, c in s.c.items()})  # l.17
 
-    @work
+    @on_party
     async def local(self, mine: ScaffoldState, m: Control, party: Party, key: Key) -> tuple[ScaffoldState, Change]:
         drift = {k: c - mine.c[k] for k, c in m.c.items()}
         done = await party.fit(plain, m.theta | mine.private, key, add=drift)  # l.10

@@ -33,11 +33,11 @@ class Solo(Algorithm[Empty, Params, Empty]):
         server.call(self.local, {i: Empty() for i in server.sample(t)})
         return s
 
-    @work
+    @on_party
     async def local(self, F_i: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Empty]:
         return (await party.fit(plain, F_i, key)).theta, Empty()
 
-    @work
+    @on_party
     async def warm_up(self, F_i: Params, m: Empty, party: Party, key: Key) -> tuple[Params, None]:
         F_i, _ = await self.local(F_i, m, party, key)
         return F_i, None

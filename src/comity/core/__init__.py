@@ -7,14 +7,14 @@ from comity.core.algorithm import (
     AnyAlgorithm,
     C,
     M,
+    PartyFunction,
     S,
     WireShapes,
-    Work,
     algorithm,
     mixin,
+    on_party,
     only_averages,
     option,
-    work,
 )
 from comity.core.call import Edge
 from comity.core.fit import Draw, FitRequest, Fitted, FoldRequest, Loss, Pull, Working, curvature, gradient, plain
@@ -67,6 +67,7 @@ __all__ = [
     "Params",
     "Party",
     "PartyData",
+    "PartyFunction",
     "Pull",
     "Refusal",
     "Release",
@@ -80,7 +81,6 @@ __all__ = [
     "Traffic",
     "Training",
     "WireShapes",
-    "Work",
     "Working",
     "Wrapped",
     "Wrapper",
@@ -98,6 +98,7 @@ __all__ = [
     "keep",
     "mixin",
     "on_device",
+    "on_party",
     "only_averages",
     "option",
     "payload",
@@ -106,5 +107,4 @@ __all__ = [
     "seal",
     "trainable",
     "with_task",
-    "work",
 ]

@@ -32,7 +32,7 @@ C = TypeVar("C")
 """A party's state."""
 M = TypeVar("M")
 """What the server sends a party."""
-Work = Callable[[Any, Any, Party, Key], Working[tuple[Any, Any]]]
+PartyFunction = Callable[[Any, Any, Party, Key], Working[tuple[Any, Any]]]
 """async (party state, letter, party, key) -> (new party state, reply): all that ever happens at a party."""
 
 WireShapes = Mapping[str, Task | tuple[int, ...] | None]
@@ -54,13 +54,13 @@ def algorithm(cls: Class) -> Class:
     return made
 
 
-def work(method: Method) -> Method:
+def on_party(method: Method) -> Method:
     """Mark a method of an algorithm as a work: something that the server may ask parties for.
 
     Parties that live elsewhere do nothing else for it, whatever they are asked for by name. A method that overrides a marked
     one is a work as well.
     """
-    method.__work__ = True  # type: ignore[attr-defined]
+    method.__on_party__ = True  # type: ignore[attr-defined]
     return method
 
 
@@ -214,7 +214,7 @@ class Algorithm(ABC, Generic[S, C, M]):
         server.call(self.warm_up, {i: self.message_for(s, i) for i in ids})
         return s
 
-    @work
+    @on_party
     async def warm_up(self, mine: C, m: M, party: Party, key: Key) -> tuple[C, None]:
         """A newcomer's warm-up by the method's own loss; unless told, it takes what it is sent as it is."""
         return mine, None
@@ -246,7 +246,7 @@ class Algorithm(ABC, Generic[S, C, M]):
         """
         return {"local": [how]} if stage == "round" else {"warm_up": [how]} if stage == "join" else {}
 
-    def releases(self, work: str, asked: Asked) -> Releases:
+    def releases(self, function: str, asked: Asked) -> Releases:
         """Through which noise the fields of a work's reply leave a party; those that are not named leave as they are."""
         return {}
 

@@ -29,7 +29,7 @@ class Absence(NamedTuple):
 
     party: str
     round: int
-    work: str
+    call: str
     how: str
     """A key of MEANING."""
     occurrence: int
@@ -99,7 +99,7 @@ class Attendance:
         """What a party sent, or keeps, is no number."""
         if self.rules.stop_if_not_finite:
             raise ComityError(
-                f"{self._info.name(i)} has values that are not finite in round {call.round} ({what}, after {call.work}): "
+                f"{self._info.name(i)} has values that are not finite in round {call.round} ({what}, after {call.function}): "
                 "give it a smaller lr, or leave such replies out with --on-nonfinite drop."
             )
         self._write(call, i, NOT_FINITE)
@@ -122,7 +122,7 @@ class Attendance:
         return self.rules.planned(self._info.name(i), call)
 
     def _write(self, call: CallId, i: int, how: str) -> None:
-        self.absences.append(Absence(self._info.name(i), call.round, call.work, how, call.occurrence))
+        self.absences.append(Absence(self._info.name(i), call.round, call.function, how, call.occurrence))
         self.missed.add(i)
 
 
@@ -161,4 +161,4 @@ class RollCall:
         needed = min(self.register.quorum, self.asked)
         if self.heard < needed:
             few = f"Only {self.heard} of the {needed} parties that are needed" if self.heard else "No party"
-            raise NoReplies(f"{few} answered {self.call.work} in round {self.call.round}.")
+            raise NoReplies(f"{few} answered {self.call.function} in round {self.call.round}.")

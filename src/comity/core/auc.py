@@ -16,10 +16,10 @@ from torch import Tensor
 
 def auc(scores: Tensor, positive: Tensor) -> float | None:
     """The AUC of `scores` for the samples marked `positive`; None if all or none are. O(n log n)."""
-    marked = positive.flatten().bool()
-    if marked.all() or not marked.any():
+    is_party_function = positive.flatten().bool()
+    if is_party_function.all() or not is_party_function.any():
         return None
-    return float(areas(scores.flatten(), marked, torch.ones(1, marked.numel(), dtype=torch.double, device=scores.device)))
+    return float(areas(scores.flatten(), is_party_function, torch.ones(1, is_party_function.numel(), dtype=torch.double, device=scores.device)))
 
 
 def auc_micro(scores: Tensor, labels: Tensor) -> float | None:

@@ -24,7 +24,7 @@ class CallId(NamedTuple):
     whoever is asked twice answers the same.
     """
 
-    work: str
+    function: str
     depth: int
     """How many wrappers are around the work's owner."""
     round: int

@@ -22,17 +22,17 @@ class Charging:
         """Of what is given away; none where nobody asks for it."""
         self._answered = answered
 
-    def charge_messages(self, work: str, messages: Mapping[int, Any], kind: str) -> None:
+    def charge_messages(self, function: str, messages: Mapping[int, Any], kind: str) -> None:
         """Write down what goes to parties; most often all get one and the same, which is weighed once."""
         weighed: dict[int, int] = {}
         for i, message in messages.items():
             if id(message) not in weighed:
                 weighed[id(message)] = payload(message)
-            self._charge(work, SERVER, self.info.name(i), kind, weighed[id(message)])
+            self._charge(function, SERVER, self.info.name(i), kind, weighed[id(message)])
 
-    def charge_reply(self, work: str, i: int, reply: Any, kind: str) -> None:
+    def charge_reply(self, function: str, i: int, reply: Any, kind: str) -> None:
         """Write down what came from a party."""
-        self._charge(work, self.info.name(i), SERVER, kind, payload(reply))
+        self._charge(function, self.info.name(i), SERVER, kind, payload(reply))
         self._answered(1)
 
     def charge_introduction(self, ids: Iterable[int]) -> None:
@@ -56,5 +56,5 @@ class Charging:
         if self.account:
             self.account.charge_server(self.round, name, how, ids)
 
-    def _charge(self, work: str, src: str, dst: str, kind: str, size: int) -> None:
-        self.ledger.charge(self.round, work, src, dst, kind, size)
+    def _charge(self, function: str, src: str, dst: str, kind: str, size: int) -> None:
+        self.ledger.charge(self.round, function, src, dst, kind, size)

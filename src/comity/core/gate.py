@@ -20,9 +20,9 @@ from comity.core.call import CallId
 from comity.core.declared import declared, fits, mismatch
 from comity.core.finite import first_not_finite, is_finite
 from comity.core.record import Params, is_record, payload
-from comity.core.signature import Signature, parcel_types, records_of, signature, view_type, works
+from comity.core.signature import Signature, parcel_types, party_functions, records_of, signature, view_type
 from comity.core.task import Task
-from comity.core.wrapper import chain, check_marked
+from comity.core.wrapper import chain, check_party_function
 from comity.errors import Refusal
 
 
@@ -45,13 +45,13 @@ class Gate:
 
     @cached_property
     def _declared(self) -> dict[tuple[int, str], Signature]:
-        return {place: signature(self.algorithm, *place) for place in works(self.algorithm)}
+        return {place: signature(self.algorithm, *place) for place in party_functions(self.algorithm)}
 
     def check_letter(self, call: CallId, content: Any) -> None:
         """Refuse what a party is sent with a call, unless it is what the work declares, of this model, and finite."""
         self.check_call(call)
-        self._check(f"The letter for {call.work}", content, self._declared[call.depth, call.work].message, call.depth)
-        _check_finite(f"The letter for {call.work}", content)
+        self._check(f"The letter for {call.function}", content, self._declared[call.depth, call.function].message, call.depth)
+        _check_finite(f"The letter for {call.function}", content)
 
     def check_reply(self, call: CallId, reply: Any) -> None:
         """Refuse what a party answers, unless it is what the work declares, of this model.
@@ -59,7 +59,7 @@ class Gate:
         Whether it is finite is for the server to say, whose rules tell what becomes of a party that diverged.
         """
         self.check_call(call)
-        self._check(f"The reply of {call.work}", reply, self._declared[call.depth, call.work].reply, call.depth)
+        self._check(f"The reply of {call.function}", reply, self._declared[call.depth, call.function].reply, call.depth)
 
     def check_view(self, content: Any) -> None:
         """Refuse what a party is sent to evaluate what it would deploy."""
@@ -76,9 +76,9 @@ class Gate:
 
     def check_call(self, call: CallId) -> None:
         """Refuse a call for what is no work, or for no round."""
-        check_marked(self.algorithm, call.depth, call.work)
+        check_party_function(self.algorithm, call.depth, call.function)
         if any(type(number) is not int or number < 0 for number in (call.round, call.occurrence)):
-            raise Refusal(f"{call.work} is asked for in round {str(call.round)[:20]}, which is none.")
+            raise Refusal(f"{call.function} is asked for in round {str(call.round)[:20]}, which is none.")
 
     def _check(self, what: str, tree: Any, said: Any, depth: int) -> None:
         if payload(tree) > self.most_bytes:

@@ -25,7 +25,7 @@ class Charge(NamedTuple):
     """A row of the ledger: so many bytes of a kind went from `src` to `dst` for a work in a round."""
 
     round: int
-    work: str
+    call: str
     src: str
     dst: str
     kind: str
@@ -47,16 +47,16 @@ class Ledger:
         """A ledger for so many parties."""
         return Ledger(together=count > MOST_APART)
 
-    def charge(self, round: int, work: str, src: str, dst: str, kind: str, size: int) -> None:
+    def charge(self, round: int, function: str, src: str, dst: str, kind: str, size: int) -> None:
         """Write a row, unless nothing crossed."""
         if not size:
             return
         self.total[kind] += size
         if self.together:
             src, dst = (end if end == SERVER else EVERYBODY for end in (src, dst))
-            self._sums[round, work, src, dst, kind] += size
+            self._sums[round, function, src, dst, kind] += size
         else:
-            self.rows.append(Charge(round, work, src, dst, kind, size))
+            self.rows.append(Charge(round, function, src, dst, kind, size))
 
     def take(self) -> list[Charge]:
         """The rows since the last call, which are then forgotten; the totals stay."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from comity.core.algorithm import Algorithm
-from comity.core.signature import fields_on_wire, signature, works
+from comity.core.signature import fields_on_wire, party_functions, signature
 from comity.core.wrapper import Wrapper, chain
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Spending(Protocol):
 
     def charge_call(self, call: CallId, ids: Iterable[int]) -> None: ...
     def note_reply(self, call: CallId, i: int, reply: Any) -> None: ...
-    def note_open(self, round: int, work: str, i: int, name: str) -> None: ...
+    def note_open(self, round: int, function: str, i: int, name: str) -> None: ...
     def charge_server(self, round: int, name: str, release: Release | None, ids: Iterable[int]) -> None: ...
 
 
@@ -94,8 +94,8 @@ def planned_works(outermost: AnyAlgorithm, how: Training) -> Iterator[tuple[Stag
     """
     owners = chain(outermost)
     for stage in STAGES[:3]:
-        for work in outermost.declared_trainings(stage, how):
-            yield stage, max(depth for depth, owner in enumerate(owners) if hasattr(owner, work)), work
+        for function in outermost.declared_trainings(stage, how):
+            yield stage, max(depth for depth, owner in enumerate(owners) if hasattr(owner, function)), function
 
 
 def declares(outermost: AnyAlgorithm, depth: int) -> bool:
@@ -105,20 +105,20 @@ def declares(outermost: AnyAlgorithm, depth: int) -> bool:
     return around or type(owners[depth]).releases is not Algorithm.releases
 
 
-def releases_of(outermost: AnyAlgorithm, depth: int, work: str, asked: Asked) -> dict[str, Sequence[Release] | None]:
+def releases_of(outermost: AnyAlgorithm, depth: int, function: str, asked: Asked) -> dict[str, Sequence[Release] | None]:
     """All fields of a work's reply, and through which mechanisms each leaves; None for one that leaves as it is.
 
     What is trained in a work that answers nothing may leave later, with what is trained next: it stands under KEPT.
     """
     owners = chain(outermost)
-    said = owners[depth].releases(work, asked)
+    said = owners[depth].releases(function, asked)
     for wrapper in reversed(owners[:depth]):
         assert isinstance(wrapper, Wrapper)
-        said = wrapper.covers(work, said, asked)
+        said = wrapper.covers(function, said, asked)
     found: dict[str, Sequence[Release] | None] = {}
-    for name in reply_fields(outermost, depth, work):
+    for name in reply_fields(outermost, depth, function):
         found[name] = said.get(name, said.get(ALL))
-    kept = not found and ALL in said and any(reply_fields(outermost, *place) for place in works(outermost))
+    kept = not found and ALL in said and any(reply_fields(outermost, *place) for place in party_functions(outermost))
     return {KEPT: said[ALL]} if kept else found
 
 
@@ -126,7 +126,7 @@ ALL, KEPT = "*", "what it keeps"
 """Names all fields that are not named themselves; and what a party keeps of a work in which nothing leaves."""
 
 
-def reply_fields(outermost: AnyAlgorithm, depth: int, work: str) -> list[str]:
+def reply_fields(outermost: AnyAlgorithm, depth: int, function: str) -> list[str]:
     """The fields of a work's reply, sealed ones among them, that hold anything."""
-    hint: Any = signature(outermost, depth, work).reply
+    hint: Any = signature(outermost, depth, function).reply
     return fields_on_wire(hint)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from comity.core.aggregate import AveragedReplies, Averaging, Mean
 from comity.core.algorithm import Algorithm
 from comity.core.attendance import Attendance, NoReplies, RollCall, Rules
-from comity.core.call import PartyResult, CallId, Edge, Message
+from comity.core.call import CallId, Edge, Message, PartyResult
 from comity.core.charging import Charging
 from comity.core.descent import fold, train
 from comity.core.finite import not_finite
@@ -26,10 +26,10 @@ from comity.core.ledger import ADDED_UP, SERVER
 from comity.core.party import Info, Party, WatchedInfo
 from comity.core.record import Params, Sealed
 from comity.core.release import Spending
+from comity.core.runner import SUMMED, PartialSums, PartyRunner, RunsParties, SumsReplies, in_order
 from comity.core.samples import Samples
 from comity.core.task import Batch, Task
 from comity.core.training import Moments, Training
-from comity.core.works import SUMMED, Adds, Asking, PartialSums, Works, in_order
 from comity.core.wrapper import chain
 from comity.errors import ComityError
 
@@ -37,7 +37,7 @@ L = TypeVar("L")
 O = TypeVar("O")  # noqa: E741 - what a loss gets beside its batch
 R = TypeVar("R")
 S = TypeVar("S")
-WorkOf = Callable[[Any, L, Party, Key], Working[tuple[Any, R]]]
+PartyFunctionOf = Callable[[Any, L, Party, Key], Working[tuple[Any, R]]]
 """A work that gets letters L and gives replies R."""
 
 
@@ -72,11 +72,11 @@ class Server(Charging):
         info: Info,
         root: Key,
         participation: float,
-        works: Works,
+        works: PartyRunner,
         answered: Callable[[int], None] = lambda count: None,
         rules: Rules | None = None,
         account: Spending | None = None,
-        adds: Adds | None = None,
+        adds: SumsReplies | None = None,
     ) -> None:
         self.looked: set[str] = set()
         """What the method has looked at that depends on how many rounds there are to be."""
@@ -94,8 +94,8 @@ class Server(Charging):
         self._root = root
         self._owners = chain(algorithm)
         self._participation = participation
-        self._works = works
-        self._adds = adds
+        self._runner = works
+        self._sums = adds
         """Who adds up replies that are only averaged, if somebody is to."""
         self._occurrences: Counter[tuple[int, str]] = Counter()
         self._unheard = ""
@@ -152,23 +152,23 @@ class Server(Charging):
         """Record a diagnostic."""
         self.notes.append(Note(self.round, SERVER if party is None else self.info.name(party), split, metric, float(value)))
 
-    def call(self, work: WorkOf[L, R], messages: Mapping[int, L], parcels: Mapping[Edge, Sealed] | None = None) -> dict[int, R]:
+    def call(self, function: PartyFunctionOf[L, R], messages: Mapping[int, L], parcels: Mapping[Edge, Sealed] | None = None) -> dict[int, R]:
         """Ask parties to work; the replies come in party order, and may be fewer than the letters but not none.
 
         `parcels` delivers sealed ones from earlier replies: (sender, recipient) -> parcel, for this call only.
         """
-        return dict(self.replies(work, messages, parcels))
+        return dict(self.replies(function, messages, parcels))
 
     def replies(
-        self, work: WorkOf[L, R], messages: Mapping[int, L], parcels: Mapping[Edge, Sealed] | None = None
+        self, function: PartyFunctionOf[L, R], messages: Mapping[int, L], parcels: Mapping[Edge, Sealed] | None = None
     ) -> Iterator[tuple[int, R]]:
         """The same, one reply at a time, so that an average needs the memory of one model: for sums that are taken in passing.
 
         Parties are asked when the first reply is wanted. A loop over them may not be left before all are heard.
         """
-        return self._heard(work, messages, parcels or {}, self._works.work)
+        return self._heard(function, messages, parcels or {}, self._runner.run)
 
-    def mean(self, work: WorkOf[L, R], messages: Mapping[int, L], weights: Sequence[float] | None = None) -> Mean[R]:
+    def mean(self, function: PartyFunctionOf[L, R], messages: Mapping[int, L], weights: Sequence[float] | None = None) -> Mean[R]:
         """Ask parties to work; the mean of their replies, field by field, for rounds that do nothing else with them.
 
         Replies are records of parameters. All count alike, unless `weights` says by party how much each does. They are averaged
@@ -176,12 +176,12 @@ class Server(Charging):
         """
         mean = AveragedReplies[R](self.averaging)
         counting = {i: 1.0 if weights is None else weights[i] for i in messages}
-        if self._adds:
-            sums = PartialSums(self._adds, counting, self.attendance.will_be_lost)
-            sums.add_to(mean, [i for i, _ in self._heard(work, messages, {}, sums.work)])
+        if self._sums:
+            sums = PartialSums(self._sums, counting, self.attendance.will_be_lost)
+            sums.add_to(mean, [i for i, _ in self._heard(function, messages, {}, sums.run)])
             self.remarks[SUMMED] = None
         else:
-            for i, reply in self.replies(work, messages):
+            for i, reply in self.replies(function, messages):
                 mean.add(i, reply, counting[i])
                 del reply  # the next party trains in its memory, which is still in the cache
         return mean.value()
@@ -237,28 +237,28 @@ class Server(Charging):
         if self._unheard:
             raise ComityError(f"Not all replies of {self._unheard} were heard: a loop over server.replies may not be left early.")
 
-    def _call(self, work: Callable[..., Any]) -> CallId:
+    def _call(self, function: Callable[..., Any]) -> CallId:
         self.check_all_heard()
-        name: str = getattr(work, "__name__", "")
-        owner = getattr(work, "__self__", None)
+        name: str = getattr(function, "__name__", "")
+        owner = getattr(function, "__self__", None)
         depth = next((d for d, a in enumerate(self._owners) if a is owner), None)
         if depth is None:
-            raise ComityError(f"A work must be a method of the algorithm itself, but {work!r} is not.")
+            raise ComityError(f"A work must be a method of the algorithm itself, but {function!r} is not.")
         self._occurrences[depth, name] += 1
         return CallId(name, depth, self.round, self._occurrences[depth, name] - 1)
 
     def _heard(
-        self, work: Callable[..., Any], messages: Mapping[int, Any], parcels: Mapping[Edge, Sealed], ask: Asking
+        self, function: Callable[..., Any], messages: Mapping[int, Any], parcels: Mapping[Edge, Sealed], ask: RunsParties
     ) -> Iterator[tuple[int, Any]]:
         """Ask parties by `ask`; all that comes back is charged, and what counts of it is handed on in party order."""
-        call = self._call(work)
+        call = self._call(function)
         roll = self.attendance.roll_call(call, messages)
         delivered = self._delivered(roll, messages, parcels)
         sent = {i: messages[i] for i in roll.there}
         if self.account:
             self.account.charge_call(call, sent)
-        self.charge_messages(call.work, sent, "down")
-        self._unheard = call.work
+        self.charge_messages(call.function, sent, "down")
+        self._unheard = call.function
         self._asked |= sent.keys()
         asked = {i: Message(message, self.versions.get(i), self.round <= self.first) for i, message in sent.items()}
         answers = in_order(asked, ask(call, asked, delivered))
@@ -273,9 +273,9 @@ class Server(Charging):
         there = set(roll.there)
         for (src, dst), parcel in sorted(parcels.items()):
             if dst not in messages:
-                raise ComityError(f"A parcel for {self.info.name(dst)} came without a letter to it in {roll.call.work}.")
+                raise ComityError(f"A parcel for {self.info.name(dst)} came without a letter to it in {roll.call.function}.")
             if dst in there:
-                self._charge(roll.call.work, self.info.name(src), self.info.name(dst), "peer", parcel.size)
+                self._charge(roll.call.function, self.info.name(src), self.info.name(dst), "peer", parcel.size)
                 found[src, dst] = parcel
         return found
 
@@ -287,7 +287,7 @@ class Server(Charging):
         self.steps += answer.steps
         if answer.remark:
             self.remarks[answer.remark] = None
-        self.charge_reply(roll.call.work, i, answer.reply, "up")
+        self.charge_reply(roll.call.function, i, answer.reply, "up")
         if self.account:
             self.account.note_reply(roll.call, i, answer.reply)
         for sender in answer.unusable:

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.declared import declared
 from comity.core.record import Cipher, Empty, Sealed, is_record_type
-from comity.core.wrapper import Hosts, chain, marked
+from comity.core.wrapper import Hosts, chain, is_party_function
 
 
 class Signature(NamedTuple):
@@ -38,15 +38,15 @@ def view_type(outermost: AnyAlgorithm) -> Any:
     return Empty if outermost.self_contained else _sent(chain(outermost), Hosts)
 
 
-def works(outermost: AnyAlgorithm) -> list[tuple[int, str]]:
+def party_functions(outermost: AnyAlgorithm) -> list[tuple[int, str]]:
     """All works that parties may be asked for: depth in the chain, and name."""
     names = [(depth, name) for depth, owner in enumerate(chain(outermost)) for name in sorted(dir(type(owner)))]
-    return [(depth, name) for depth, name in names if marked(outermost, depth, name)]
+    return [(depth, name) for depth, name in names if is_party_function(outermost, depth, name)]
 
 
 def wire_types(outermost: AnyAlgorithm) -> list[Any]:
     """The types of all that goes between the server and a party."""
-    return [view_type(outermost), *(hint for place in works(outermost) for hint in signature(outermost, *place))]
+    return [view_type(outermost), *(hint for place in party_functions(outermost) for hint in signature(outermost, *place))]
 
 
 def parcel_types(outermost: AnyAlgorithm) -> list[Any]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
 
-from comity.core.algorithm import Algorithm, AnyAlgorithm, Work
+from comity.core.algorithm import Algorithm, AnyAlgorithm, PartyFunction
 from comity.core.key import Key
 from comity.core.party import Info, Party, Traffic
 from comity.core.record import Params, record
@@ -54,12 +54,12 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
     def wrap_party(self, party: Party, extra: W) -> Party:
         """The party with the wrapper's task."""
 
-    def wrap_work(self, work: Work) -> Work:
+    def wrap_function(self, function: PartyFunction) -> PartyFunction:
         """A host's work as it runs at a wrapped party."""
 
-        @wraps(work)
+        @wraps(function)
         async def wrapped(mine: Wrapped[W], message: Any, party: Party, key: Key) -> tuple[Wrapped[W], Any]:
-            host, reply = await work(mine.host, message, self.wrap_party(party, mine.extra), key)
+            host, reply = await function(mine.host, message, self.wrap_party(party, mine.extra), key)
             return Wrapped(host, mine.extra), reply
 
         return wrapped
@@ -106,7 +106,7 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
     def party_for(self, party: Party, mine: Wrapped[W]) -> Party:
         return self.host.party_for(self.wrap_party(party, mine.extra), mine.host)
 
-    def covers(self, work: str, said: Releases, asked: Asked) -> Releases:
+    def covers(self, function: str, said: Releases, asked: Asked) -> Releases:
         """Through which noise the reply to a host's work leaves, given what the host `said`: as that says, unless told."""
         return said
 
@@ -153,23 +153,23 @@ def chain(outermost: AnyAlgorithm) -> list[AnyAlgorithm]:
     return found
 
 
-def work_of(outermost: AnyAlgorithm, depth: int, name: str) -> Work:
+def party_function(outermost: AnyAlgorithm, depth: int, name: str) -> PartyFunction:
     """The work `name` of the algorithm at `depth` of the chain, inside all the wrappers around it."""
     owners = chain(outermost)
-    work: Work = getattr(owners[depth], name)
+    function: PartyFunction = getattr(owners[depth], name)
     for wrapper in reversed(owners[:depth]):
         assert isinstance(wrapper, Wrapper)
-        work = wrapper.wrap_work(work)
-    return work
+        function = wrapper.wrap_function(function)
+    return function
 
 
-def marked(outermost: AnyAlgorithm, depth: int, name: str) -> bool:
+def is_party_function(outermost: AnyAlgorithm, depth: int, name: str) -> bool:
     """Whether the algorithm at `depth` of the chain has a work `name`: a method that is marked or overrides one that is."""
     owners = chain(outermost)
     if type(depth) is not int or type(name) is not str or not 0 <= depth < len(owners):
         return False
     found = [vars(cls)[name] for cls in type(owners[depth]).__mro__ if name in vars(cls)]
-    return any(getattr(method, "__work__", False) for method in found)
+    return any(getattr(method, "__on_party__", False) for method in found)
 
 
 def check_can_be_summed(outermost: AnyAlgorithm, name: str) -> None:
@@ -181,9 +181,9 @@ def check_can_be_summed(outermost: AnyAlgorithm, name: str) -> None:
         raise Refusal(f"{name} cannot have partial sums: its rounds do more with replies than average them.")
 
 
-def check_marked(outermost: AnyAlgorithm, depth: int, name: str) -> None:
+def check_party_function(outermost: AnyAlgorithm, depth: int, name: str) -> None:
     """Refuse to do what is no work: whoever asks from elsewhere may name nothing else."""
-    if marked(outermost, depth, name):
+    if is_party_function(outermost, depth, name):
         return
     owners = chain(outermost)
     if type(depth) is not int or not 0 <= depth < len(owners):

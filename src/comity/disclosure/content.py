@@ -84,7 +84,7 @@ def _bare(left: list[Left]) -> list[Left]:
 
 def _reasons(source: Source) -> list[str]:
     """Why nothing is protected although noise was added, where that is so."""
-    rows = [row for row in source.spent if row.work == INTRODUCED and row.against == FROM_PARTIES and row.made() is None]
+    rows = [row for row in source.spent if row.call == INTRODUCED and row.against == FROM_PARTIES and row.made() is None]
     return [row.release for row in rows]
 
 

@@ -14,7 +14,7 @@ from comity.core.gate import shapes_on_wire
 from comity.core.ledger import Charge
 from comity.core.record import Params
 from comity.core.release import KEPT, NEIGHBOURS, UNITS, Asked, releases_of, reply_fields
-from comity.core.signature import records_in, sealed_fields, signature, works
+from comity.core.signature import party_functions, records_in, sealed_fields, signature
 from comity.core.task import Task
 from comity.core.wrapper import chain
 from comity.disclosure.sources import Source, to_server
@@ -83,36 +83,36 @@ class SentMessage:
 
 def _sent_by_works(source: Source) -> list[Left]:
     outermost = source.outline.algorithm
-    names = list(dict.fromkeys(name for _, name in works(outermost)))
+    names = list(dict.fromkeys(name for _, name in party_functions(outermost)))
     sealing = [name for name in names if _sealed_of(source, name)]
     found: list[SentMessage] = []
-    for work in names:
-        sealed = _sealed_of(source, work)
-        plain = [name for name in _declared(source, work) if name not in sealed]
-        found += _message(source, work, plain, to_server(source.sent, work), False)
-        found += _message(source, work, sealed, _parcels(source, work, sealing), True) if sealed else []
-    known = {(work, name) for work in names for name in _declared(source, work)}
-    others = {(row.work, name): None for row in _against(source, FROM_PARTIES) for name in _names(row)}
-    for work, name in others:
-        if (work, name) not in known and work != INTRODUCED:
-            rows = [] if name == KEPT else to_server(source.sent, work, "setup" if work == SCALED else "up")
-            found.append(SentMessage((work,), (name,), tuple(rows), False))
+    for function in names:
+        sealed = _sealed_of(source, function)
+        plain = [name for name in _declared(source, function) if name not in sealed]
+        found += _message(source, function, plain, to_server(source.sent, function), False)
+        found += _message(source, function, sealed, _parcels(source, function, sealing), True) if sealed else []
+    known = {(function, name) for function in names for name in _declared(source, function)}
+    others = {(row.call, name): None for row in _against(source, FROM_PARTIES) for name in _names(row)}
+    for function, name in others:
+        if (function, name) not in known and function != INTRODUCED:
+            rows = [] if name == KEPT else to_server(source.sent, function, "setup" if function == SCALED else "up")
+            found.append(SentMessage((function,), (name,), tuple(rows), False))
     mixed = source.place != "site" and len(sealing) > 1
     left = [(one, _left(source, one, name)) for one in _merged(found) for name in one.names]
     return [replace(each, mixed=mixed and one.sealed) for one, each in left]
 
 
-def _message(source: Source, work: str, names: Sequence[str], rows: list[Charge], sealed: bool) -> list[SentMessage]:
+def _message(source: Source, function: str, names: Sequence[str], rows: list[Charge], sealed: bool) -> list[SentMessage]:
     """The message of a work, if there was one, with its fields but for those that were empty throughout."""
-    noted = {name for row in _against(source, FROM_PARTIES) if row.work == work for name in _names(row)}
+    noted = {name for row in _against(source, FROM_PARTIES) if row.call == function for name in _names(row)}
 
     def may_be_there(name: str) -> bool:
-        return sealed or (_tells_nothing(source, work, name) and _is_sent(source, _meaning(source, work, name)))
+        return sealed or (_tells_nothing(source, function, name) and _is_sent(source, _meaning(source, function, name)))
 
     there = [name for name in names if name in noted or (rows and may_be_there(name))]
     if rows and not there:
         there = list(names) or ["message"]
-    return [SentMessage((work,), tuple(there), tuple(rows), sealed)] if there else []
+    return [SentMessage((function,), tuple(there), tuple(rows), sealed)] if there else []
 
 
 def _merged(found: list[SentMessage]) -> list[SentMessage]:
@@ -150,25 +150,25 @@ def _is_sent(source: Source, known: Meaning) -> bool:
     return not known.kind or any(known.kind in one.leaves for one in chain(source.outline.algorithm))
 
 
-def _declared(source: Source, work: str) -> list[str]:
+def _declared(source: Source, function: str) -> list[str]:
     outermost = source.outline.algorithm
-    return list(dict.fromkeys(name for place in _places(source, work) for name in reply_fields(outermost, *place)))
+    return list(dict.fromkeys(name for place in _places(source, function) for name in reply_fields(outermost, *place)))
 
 
-def _sealed_of(source: Source, work: str) -> list[str]:
+def _sealed_of(source: Source, function: str) -> list[str]:
     outermost = source.outline.algorithm
-    return list(dict.fromkeys(name for place in _places(source, work) for name in sealed_fields(outermost, *place)))
+    return list(dict.fromkeys(name for place in _places(source, function) for name in sealed_fields(outermost, *place)))
 
 
-def _places(source: Source, work: str) -> list[tuple[int, str]]:
-    return [place for place in works(source.outline.algorithm) if place[1] == work]
+def _places(source: Source, function: str) -> list[tuple[int, str]]:
+    return [place for place in party_functions(source.outline.algorithm) if place[1] == function]
 
 
-def _parcels(source: Source, work: str, sealing: list[str]) -> list[Charge]:
+def _parcels(source: Source, function: str, sealing: list[str]) -> list[Charge]:
     """The rows of the ledger for what a work sealed. A site charges parcels to the work that seals them, a server to the one
     that they are opened in: there those of several works are not told apart."""
     rows = [row for row in source.sent if row.kind == "peer"]
-    return rows if source.place != "site" or len(sealing) == 1 else [row for row in rows if row.work == work]
+    return rows if source.place != "site" or len(sealing) == 1 else [row for row in rows if row.call == function]
 
 
 def _against(source: Source, whom: str) -> list[Spent]:
@@ -180,30 +180,30 @@ def _names(row: Spent) -> list[str]:
     return [row.release] if row.made() is None else row.release.split(", ")
 
 
-def _releases(source: Source, work: str) -> dict[str, Any]:
+def _releases(source: Source, function: str) -> dict[str, Any]:
     outline = source.outline
     i = outline.common.seats.names.index(source.party)
     asked = Asked(outline.info, i, source.said.train, outline.info.training)
     found: dict[str, Any] = {}
-    for depth, name in _places(source, work):
+    for depth, name in _places(source, function):
         found |= releases_of(outline.algorithm, depth, name, asked)
     return found
 
 
-def _tells_nothing(source: Source, work: str, name: str) -> bool:
+def _tells_nothing(source: Source, function: str, name: str) -> bool:
     """Whether a method declares of a field that it depends on nobody's data."""
-    releases = _releases(source, work).get(name)
+    releases = _releases(source, function).get(name)
     return releases is not None and not releases
 
 
 def _protection(source: Source, works: Sequence[str], name: str, whom: str = FROM_PARTIES) -> tuple[str, bool]:
     """What protects a field that works send, in words, and whether nothing does."""
-    rows = [row for row in _against(source, whom) if row.work in works and name in _names(row)]
+    rows = [row for row in _against(source, whom) if row.call in works and name in _names(row)]
     if any(row.made() is None or not row.noise for row in rows):
         return NOTHING, True
     if rows:
         return behind_noise(rows), False
-    if all(_tells_nothing(source, work, name) for work in works):
+    if all(_tells_nothing(source, function, name) for function in works):
         return "nothing, and nothing is needed: the method declares that it depends on no record", False
     return "nothing that the run's account knows of", True
 
@@ -241,15 +241,15 @@ def _one_kind(rows: Sequence[Spent]) -> str:
 # What they are.
 
 
-def _meaning(source: Source, work: str, name: str) -> Meaning:
+def _meaning(source: Source, function: str, name: str) -> Meaning:
     """What a field is. The words are those of Comity's own methods: another's record may have a name like one of theirs."""
     outermost = source.outline.algorithm
-    homes = [type(chain(outermost)[depth]).__module__ for depth, _ in _places(source, work)]
-    for depth, place in _places(source, work):
+    homes = [type(chain(outermost)[depth]).__module__ for depth, _ in _places(source, function)]
+    for depth, place in _places(source, function):
         for kind in records_in(signature(outermost, depth, place).reply):
             if name.startswith(f"{kind.__name__}."):
                 homes = [kind.__module__]
-    known = meaning(work, name)
+    known = meaning(function, name)
     if all(home.startswith("comity.") for home in homes):
         return known
     kinds = kinds_of(source)
@@ -272,13 +272,13 @@ def _records(source: Source, behind: Behind) -> str:
     }[behind]
 
 
-def _form(source: Source, work: str, name: str) -> str:
+def _form(source: Source, function: str, name: str) -> str:
     """The shape of a field, in words."""
     outline = source.outline
     task = outline.common.task(source.party)
     shapes: dict[str, Any] = {}
     hints: dict[str, Any] = {}
-    for depth, place in _places(source, work):
+    for depth, place in _places(source, function):
         shapes |= shapes_on_wire(outline.algorithm, depth, task, len(outline.info.names))
         reply = signature(outline.algorithm, depth, place).reply
         hints |= {f"{kind.__name__}.{f.name}": declared(kind, f) for kind in records_in(reply) for f in fields(kind)}
@@ -331,15 +331,15 @@ def _made_known(source: Source) -> list[Left]:
 
 def _evaluated(source: Source) -> list[Left]:
     found, said = [], source.said
-    for work in dict.fromkeys(row.work for row in source.sent if row.kind == "eval"):
-        words = EVALUATIONS.get(work, "figures of how good a model is")
-        if work == "evaluate" and source.answers_left is not False:
+    for function in dict.fromkeys(row.call for row in source.sent if row.kind == "eval"):
+        words = EVALUATIONS.get(function, "figures of how good a model is")
+        if function == "evaluate" and source.answers_left is not False:
             sure = "in the last round" if source.answers_left else "in the last round perhaps (this folder does not tell)"
             words += f"; and {sure} for each test record the right answer and the model's"
         form = "a few numbers each time" + (f", and {said.test:,} pairs of answers" if source.answers_left else "")
         records = f"{said.validation:,} validation records and {said.test:,} test records"
-        rows = [row for row in source.sent if row.kind == "eval" and row.work == work]
-        found.append(_beside(words, work, form, records, rows))
+        rows = [row for row in source.sent if row.kind == "eval" and row.call == function]
+        found.append(_beside(words, function, form, records, rows))
     return found
 
 
@@ -358,7 +358,7 @@ def _introduced(source: Source) -> list[Left]:
         )
         form = "names and a few numbers"
     records = f"{said.train:,} training, {said.validation:,} validation and {said.test:,} test records"
-    rows = [row for row in source.sent if row.kind == "setup" and row.work == INTRODUCED]
+    rows = [row for row in source.sent if row.kind == "setup" and row.call == INTRODUCED]
     return [_beside(words, INTRODUCED, form, records, rows)]
 
 

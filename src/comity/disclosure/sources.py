@@ -150,6 +150,6 @@ def _same(told: dict[str, Any], run: Path, place: Path) -> bool:
     return Path(told["run"]).parts[-len(inside) :] == inside if inside else True
 
 
-def to_server(rows: list[Charge], work: str, kind: str = "up") -> list[Charge]:
+def to_server(rows: list[Charge], function: str, kind: str = "up") -> list[Charge]:
     """What went to the server for a work."""
-    return [row for row in rows if (row.work, row.kind, row.dst) == (work, kind, SERVER)]
+    return [row for row in rows if (row.call, row.kind, row.dst) == (function, kind, SERVER)]

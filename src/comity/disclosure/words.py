@@ -99,7 +99,7 @@ MEANINGS: dict[str, Meaning] = {
 """By the field's name, or by work and name for a message that is no record."""
 
 
-def meaning(work: str, name: str) -> Meaning:
+def meaning(function: str, name: str) -> Meaning:
     """What a field is; of a method that is not Comity's own only its name is known."""
     own = Meaning("a value that this page has no words for: ask the method's author", "")
-    return MEANINGS.get(f"{work}/{name}") or MEANINGS.get(name, own)
+    return MEANINGS.get(f"{function}/{name}") or MEANINGS.get(name, own)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from comity.core.call import PartyResult, CallId, Edge, Message, EvaluationRequest
+from comity.core.call import CallId, Edge, EvaluationRequest, Message, PartyResult
 from comity.core.evaluation import Evaluation
 from comity.core.record import Sealed
 from comity.engines.saved import Saved
@@ -22,7 +22,7 @@ class Engine(ABC):
     """Parties and what they keep. Answers come in any order, each as soon as it is there."""
 
     @abstractmethod
-    def work(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
+    def run(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
         """Have each party that gets a letter do the work that is called for."""
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Sites(Protocol):
 class Scheduler(Protocol):
     """In which order, and how many at a time, the parties of one process work."""
 
-    def work(self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes) -> Iterator[tuple[int, PartyResult]]: ...
+    def run(self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes) -> Iterator[tuple[int, PartyResult]]: ...
     def evaluate(self, sites: Sites, messages: Mapping[int, Message], final: bool) -> Iterator[tuple[int, Evaluation]]: ...
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from comity.core.call import PartyResult, CallId, Edge, Message, EvaluationRequest
+from comity.core.call import CallId, Edge, EvaluationRequest, Message, PartyResult
 from comity.core.evaluation import Evaluation
 from comity.core.record import Sealed
 from comity.engines.engine import Engine, Inboxes, Scheduler, Sites, inboxes
@@ -19,9 +19,9 @@ T = TypeVar("T")
 class OneByOne:
     """The plainest order: a party's work from beginning to end, then the next one's."""
 
-    def work(self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes) -> Iterator[tuple[int, PartyResult]]:
+    def run(self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes) -> Iterator[tuple[int, PartyResult]]:
         for i, message in messages.items():
-            yield i, sites[i].work(call, message, inboxes.get(i, {}))
+            yield i, sites[i].run(call, message, inboxes.get(i, {}))
 
     def evaluate(self, sites: Sites, messages: Mapping[int, Message], final: bool) -> Iterator[tuple[int, Evaluation]]:
         for i, message in messages.items():
@@ -35,8 +35,8 @@ class LoopEngine(Engine):
         self.sites = sites
         self._scheduler = scheduler
 
-    def work(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
-        return map(self._released, self._scheduler.work(self.sites, call, messages, inboxes(parcels)))
+    def run(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
+        return map(self._released, self._scheduler.run(self.sites, call, messages, inboxes(parcels)))
 
     def evaluate(self, messages: Mapping[int, Message], look: EvaluationRequest) -> Iterator[tuple[int, Evaluation]]:
         return map(self._released, self._scheduler.evaluate(self.sites, messages, look.final))

@@ -21,7 +21,7 @@ from comity.engines.channel import Channel
 from comity.engines.engine import Scheduler
 from comity.engines.sealing import Handover
 from comity.engines.site_store import SiteStore
-from comity.engines.workers import Ask, WorkerMessage, Worker, WorkersEngine
+from comity.engines.workers import Ask, Worker, WorkerMessage, WorkersEngine
 from comity.errors import ComityError, Refusal, describe, fate
 
 GONE = (EOFError, ConnectionError)  # what a line says when nobody is at its other end

@@ -23,19 +23,19 @@ class KeptMoments:
     """What a party's optimizers remember from round to round: found again by the training's place in its work."""
 
     moments: dict[str, Moments]
-    work: str
+    function: str
     uses: int = 0
 
     def recall(self, params: Params) -> tuple[str, Moments | None]:
         """The place of the next training of this work, and what was kept there if it trains the same tensors."""
-        place = f"{self.work}.{self.uses}"
+        place = f"{self.function}.{self.uses}"
         self.uses += 1
         kept = self.moments.get(place)
         known = kept and {k: v.shape for k, v in kept.first.items()} == {k: v.shape for k, v in params.items()}
         return place, kept if known else None
 
 
-class RunningWork:
+class RunningCall:
     """A work from its beginning to its next request, and so on to its end.
 
     `request` is what it waits for; None when it is done, and then `result` is what it returned.
@@ -43,7 +43,7 @@ class RunningWork:
 
     def __init__(
         self,
-        work: Working[tuple[Any, Any]],
+        function: Working[tuple[Any, Any]],
         call: CallId,
         kept: KeptMoments,
         layers: AbstractContextManager[object],
@@ -57,21 +57,21 @@ class RunningWork:
         self.kept = kept
         self.steps = 0
         self.remark = ""
-        self._work = work
-        self._name = call.work
+        self._coroutine = function
+        self._name = call.function
         self._layers = layers
         self._place = ""
         self._modes = _modes()
-        if not iscoroutine(work):
-            raise ComityError(f"{call.work} must be an `async def`, even if it awaits nothing.")
-        self._resume(work.send, None)
+        if not iscoroutine(function):
+            raise ComityError(f"{call.function} must be an `async def`, even if it awaits nothing.")
+        self._resume(function.send, None)
 
     def answer(self, done: Fitted) -> None:
         """The training that was asked for is done: the work goes on to its next request."""
         if self._place and done.moments:
             self.kept.moments[self._place] = done.moments
         self.steps += done.steps
-        self._resume(self._work.send, done)
+        self._resume(self._coroutine.send, done)
 
     def train(self) -> None:
         """Do what is asked for, for this party by itself.
@@ -84,11 +84,11 @@ class RunningWork:
             with self._layers:
                 done = fold(request) if isinstance(request, FoldRequest) else train(request)
         except Exception as why:
-            self._resume(self._work.throw, why)
+            self._resume(self._coroutine.throw, why)
             return
         if isinstance(request, FoldRequest):
             self.steps += request.training.steps_for(len(request.samples))
-            self._resume(self._work.send, done)
+            self._resume(self._coroutine.send, done)
         else:
             self.answer(done)
 
@@ -101,7 +101,7 @@ class RunningWork:
             self.result = self._checked(end.value)
             return
         if wrong := self._wrong(asked):
-            self._resume(self._work.throw, ComityError(wrong))
+            self._resume(self._coroutine.throw, ComityError(wrong))
             return
         if isinstance(asked, FitRequest) and asked.training.keep:
             self._place, before = self.kept.recall({k: asked.begin[k] for k in asked.names})

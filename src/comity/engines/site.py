@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.call import PartyResult, CallId, Message, stream_name
+from comity.core.call import CallId, Message, PartyResult, stream_name
 from comity.core.descent import train_outside
 from comity.core.evaluation import Evaluation, evaluate
 from comity.core.finite import is_finite, not_finite
@@ -16,8 +16,8 @@ from comity.core.key import Key
 from comity.core.party import Party
 from comity.core.record import Params, Sealed, is_record, keep, on_device, post, received
 from comity.core.task import Task
-from comity.core.wrapper import chain, work_of
-from comity.engines.running import KeptMoments, RunningWork
+from comity.core.wrapper import chain, party_function
+from comity.engines.running import KeptMoments, RunningCall
 from comity.engines.saved import Saved, read_state, write_state
 from comity.engines.versions import PartyState, Version, Versions
 from comity.errors import ComityError
@@ -49,30 +49,30 @@ class Site:
         """Whether the party keeps anything but what every run begins with."""
         return self.versions.now is not None
 
-    def work(self, call: CallId, message: Message, inbox: dict[int, Sealed]) -> PartyResult:
+    def run(self, call: CallId, message: Message, inbox: dict[int, Sealed]) -> PartyResult:
         """Do what is asked, from beginning to end."""
         running = self.begin(call, message, inbox)
         while running.request:
             running.train()
         return self.end(running)
 
-    def begin(self, call: CallId, message: Message, inbox: dict[int, Sealed]) -> RunningWork:
+    def begin(self, call: CallId, message: Message, inbox: dict[int, Sealed]) -> RunningCall:
         """Do what is asked, up to the first training; what came of calls after the one that the letter names is forgotten."""
         self.versions.go_to(message.after)
         opened = {sender: self._here(received(parcel, sender, self.party.id, call)) for sender, parcel in inbox.items()}
         usable = {sender: content for sender, content in opened.items() if is_finite(content)}
         party = replace(self.party, inbox=usable) if usable else self.party
-        key = self.root.fold("party", party.stream, call.round, stream_name(call.work), call.occurrence)
-        work = work_of(self.algorithm, call.depth, call.work)
-        return RunningWork(
-            work(self.mine, self._here(self._content(message, call.depth)), party, key),
+        key = self.root.fold("party", party.stream, call.round, stream_name(call.function), call.occurrence)
+        function = party_function(self.algorithm, call.depth, call.function)
+        return RunningCall(
+            function(self.mine, self._here(self._content(message, call.depth)), party, key),
             call,
-            KeptMoments(dict(self.state.moments), f"{call.depth}.{call.work}"),
+            KeptMoments(dict(self.state.moments), f"{call.depth}.{call.function}"),
             party.task.network.layer_stream(key.fold("layers")),
             tuple(sorted(opened.keys() - usable.keys())),
         )
 
-    def end(self, running: RunningWork) -> PartyResult:
+    def end(self, running: RunningCall) -> PartyResult:
         """What came of a work that is done; the party's new state is kept, until a letter says that it does not count."""
         mine, reply = running.result
         post(reply, self.party.id, running.call.round)

@@ -139,4 +139,4 @@ class Versions:
 
 
 def _named(version: Version) -> str:
-    return f"after {version.work} in round {version.round}" if version else "from the beginning"
+    return f"after {version.function} in round {version.round}" if version else "from the beginning"

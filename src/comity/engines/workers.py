@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from comity.core.aggregate import AveragedReplies, PartialSum
-from comity.core.call import PartyResult, CallId, Edge, Message, EvaluationRequest
+from comity.core.call import CallId, Edge, EvaluationRequest, Message, PartyResult
 from comity.core.evaluation import Evaluation
 from comity.core.finite import not_finite
 from comity.core.record import Sealed, hollow, payload
@@ -61,19 +61,19 @@ class WorkersEngine(Engine):
     def _tell(self, asks: Mapping[int, Ask]) -> None:
         """Ask workers for what needs no answer."""
 
-    def work(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
+    def run(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
         boxes = inboxes(parcels)
         asks: dict[int, Ask] = {}
         for w, hand in self._hands(messages):
             own = {i: boxes[i] for i in hand if i in boxes}
-            asks[w] = {"do": "work", "call": tuple(call), "messages": {i: messages[i] for i in hand}, "inboxes": own}
+            asks[w] = {"do": "run", "call": tuple(call), "messages": {i: messages[i] for i in hand}, "inboxes": own}
         for i, answer in self._answers(asks):
             yield i, PartyResult(*answer)
 
-    def add_up(
+    def sum_replies(
         self, call: CallId, messages: Mapping[int, Message], weights: Mapping[int, float]
     ) -> Iterator[tuple[dict[int, PartyResult], PartialSum | None]]:
-        """Have parties work, and each worker add up what its own reply; see `core.works.Adds`.
+        """Have parties work, and each worker add up what its own reply; see `core.works.SumsReplies`.
 
         Who is where depends on the letters and on where parties live, and a worker adds up in party order: sums are the same
         each time. A worker answers once, when it is done with all, so that a sum which was lost is asked for as a whole.
@@ -81,7 +81,7 @@ class WorkersEngine(Engine):
         asks: dict[int, Ask] = {}
         for w, hand in self._hands(messages):
             own = {i: weights[i] for i in hand if i in weights}
-            asks[w] = {"do": "add up", "call": tuple(call), "messages": {i: messages[i] for i in hand}, "weights": own}
+            asks[w] = {"do": "sum replies", "call": tuple(call), "messages": {i: messages[i] for i in hand}, "weights": own}
         for w, message in self._exchange(asks):
             self._homes |= dict.fromkeys(message["keeping"], w)
             yield {i: PartyResult(*answer) for i, answer in message["answers"].items()}, message["sum"]
@@ -155,12 +155,12 @@ class Worker:
         """All that there is to say to an ask."""
         sites = self._sites
         match ask["do"]:
-            case "work":
+            case "run":
                 call = CallId(*ask["call"])
-                answers = self._scheduler.work(sites, call, _messages(ask), self._lock.open(ask["inboxes"], call))
+                answers = self._scheduler.run(sites, call, _messages(ask), self._lock.open(ask["inboxes"], call))
                 yield from self._batches(ask, ((i, self._lock.close(tuple(answer))) for i, answer in answers))
-            case "add up":
-                yield self._added_up(self._scheduler.work(sites, CallId(*ask["call"]), _messages(ask), {}), ask["weights"])
+            case "sum replies":
+                yield self._added_up(self._scheduler.run(sites, CallId(*ask["call"]), _messages(ask), {}), ask["weights"])
             case "evaluate":
                 yield from self._batches(ask, self._scheduler.evaluate(sites, _messages(ask), ask["final"]))
             case "evaluate solo":

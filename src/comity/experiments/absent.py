@@ -1,7 +1,7 @@
 """Absences that are planned, to study what they do: a table of who misses what, or a share of the parties at random.
 
 A table has the columns of a run's own `absences.csv`, so that what happened between real sites can be simulated afterwards:
-`party`, `round` (3, 3-5, 3- or *) and, if one likes, `work` (all, unless told), `occurrence` and `how` (dead, unless told, or lost).
+`party`, `round` (3, 3-5, 3- or *) and, if one likes, `function` (all, unless told), `occurrence` and `how` (dead, unless told, or lost).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Row(NamedTuple):
     party: str
     first: int
     last: float
-    work: str
+    call: str
     occurrence: int | None
     how: str
 
     def meets(self, call: CallId) -> bool:
         """Whether it speaks of a call."""
-        here = self.first <= call.round <= self.last and self.work in (EVERY, call.work)
+        here = self.first <= call.round <= self.last and self.call in (EVERY, call.function)
         return here and self.occurrence in (None, call.occurrence)
 
 
@@ -76,10 +76,10 @@ class PlannedAbsences:
         return share > 0 and self.root.fold("absent", *path).bits < share * 2**64
 
     def without_effect(self, algorithm: AnyAlgorithm) -> list[str]:
-        """Works that the plan speaks of and a method does not have, a sentence each."""
+        """PartyRunner that the plan speaks of and a method does not have, a sentence each."""
         works = {name for a in chain(algorithm) for name, _ in inspect.getmembers(type(a), inspect.iscoroutinefunction)}
-        spoken = {row.work for rows in self.rows.values() for row in rows} - works - {EVERY, "evaluate"}
-        return [f"the plan of absences speaks of {work!r}, which is no work of this method." for work in sorted(spoken)]
+        spoken = {row.call for rows in self.rows.values() for row in rows} - works - {EVERY, "evaluate"}
+        return [f"the plan of absences speaks of {function!r}, which is no work of this method." for function in sorted(spoken)]
 
 
 def planned(wish: str | None, seed: int, parties: Iterable[str], kept: str | None = None) -> PlannedAbsences:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from comity.core.call import Message, EvaluationRequest
+from comity.core.call import EvaluationRequest, Message
 from comity.core.evaluation import Evaluation, Score
 from comity.core.metrics import ACCURACY, METRICS
 from comity.core.record import Empty
+from comity.core.runner import in_order
 from comity.core.server import Server, cohort
-from comity.core.works import in_order
 from comity.engines.engine import Engine
 from comity.experiments.folder import RunFolder
 from comity.experiments.outline import Outline

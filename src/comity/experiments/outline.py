@@ -18,8 +18,8 @@ from comity.core.ledger import Ledger
 from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric
 from comity.core.party import Info
 from comity.core.release import Asked, Release
+from comity.core.runner import PartyRunner, SumsReplies
 from comity.core.server import Server, cohort
-from comity.core.works import Adds, Works
 from comity.core.wrapper import chain
 from comity.errors import Refusal
 from comity.experiments.absent import PlannedAbsences
@@ -190,12 +190,12 @@ class Outline:
         weights = sum(size for _, size in self.info.task.shapes.values()) / 4
         return self.steps() * (2e-4 + 6 * weights * self.experiment.batch / 2e10)
 
-    def server(self, works: Works, progress: Progress, account: Account | None = None) -> Server:
+    def server(self, works: PartyRunner, progress: Progress, account: Account | None = None) -> Server:
         """What rounds use to reach the parties on an engine."""
         rules = Rules(self.experiment.min_replies, self.experiment.on_nonfinite == "stop", self.absent)
         adds = None
         if self.experiment.partial_sums:
-            assert isinstance(works, Adds), "settings let partial sums through only where there are workers"
+            assert isinstance(works, SumsReplies), "settings let partial sums through only where there are workers"
             adds = works
         share = self.experiment.participation
         return Server(self.algorithm, self.info, self.root, share, works, progress.answered, rules, account, adds)
@@ -243,7 +243,7 @@ class Outline:
         def named(plans: Mapping[int, Counter[Release]]) -> dict[str, Counter[Release]]:
             return {self.info.name(i): plan for i, plan in plans.items() if plan}
 
-        bare = {(work, name): set(self.info.names) for name, work in unprotected(self.algorithm, self.asked(0))}
+        bare = {(function, name): set(self.info.names) for name, function in unprotected(self.algorithm, self.asked(0))}
         plans = self.planned_releases()
         if own := {self.info.name(i) for i, plan in plans.items() if self.coupled(i) and weakest_unit(plan) == "record"}:
             bare["introduce", OWN_CONSTANTS] = own

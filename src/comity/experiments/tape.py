@@ -15,10 +15,10 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from comity.core.call import PartyResult, CallId, Edge, Message
+from comity.core.call import CallId, Edge, Message, PartyResult
 from comity.core.codec import decode, encode, flatten
 from comity.core.record import Cipher, Sealed, parcels_in, tree_map, unseal
-from comity.core.works import Works
+from comity.core.runner import PartyRunner
 from comity.errors import Damaged, Refusal
 from comity.experiments.config import Experiment
 
@@ -57,11 +57,11 @@ def one_process(experiment: Experiment) -> Experiment:
 class Taped:
     """An engine's works with a tape beside them: a net asks, the engine answers, and both are written down in passing."""
 
-    def __init__(self, works: Works, keep: Callable[[bytes], None]) -> None:
-        self._works = works
+    def __init__(self, works: PartyRunner, keep: Callable[[bytes], None]) -> None:
+        self._runner = works
         self._append = keep
 
-    def work(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
+    def run(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
         """Have the parties work; letters and parcels are on the tape before anybody begins, a reply before anybody hears it."""
         alike: dict[Any, tuple[Any, list[int]]] = {}
         for i, message in messages.items():
@@ -70,7 +70,7 @@ class Taped:
             self._keep("message", call, -1, to, content)
         for (src, dst), parcel in sorted(parcels.items()):
             self._keep("sealed", call, src, [dst], unseal(parcel))
-        for i, answer in self._works.work(call, messages, parcels):
+        for i, answer in self._runner.run(call, messages, parcels):
             self._keep("reply", call, i, [-1], _closed(answer.reply))
             yield i, answer
 

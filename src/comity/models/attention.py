@@ -39,7 +39,7 @@ def layer_norm(name: str, shape: Shape) -> Layer:
 
 
 def positions(name: str, shape: Shape) -> Layer:
-    """Adds to each token a vector of its place."""
+    """SumsReplies to each token a vector of its place."""
     weight = f"{name}.weight"
     return Layer(
         lambda p, x, train: x + p[weight],

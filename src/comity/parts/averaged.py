@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-from comity.core import Algorithm, C, Info, Key, M, Params, Party, Refusal, S, Task, Traffic, drop, keep, with_task, work
+from comity.core import Algorithm, C, Info, Key, M, Params, Party, Refusal, S, Task, Traffic, drop, keep, on_party, with_task
 from comity.core.algorithm import WireShapes
 
 
@@ -48,12 +48,12 @@ class AveragesWeights(Algorithm[S, C, M]):
         """What of a model stays at the party."""
         return keep(theta, self.kept(task))
 
-    @work
+    @on_party
     @abstractmethod
     async def local(self, mine: C, m: M, party: Party, key: Key) -> tuple[C, Any]:
         """A party's part in a round; its reply holds the weights as `theta`."""
 
-    @work
+    @on_party
     async def warm_up(self, mine: C, m: M, party: Party, key: Key) -> tuple[C, None]:
         mine, reply = await self.local(mine, m, party, key)
         return self.settled(mine, reply.theta), None

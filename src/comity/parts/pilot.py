@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from comity.core import Info, Key, Party, Server, Task, Traffic, WireShapes, Wrapped, Wrapper, record, work
+from comity.core import Info, Key, Party, Server, Task, Traffic, WireShapes, Wrapped, Wrapper, on_party, record
 from comity.core.attendance import NoReplies
 from comity.core.evaluation import Score, validated
 from comity.core.record import once_called
@@ -162,13 +162,13 @@ class Piloted(Wrapper[Mean]):
         now = mine.extra.kappa
         return now.before if now and now.trial else mine.host
 
-    @work
+    @on_party
     async def weigh(self, mine: Wrapped[Mean], m: Tried, party: Party, key: Key) -> tuple[Wrapped[Mean], None]:
         """Back to where the pilot began, with another kappa."""
         host = self.host_state(mine)
         return Wrapped(host, replace(mine.extra, kappa=replace(m, before=host if m.trial else None))), None
 
-    @work
+    @on_party
     async def judge(self, mine: Wrapped[Mean], m: Hosts, party: Party, key: Key) -> tuple[Wrapped[Mean], Score]:
         """How good the model that the party would deploy is on its validation samples."""
         score = validated(self.party_for(party, mine).task, self.deployed_model(mine, m, party), party.data)

@@ -42,7 +42,7 @@ class Spent(NamedTuple):
     """A row of privacy.csv: what left a party, or the server, in a call; ε and δ are of this row alone."""
 
     round: int
-    work: str
+    call: str
     party: str
     release: str
     unit: str
@@ -100,7 +100,7 @@ class Account:
     def restore(self, rows: Iterable[Spent]) -> None:
         """Go on from what a table says."""
         for row in rows:
-            self._count(row.against, row.party, row.made(), row.work, row.release)
+            self._count(row.against, row.party, row.made(), row.call, row.release)
 
     def take(self) -> list[Spent]:
         """The rows since the last call."""
@@ -112,10 +112,10 @@ class Account:
         due = [(i, given) for i in ids if (given := _apart(self._releases(call, i)))]
         for i, given in due:
             if not self._affordable(i, Counter(release for release, _ in given)):
-                raise BudgetSpent(self._spent(f"{call.work} in round {call.round}", i))
+                raise BudgetSpent(self._spent(f"{call.function} in round {call.round}", i))
         for i, given in due:
             for release, names in given:
-                self._add(call.round, call.work, self._name(i), ", ".join(names), release, FROM_PARTIES)
+                self._add(call.round, call.function, self._name(i), ", ".join(names), release, FROM_PARTIES)
                 if release.unit == "record" and (why := self._coupled(i)):
                     self.note_open(call.round, "introduce", i, why)
 
@@ -126,13 +126,13 @@ class Account:
         sealed = said if not is_record(reply) and parcels_in(reply) else ()
         for name in dict.fromkeys((*held_fields(reply), *sealed)):
             if said.get(name) is None:
-                self.note_open(call.round, call.work, i, name)
+                self.note_open(call.round, call.function, i, name)
 
-    def note_open(self, round: int, work: str, i: int, name: str, against: str = FROM_PARTIES) -> None:
+    def note_open(self, round: int, function: str, i: int, name: str, against: str = FROM_PARTIES) -> None:
         """Something of a party left as it is; that is written down once."""
         party = EVERYBODY if self._together else self._name(i)  # of thousands of parties there would be as many rows
-        if party not in self.unprotected[against].get((work, name), ()):
-            self._add(round, work, party, name, None, against)
+        if party not in self.unprotected[against].get((function, name), ()):
+            self._add(round, function, party, name, None, against)
 
     def charge_server(self, round: int, name: str, release: Release | None, ids: Iterable[int]) -> None:
         """The server makes known what it learned from these parties, behind noise of its own or as it is."""
@@ -145,7 +145,7 @@ class Account:
                 self.note_open(round, "server", i, name, FROM_SERVER)
 
     def _releases(self, call: CallId, i: int) -> Fields:
-        place = call.depth, call.work
+        place = call.depth, call.function
         if place not in self._bare:
             declared = declares(self._algorithm, call.depth)
             self._bare[place] = None if declared else dict.fromkeys(reply_fields(self._algorithm, *place))
@@ -175,23 +175,23 @@ class Account:
             return True
         return epsilon(history, delta) <= most
 
-    def _add(self, round: int, work: str, party: str, name: str, release: Release | None, against: str) -> None:
+    def _add(self, round: int, function: str, party: str, name: str, release: Release | None, against: str) -> None:
         if release:
             alone = epsilon({release: 1}, self.budget.delta)
             row = Spent(
-                *(round, work, party, name, release.unit, release.mechanism, release.sensitivity, release.noise, release.rate),
+                *(round, function, party, name, release.unit, release.mechanism, release.sensitivity, release.noise, release.rate),
                 *(release.steps, alone, self.budget.delta, release.neighbours, against, release.drawn, release.drawn_of),
             )
         else:
-            row = Spent(round, work, party, name, "", "none", 0.0, 0.0, 1.0, 1, math.inf, self.budget.delta, "", against, 0, 0)
+            row = Spent(round, function, party, name, "", "none", 0.0, 0.0, 1.0, 1, math.inf, self.budget.delta, "", against, 0, 0)
         self._rows.append(row)
-        self._count(against, party, release, work, name)
+        self._count(against, party, release, function, name)
 
-    def _count(self, against: str, party: str, release: Release | None, work: str, name: str) -> None:
+    def _count(self, against: str, party: str, release: Release | None, function: str, name: str) -> None:
         if release:
             self.history[against].setdefault(party, Counter())[release] += 1
         else:
-            self.unprotected[against].setdefault((work, name), set()).add(party)
+            self.unprotected[against].setdefault((function, name), set()).add(party)
 
     def summary(self, assumptions: Sequence[str]) -> dict[str, Any]:
         """What `summary.json` says: against the server and, if the server adds noise, against parties that trust it."""
@@ -217,7 +217,7 @@ def block(history: Mapping[str, History], opened: Mapping[tuple[str, str], Itera
         "delta": budget.delta,
         "epsilon": written(max(of.values(), default=0.0)),
         "parties": {party: written(of[party]) for party in sorted(of)},
-        "unprotected": [f"{name} ({work})" for work, name in opened],
+        "unprotected": [f"{name} ({function})" for function, name in opened],
     }
 
 
@@ -274,8 +274,8 @@ def planned(
     for i in parties:
         about = asked(i)
         total: Counter[Release] = Counter()
-        for stage, depth, work in planned_works(algorithm, about.training):
-            for release, _ in _apart(releases_of(algorithm, depth, work, about)):
+        for stage, depth, function in planned_works(algorithm, about.training):
+            for release, _ in _apart(releases_of(algorithm, depth, function, about)):
                 total[release] += rounds.get(i, 0) if stage == "round" else 1
         found[i] = +total
     return found

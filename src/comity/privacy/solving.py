@@ -63,9 +63,9 @@ def noise_for(algorithm: AnyAlgorithm, budget: Budget, planned: Planned) -> floa
 def unprotected(algorithm: AnyAlgorithm, asked: Asked) -> list[tuple[str, str]]:
     """What a method's parties send as it is, by field and work, as far as it is known before a run."""
     found: list[tuple[str, str]] = []
-    for _, depth, work in planned_works(algorithm, asked.training):
-        said = releases_of(algorithm, depth, work, asked)
-        found += [(name, work) for name, releases in said.items() if releases is None]
+    for _, depth, function in planned_works(algorithm, asked.training):
+        said = releases_of(algorithm, depth, function, asked)
+        found += [(name, function) for name, releases in said.items() if releases is None]
     return found
 
 
@@ -74,7 +74,7 @@ def check_budget(algorithm: AnyAlgorithm, budget: Budget, asked: Asked, name: st
     algorithm = with_noise(algorithm, 1.0)  # how much there is does not matter here
     bounded = math.isfinite(budget.epsilon) and not server_release(algorithm, asked.info, asked.info.parties)
     if bounded and (bare := unprotected(algorithm, asked)):
-        few = ", ".join(f"{field} ({work})" for field, work in bare[:3])
+        few = ", ".join(f"{field} ({function})" for field, function in bare[:3])
         raise Refusal(f"{name} cannot keep to a budget ({budget}): {few} would leave without noise.")
 
 

@@ -90,7 +90,7 @@ class Desk:
         match head:
             case messages.Begin():
                 run.begin(head, law)
-            case messages.Work():
+            case messages.RunCall():
                 return self._worked(run, head, body, law)
             case messages.Evaluate():
                 return pack(Done(), encode(run.evaluate(head, body, law)))
@@ -104,9 +104,9 @@ class Desk:
                 raise Refusal("A message asks for nothing.")
         return pack(Done())
 
-    def _worked(self, run: SiteRun, head: messages.Work, body: bytes, law: Law) -> bytes:
+    def _worked(self, run: SiteRun, head: messages.RunCall, body: bytes, law: Law) -> bytes:
         before = run.book.sent
-        answer = run.work(head, body, law)
+        answer = run.run_call(head, body, law)
         self.say(
             f"round {head.call[2]}: {head.call[0]} is done, {size(run.book.sent - before)} leave, {size(run.book.sent)} in all"
         )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from comity.core.call import PartyResult, CallId, Edge, Message, EvaluationRequest
+from comity.core.call import CallId, Edge, EvaluationRequest, Message, PartyResult
 from comity.core.codec import decode, encode
 from comity.core.evaluation import Answers, Evaluation, Gained, Score
 from comity.core.gate import Gate
@@ -32,7 +32,7 @@ from comity.sites.messages import (
     Evaluate,
     EvaluateAlone,
     Failed,
-    Work,
+    RunCall,
     named,
     pack,
     unpack,
@@ -60,11 +60,11 @@ class SitesEngine(Engine):
         self._round = 0
         self._remarks: dict[str, None] = {}
 
-    def work(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
+    def run(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
         self._round = call.round
         boxes = inboxes(parcels)
         heads = {
-            i: Work(self._run, (call.work, call.depth, call.round, call.occurrence), named(message.after), message.first, boxes.get(i, {}))
+            i: RunCall(self._run, (call.function, call.depth, call.round, call.occurrence), named(message.after), message.first, boxes.get(i, {}))
             for i, message in messages.items()
         }
         for i, head, body in self._asked(heads, {i: message.content for i, message in messages.items()}, Answered):

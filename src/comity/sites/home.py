@@ -87,7 +87,7 @@ class States:
     def read(self, version: CallId) -> Any:
         """The state after a call."""
         if version not in self._kept:
-            raise ComityError(f"This site has no state after {version.work} of round {version.round}, which it is to go on with.")
+            raise ComityError(f"This site has no state after {version.function} of round {version.round}, which it is to go on with.")
         return read_state(self._folder, self._kept[version])
 
     def forget_before(self, version: Version) -> None:
@@ -151,7 +151,7 @@ class Book:
 
     def is_done(self, call: CallId) -> bool:
         """Whether a work was done before: asked again it gives the same answer, and tells nothing new."""
-        return (call.round, call.work, call.depth, call.occurrence) in self._done
+        return (call.round, call.function, call.depth, call.occurrence) in self._done
 
     def privacy(self) -> list[Spent]:
         """All that this site has given away in the run."""
@@ -164,8 +164,8 @@ class Book:
 
     def worked(self, call: CallId, steps: int) -> None:
         """A work is done, of so many steps."""
-        self._done.add((call.round, call.work, call.depth, call.occurrence))
-        self._add(STEPS, [Worked(call.round, call.work, call.depth, call.occurrence, steps)])
+        self._done.add((call.round, call.function, call.depth, call.occurrence))
+        self._add(STEPS, [Worked(call.round, call.function, call.depth, call.occurrence, steps)])
 
     def down(self, round: int, work: str, kind: str, size: int, src: str = SERVER) -> None:
         """Something came."""

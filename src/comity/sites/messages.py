@@ -57,7 +57,7 @@ class Begin:
 
 
 @record
-class Work:
+class RunCall:
     """Do a work; its letter is behind the head."""
 
     run: str
@@ -144,7 +144,7 @@ class Failed:
     why: str
 
 
-ASKED = frozenset((Introduce, Introduction, Begin, Passport, Work, Cipher, Evaluate, EvaluateAlone, Committed, End))
+ASKED = frozenset((Introduce, Introduction, Begin, Passport, RunCall, Cipher, Evaluate, EvaluateAlone, Committed, End))
 ANSWERED = frozenset((Introduced, Introduction, Passport, Answered, Done, Failed))
 
 
@@ -172,4 +172,4 @@ def call_of(named: Named | None) -> CallId | None:
 
 def named(call: CallId | None) -> Named | None:
     """A call as messages name it."""
-    return None if call is None else (call.work, call.depth, call.round, call.occurrence)
+    return None if call is None else (call.function, call.depth, call.round, call.occurrence)

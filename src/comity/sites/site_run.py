@@ -198,7 +198,7 @@ class SiteRun:
             return _no_keys
         return keys_of(self.identity, self.name, self.key, names, head.passports)
 
-    def work(self, head: messages.Work, body: bytes, law: Law) -> bytes:
+    def run_call(self, head: messages.RunCall, body: bytes, law: Law) -> bytes:
         """Do a work. What came of it is on the disk before the reply leaves."""
         seat, call, after = self.seat, CallId(*head.call), call_of(head.after)
         seat.gate.check_call(call)
@@ -207,14 +207,14 @@ class SiteRun:
         seat.gate.check_letter(call, content)
         number = seat.site.party.id
         opened = self._opened(head.inbox, call)
-        self.book.down(call.round, call.work, "down", payload(content))
+        self.book.down(call.round, call.function, "down", payload(content))
         for sender, parcel in sorted(head.inbox.items()):
-            self.book.down(call.round, call.work, "peer", parcel.size, src=seat.name_of(sender))
+            self.book.down(call.round, call.function, "peer", parcel.size, src=seat.name_of(sender))
         if not (again := self.book.is_done(call)):
             self.account.charge_call(call, [number])
             self.book.spend(self.account.take())  # before anything can leave
         site = self.brought(after)
-        answer = site.work(call, Message(content, after, head.first), opened)
+        answer = site.run(call, Message(content, after, head.first), opened)
         seat.gate.check_reply(call, answer.reply)
         parcels = {id(parcel): parcel for parcel in parcels_in(answer.reply)}.values()  # one for many may stand there for each
         sealed = [(seat.name_of(recipient), parcel.size) for parcel in parcels for recipient in parcel.to]
@@ -229,9 +229,9 @@ class SiteRun:
         if answer.keeps:
             self.states.write(number, call, site.versions.blob())
         self.book.worked(call, answer.steps)
-        self.book.up(call.round, call.work, "up", sent)
+        self.book.up(call.round, call.function, "up", sent)
         for recipient, weight in sealed:
-            self.book.up(call.round, call.work, "peer", weight, dst=recipient)
+            self.book.up(call.round, call.function, "peer", weight, dst=recipient)
         return made
 
     def _opened(self, inbox: dict[int, Sealed], call: CallId) -> dict[int, Sealed]:

@@ -24,11 +24,11 @@ from comity.experiments.outline import Outline, Progress
 PATIENCE = 5  # seconds in which a run that is to end can close what it has open
 PR_SET_PDEATHSIG = 1  # as in prctl.h
 
-Work = Callable[[Progress, Callable[[str], None]], dict[str, Any]]
+PartyFunction = Callable[[Progress, Callable[[str], None]], dict[str, Any]]
 """Makes a run; it is given who watches it, and whom to tell what a user should know."""
 
 
-def live(line: Connection, strangers: Iterable[Connection], parent: int, work: Work) -> None:
+def live(line: Connection, strangers: Iterable[Connection], parent: int, function: PartyFunction) -> None:
     """Do the work and send its summary, or why there is none.
 
     `strangers` are ends of other lines, which this process has only inherited; `parent` is the process that forked it.
@@ -48,7 +48,7 @@ def live(line: Connection, strangers: Iterable[Connection], parent: int, work: W
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
         if os.getppid() != parent:
             teller.stop()
-        summary = work(teller, lambda text: teller.send("told", text))
+        summary = function(teller, lambda text: teller.send("told", text))
         teller.send("done", summary)
     except KeyboardInterrupt:
         pass

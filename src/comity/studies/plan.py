@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from comity.core.call import Message, EvaluationRequest
+from comity.core.call import EvaluationRequest, Message
 from comity.core.party import Traffic
 from comity.core.record import payload
 from comity.engines.site import Site

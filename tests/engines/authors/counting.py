@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Averaging, Batch, Key, Model, Params, Party, Server, Task, algorithm, option, record, work
+from comity.core import Averaging, Batch, Key, Model, Params, Party, Server, Task, algorithm, on_party, option, record
 
 
 class Calls:
@@ -41,7 +41,7 @@ class Counting(FedAvg):
             mean.add(reply.theta, weight=server.info.sizes[i])
         return mean.value()
 
-    @work
+    @on_party
     async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Any]:
         calls = Calls()
 

@@ -9,7 +9,7 @@ import time
 from typing import Literal
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Key, Model, Params, Party, Server, algorithm, option, work
+from comity.core import Key, Model, Params, Party, Server, algorithm, on_party, option
 
 
 @algorithm
@@ -25,7 +25,7 @@ class Leaving(FedAvg):
             server.call(self.local, {i: self.message_for(first, i) for i in server.sample(t)})
         return first
 
-    @work
+    @on_party
     async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
         if party.id in (1, 2):  # in another process than party 0, if there are two
             time.sleep(0.05)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Averaging, Key, Model, Params, Party, Server, algorithm, option, plain, record, work
+from comity.core import Averaging, Key, Model, Params, Party, Server, algorithm, on_party, option, plain, record
 
 LOG: list[tuple[int, int]] = []
 """Party and key of each call."""
@@ -33,7 +33,7 @@ class Logged(FedAvg):
             mean.add(reply.theta, weight=server.info.sizes[i])
         return mean.value()
 
-    @work
+    @on_party
     async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Any]:
         call = party.id, key.bits
         LOG.append(call)

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from comity.core.call import PartyResult, CallId, Message
+from comity.core.call import CallId, Message, PartyResult
 from comity.core.evaluation import Evaluation, evaluate_together
 from comity.core.fit import FitRequest, Fitted
 from comity.core.record import tree_map
 from comity.core.task import Network
 from comity.engines.engine import Inboxes, Sites
-from comity.engines.running import RunningWork
+from comity.engines.running import RunningCall
 from comity.engines.site import Site
 from comity.engines.stacked.together import train_together
 from comity.engines.versions import PartyState
@@ -30,11 +30,11 @@ def gains_by_stacking(network: Network) -> bool:
 class SideBySide:
     """Many parties' trainings as one computation, as far as they can be."""
 
-    def work(self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes) -> Iterator[tuple[int, PartyResult]]:
+    def run(self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes) -> Iterator[tuple[int, PartyResult]]:
         """Those whose networks gain nothing one by one, then the others in blocks."""
         blocks = [i for i in messages if gains_by_stacking(sites[i].party.task.network)]
         for i in sorted(messages.keys() - set(blocks)) if blocks else messages:
-            yield i, sites[i].work(call, messages[i], inboxes.get(i, {}))
+            yield i, sites[i].run(call, messages[i], inboxes.get(i, {}))
         for block in _blocks(sites, blocks):
             yield from _work_block({i: sites[i].begin(call, messages[i], inboxes.get(i, {})) for i in block}, sites)
 
@@ -68,7 +68,7 @@ def _blocks(sites: Sites, ids: Sequence[int]) -> Iterator[list[int]]:
         ordered = ordered[many:]
 
 
-def _work_block(works: dict[int, RunningWork], sites: Sites) -> Iterator[tuple[int, PartyResult]]:
+def _work_block(works: dict[int, RunningCall], sites: Sites) -> Iterator[tuple[int, PartyResult]]:
     """Have works that have begun go on from training to training, until each has ended."""
     while works:
         for i in [i for i, running in works.items() if not running.request]:
@@ -92,7 +92,7 @@ def _train(requests: Sequence[Any]) -> tuple[list[Fitted | None], list[str]]:
     return trained, reasons
 
 
-def _end(site: Site, running: RunningWork) -> PartyResult:
+def _end(site: Site, running: RunningCall) -> PartyResult:
     answer = site.end(running)
     if answer.keeps:
         site.versions.replace(_in_own_memory(site.state))

@@ -15,7 +15,7 @@ def absences(group: Group) -> list[Table]:
     found: dict[tuple[str, str, str, str, str], set[int]] = defaultdict(set)
     for run in group.runs:
         for row in run.absences:
-            found[run.method, str(run.seed), row.party, row.work, row.how].add(row.round)
+            found[run.method, str(run.seed), row.party, row.call, row.how].add(row.round)
     rows = [
         [method, seed, party, work, f"{how}: {MEANING.get(how, '')}", spans(rounds)]
         for (method, seed, party, work, how), rounds in found.items()

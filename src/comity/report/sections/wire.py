@@ -197,7 +197,7 @@ def _kinds(methods: list[Method]) -> Table:
     """By the work that a message belongs to."""
     rows = []
     for method in methods:
-        each = _mean(method, lambda row: [(row.work, row.kind)])
+        each = _mean(method, lambda row: [(row.call, row.kind)])
         rows += [[method.name, work, NAMES.get(kind, kind), size(n)] for (work, kind), n in each.items() if n]
     mean = ", mean over seeds" if any(len(method.finished) > 1 for method in methods) else ""
     heads = ["method", "work", "direction", f"bytes{mean}"]

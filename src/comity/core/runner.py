@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from comity.core.aggregate import AveragedReplies, PartialSum
-from comity.core.call import PartyResult, CallId, Edge, Message
+from comity.core.call import CallId, Edge, Message, PartyResult
 from comity.core.record import Sealed
 from comity.errors import ComityError
 
 R = TypeVar("R")
-Asking = Callable[[CallId, Mapping[int, Message], Mapping[Edge, Sealed]], Iterator[tuple[int, PartyResult]]]
+RunsParties = Callable[[CallId, Mapping[int, Message], Mapping[Edge, Sealed]], Iterator[tuple[int, PartyResult]]]
 """A way to have parties work: of a call, letters and parcels, their answers in any order."""
 SUMMED = (
     "Workers added up what their parties replied (partial sums): the ledger counts what each party gave, of which one sum a "
@@ -19,21 +19,21 @@ SUMMED = (
 )
 
 
-class Works(Protocol):
+class PartyRunner(Protocol):
     """An engine: parties work, and their answers come back in any order, or not at all."""
 
-    def work(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]: ...
+    def run(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]: ...
 
 
 @runtime_checkable
-class Adds(Protocol):
+class SumsReplies(Protocol):
     """An engine with workers, which add up what their parties reply.
 
     Of each worker there come its parties' answers, their replies hollow, and the sum of those replies that are finite and have
     one of the `weights`; none, if there are no such.
     """
 
-    def add_up(
+    def sum_replies(
         self, call: CallId, messages: Mapping[int, Message], weights: Mapping[int, float]
     ) -> Iterator[tuple[dict[int, PartyResult], PartialSum | None]]: ...
 
@@ -54,16 +54,16 @@ def in_order(ids: Iterable[int], answers: Iterable[tuple[int, R]]) -> Iterator[t
 class PartialSums:
     """One exchange in which workers add up replies."""
 
-    def __init__(self, adds: Adds, weights: Mapping[int, float], will_be_lost: Callable[[CallId, int], bool]) -> None:
-        self._adds = adds
+    def __init__(self, adds: SumsReplies, weights: Mapping[int, float], will_be_lost: Callable[[CallId, int], bool]) -> None:
+        self._sums = adds
         self._weights = weights
         self._will_be_lost = will_be_lost
         self._parts: list[PartialSum] = []
 
-    def work(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
+    def run(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
         """Have parties work; their answers, with hollow replies. Workers get no weight for a reply that is planned to be lost."""
         arriving = {i: self._weights[i] for i in messages if not self._will_be_lost(call, i)}
-        for answers, part in self._adds.add_up(call, messages, arriving):
+        for answers, part in self._sums.sum_replies(call, messages, arriving):
             self._parts += [part] if part else []
             yield from answers.items()
 
