@@ -70,7 +70,7 @@ def save(path: Path, tensors: Mapping[str, Tensor]) -> None:
     np.savez(path, **arrays)
 
 
-def called(name: str) -> str:
+def display_name(name: str) -> str:
     """A weight's name in the libraries' network, by its name in ours."""
     part, _, rest = name.replace("~", "").partition(".")
     known = {"encoder": "body", "head": "fc", "fc1": "body.fc1", "fc2": "body.fc2", "fc3": "fc"}
@@ -87,7 +87,7 @@ def write(folder: Path, fed: comity.Federation) -> None:
         task = prepare(experiment({"algorithm": "fedavg"}), fed, given).info.task
         for seed in SEEDS:
             weights = task.init(Key.root(seed).fold("init"))
-            save(folder / f"{network}-{seed}.npz", {called(name): value for name, value in weights.items()})
+            save(folder / f"{network}-{seed}.npz", {display_name(name): value for name, value in weights.items()})
 
 
 def first(folder: Path, fed: comity.Federation, match: Match, seed: int, how: How) -> dict[str, str]:
@@ -179,7 +179,7 @@ def compare(matches: list[Match], library: str, checkout: Path | None) -> Iterat
             try:
                 for how, seed in runs[m]:
                     known[m.ours, seed, how] = known.get((m.ours, seed, how)) or ours(m, fed, seed, how)
-            except comity.Refusal as why:
+            except comity.UsageError as why:
                 print(f"{m.ours}: {why}", flush=True)
                 continue
             here = [known[m.ours, seed, how] for how, seed in runs[m]]

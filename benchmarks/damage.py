@@ -324,7 +324,7 @@ def attack(title: str, original: Path, inside: str, commands: dict[str, Callable
         if args.files and file.name not in args.files.split(","):
             continue
         print(f"{title}: {file}", file=sys.stderr, flush=True)
-        for called, do in tries(args.seed, args.times):
+        for display_name, do in tries(args.seed, args.times):
             with copied(original) as place:
                 do(place / inside / file)
                 same = meaning(place / inside / file) == meaning(run / file)
@@ -341,9 +341,9 @@ def attack(title: str, original: Path, inside: str, commands: dict[str, Callable
                             counts["harmless"] += 1
                         else:
                             counts["silent"] += 1
-                            silent.append(f"{title}: {file} {called}: {name}")
+                            silent.append(f"{title}: {file} {display_name}: {name}")
                         if "Traceback" in found.said or found.code not in (0, 1, 2):
-                            silent.append(f"{title}: {file} {called}: {name} ended with {found.code}: {found.said[-300:]}")
+                            silent.append(f"{title}: {file} {display_name}: {name} ended with {found.code}: {found.said[-300:]}")
     print(f"{title}: {sum(counts.values())} tries: " + ", ".join(f"{n} {how}" for how, n in counts.items()), flush=True)
     return silent
 

@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from comity.core import FitRequest, Key, Samples, Task, Training, plain
+from comity.core import FitRequest, Key, Samples, LearningTask, Training, plain
 from comity.core.descent import train
 from comity.core.fit import Private
 from comity.core.noise import gaussian
@@ -31,7 +31,7 @@ def seconds(request: FitRequest[None]) -> float:
 def compare(model: str, batch: int, pairs: int, samples: int) -> str:
     """A line about one network."""
     network = build(model, (1, 28, 28), 10)
-    task, how = Task(network, 10, network.cut), Training(lr=0.05, batch=batch, epochs=2)
+    task, how = LearningTask(network, 10, network.cut), Training(lr=0.05, batch=batch, epochs=2)
     data = Samples(torch.randn(samples, 1, 28, 28, generator=Key(1).generator()), torch.arange(samples) % 10)
     theta, steps = task.init(Key(2)), how.steps_for(samples)
 

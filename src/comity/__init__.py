@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from comity.audit.auditing import audit
     from comity.calls import compare, leave_one_out, run, tune
-    from comity.core.own_metrics import metric
+    from comity.core.custom_metrics import metric
     from comity.data import Dataset, Federation, load
-    from comity.errors import ComityError, Refusal
+    from comity.errors import ComityError, UsageError
     from comity.experiments.result import Result
     from comity.reading import disclose, open, report
     from comity.studies.finished import Comparison, Tuning
@@ -35,7 +35,7 @@ __all__ = [
     "Dataset",
     "Effect",
     "Federation",
-    "Refusal",
+    "UsageError",
     "Result",
     "Tuning",
     "__version__",
@@ -58,14 +58,14 @@ _HOMES = {
     "Dataset": "comity.data",
     "Effect": "comity.studies.leave_one_out",
     "Federation": "comity.data",
-    "Refusal": "comity.errors",
+    "UsageError": "comity.errors",
     "Result": "comity.experiments.result",
     "Tuning": "comity.studies.finished",
     "compare": "comity.calls",
     "disclose": "comity.reading",
     "leave_one_out": "comity.calls",
     "load": "comity.data",
-    "metric": "comity.core.own_metrics",
+    "metric": "comity.core.custom_metrics",
     "open": "comity.reading",
     "run": "comity.calls",
     "tune": "comity.calls",

@@ -13,9 +13,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
-from comity.core.own_metrics import Function, give
+from comity.core.custom_metrics import Function, give
 from comity.data import Federation
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.asked import Option, asked, check_federation, check_options, settings_in
 from comity.experiments.build import federation_of, prepare
 from comity.experiments.config import Experiment
@@ -32,7 +32,7 @@ from comity.studies import leave_one_out as leaving
 from comity.studies import tune as tuning
 from comity.studies.finished import Comparison, Tuning, comparison_of
 from comity.studies.side_by_side import chosen_jobs
-from comity.text import harmless
+from comity.text import escape_terminal
 from comity.track import Tracker, Trackers
 
 
@@ -160,23 +160,23 @@ def run(
     experiment = asked([algorithm], federation, told, options, run)
     experiment = one_process(experiment) if tape else experiment
     if out is None and any(isinstance(one, str) for one in track):
-        raise Refusal("A tracker writes beside the run: give the run a folder with out=...")
+        raise UsageError("A tracker writes beside the run: give the run a folder with out=...")
     trackers = Trackers(track)
     job = prepare(experiment, federation or federation_of(experiment), own)
     for caution in job.cautions():
-        warnings.warn(harmless(caution), stacklevel=2)
+        warnings.warn(escape_terminal(caution), stacklevel=2)
     keep, folder = _folder(out)
     with watching(progress) as watched:
         if resume and RunFolder(folder).begun:
             check_same(folder, job.experiment, tape)
             for text in elsewhere(folder, experiment):
-                warnings.warn(harmless(text), stacklevel=2)
+                warnings.warn(escape_terminal(text), stacklevel=2)
             again = reopen(folder, federation, own, trust=True)  # the caller has named its code
             result = resume_in(again, folder, watched(comparing.title(experiment, False)), trackers)
         else:
             result = start(job, folder, watched(comparing.title(experiment, False)), trackers, tape=tape)
     for text in [*result.summary.get("remarks", ()), *doubts(result.summary)]:
-        warnings.warn(harmless(text), stacklevel=2)
+        warnings.warn(escape_terminal(text), stacklevel=2)
     result._keep = keep
     return result
 
@@ -419,7 +419,7 @@ def leave_one_out(
     methods = [algorithms] if isinstance(algorithms, str) else _methods(algorithms)
     check_federation("leave_one_out", algorithms, federation)
     if own is not None:
-        raise Refusal("leave_one_out takes a model by name or as a file: put the function into a ./mine.py that defines build.")
+        raise UsageError("leave_one_out takes a model by name or as a file: put the function into a ./mine.py that defines build.")
     base = asked(methods, federation, told, options, leave_one_out)
     _, folder = kept = _folder(out)
     every = _seeds(seeds, base)
@@ -445,7 +445,7 @@ def _told(given: Mapping[str, Any]) -> tuple[dict[str, Any], OwnModel | None]:
 
 def _warn(text: str) -> None:
     """Say what a user should know, in the midst of a study."""
-    warnings.warn(harmless(text), stacklevel=4)
+    warnings.warn(escape_terminal(text), stacklevel=4)
 
 
 def _folder(out: str | Path | None) -> tuple[tempfile.TemporaryDirectory[str] | None, Path]:
@@ -456,7 +456,7 @@ def _folder(out: str | Path | None) -> tuple[tempfile.TemporaryDirectory[str] | 
 
 def _methods(given: Sequence[str]) -> list[str]:
     if isinstance(given, str) or not all(isinstance(one, str) for one in given) or not len(given):
-        raise Refusal('Methods are a list of names, as in ["fedavg", "fedavg+dbe"].')
+        raise UsageError('Methods are a list of names, as in ["fedavg", "fedavg+dbe"].')
     return list(given)
 
 
@@ -464,25 +464,25 @@ def _seeds(given: Sequence[int] | None, base: Experiment) -> list[int]:
     if given is None:
         return [base.seed]
     if isinstance(given, int) or not len(given) or not all(isinstance(seed, int) and seed >= 0 for seed in given):
-        raise Refusal(f"seeds are whole numbers from 0, as in (0, 1, 2), not {given!r}.")
+        raise UsageError(f"seeds are whole numbers from 0, as in (0, 1, 2), not {given!r}.")
     if len({*given}) < len(given):
-        raise Refusal(f"seeds must differ, as in (0, 1, 2), unlike {given!r}.")
+        raise UsageError(f"seeds must differ, as in (0, 1, 2), unlike {given!r}.")
     return list(given)
 
 
 def _trackers(track: Sequence[str | Tracker], keep: object, folder: Path) -> Trackers:
     if keep is not None and any(isinstance(one, str) for one in track):
-        raise Refusal("A tracker writes beside the runs: give them a folder with out=...")
+        raise UsageError("A tracker writes beside the runs: give them a folder with out=...")
     return Trackers(track, folder, _warn)
 
 
 def _grid(grid: Mapping[str, Sequence[Any]], federation: Federation | None) -> dict[str, list[Any]]:
     """The points of a grid, if they can be tried on a federation that is given."""
     if not isinstance(grid, Mapping) or not grid:
-        raise Refusal("tune needs values to try, as in grid={'mu': [0.1, 1]}.")
+        raise UsageError("tune needs values to try, as in grid={'mu': [0.1, 1]}.")
     for name, values in grid.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
-            raise Refusal(f"The values of {name} must be a list, as in grid={{'{name}': [0.1, 1]}}.")
+            raise UsageError(f"The values of {name} must be a list, as in grid={{'{name}': [0.1, 1]}}.")
         if federation is not None and name in ("data", "partition", "parties", "test", "validation"):
-            raise Refusal(f"{name} was settled when the federation was made: leave the federation out, or {name}.")
+            raise UsageError(f"{name} was settled when the federation was made: leave the federation out, or {name}.")
     return {name: list(values) for name, values in grid.items()}

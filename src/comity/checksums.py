@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from comity.errors import ComityError, Damaged
+from comity.errors import ComityError, CorruptedFile
 
 CRC = "crc"
 BLOCK = 1 << 20
@@ -35,7 +35,7 @@ class Checksum(NamedTuple):
         try:
             with path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self.length:
-                    raise Damaged(f"{path} is damaged: it is shorter than it was written.")
+                    raise CorruptedFile(f"{path} is damaged: it is shorter than it was written.")
                 left = self.length
                 crc = 0
                 while left and (block := file.read(min(BLOCK, left))):
@@ -44,14 +44,14 @@ class Checksum(NamedTuple):
         except OSError as why:
             raise ComityError(f"{path} cannot be read ({why.strerror}).") from why
         if left or self.crc not in (None, crc):
-            raise Damaged(f"{path} is damaged: it is not what was written.")
+            raise CorruptedFile(f"{path} is damaged: it is not what was written.")
         return Checksum(self.length, crc)
 
     def check(self, path: Path) -> None:
         """Refuse a file that is not what this was taken of, from its beginning to its end."""
         self.check_beginning(path)
         if path.stat().st_size != self.length:
-            raise Damaged(f"{path} is damaged: it is longer than it was written.")
+            raise CorruptedFile(f"{path} is damaged: it is longer than it was written.")
 
 
 def with_crc(plain: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,13 +17,13 @@ class ComityError(Exception):
     exit_code = 1
 
 
-class Refusal(ComityError):
+class UsageError(ComityError):
     """A wrong name or value, or a combination that makes no sense: nothing was started."""
 
     exit_code = 2
 
 
-class Damaged(ComityError):
+class CorruptedFile(ComityError):
     """What came from a disk or a wire is not what it should be: nothing of it was used."""
 
 
@@ -40,7 +40,7 @@ def shown(value: object, most: int = 40) -> str:
     return text if len(text) <= most else f"{text[: most - 4]}...{text[-1]}"
 
 
-def unknown(what: str, name: str, names: Iterable[str]) -> Refusal:
+def unknown(what: str, name: str, names: Iterable[str]) -> UsageError:
     """A refusal for `name`, with the nearest of `names` as a suggestion (or all of them when they are few)."""
     known = sorted(names)
     if meant := near(what, str(name), known):
@@ -49,7 +49,7 @@ def unknown(what: str, name: str, names: Iterable[str]) -> Refusal:
         hint = f" Known: {', '.join(known)}."
     else:
         hint = ""
-    return Refusal(f"There is no {what} {shown(name, 200)}.{hint}")
+    return UsageError(f"There is no {what} {shown(name, 200)}.{hint}")
 
 
 def describe(why: BaseException) -> str:

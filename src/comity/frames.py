@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas
@@ -16,5 +16,5 @@ def frame(rows: Iterable[Any], columns: Sequence[str] | None = None) -> pandas.D
     try:
         import pandas
     except ImportError as why:
-        raise Refusal("to_pandas needs pandas, which is not installed here: pip install pandas.") from why
+        raise UsageError("to_pandas needs pandas, which is not installed here: pip install pandas.") from why
     return pandas.DataFrame(list(rows), columns=None if columns is None else list(columns))

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.units import size
 
 
@@ -57,6 +57,6 @@ def check_fits(what: str, needed: int) -> None:
     """Refuse what cannot be held however little else there is: asking the system for it may end in its killing us."""
     most = memory()
     if most is not None and needed > most:
-        raise Refusal(
+        raise UsageError(
             f"{what}, would take {size(min(needed, 10**30))}, but this machine has {size(most)} of memory: make it smaller."
         )

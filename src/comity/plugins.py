@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from comity.errors import Refusal
-from comity.text import harmless
+from comity.errors import UsageError
+from comity.text import escape_terminal
 
 DIGEST = "__digest__"
 """The name under which a user's module keeps the digest of its source."""
@@ -37,14 +37,14 @@ def module_from(path: str) -> ModuleType:
     file = Path(path).resolve()
     if known := _imported(file):
         if _on_disk(file) not in (vars(known)[DIGEST], None):
-            warnings.warn(harmless(f"{path} has changed since it was imported here, and is used as it was then."), stacklevel=2)
+            warnings.warn(escape_terminal(f"{path} has changed since it was imported here, and is used as it was then."), stacklevel=2)
         return known
     if not file.is_file():
-        raise Refusal(f"There is no file {path}.")
+        raise UsageError(f"There is no file {path}.")
     name = _name(file)
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None:
-        raise Refusal(f"{path} is not a Python file.")
+        raise UsageError(f"{path} is not a Python file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -53,7 +53,7 @@ def module_from(path: str) -> ModuleType:
         exec(compile(source, file, "exec", dont_inherit=True), vars(module))  # the source itself: a .pyc can be of another
     except (Exception, SystemExit) as why:
         del sys.modules[name]
-        raise Refusal(f"{path} could not be imported: {type(why).__name__}: {why}") from why
+        raise UsageError(f"{path} could not be imported: {type(why).__name__}: {why}") from why
     return module
 
 
@@ -78,7 +78,7 @@ def from_file(path: str, name: str) -> Any:
     """What a user's file calls `name`."""
     module = module_from(path)
     if not callable(made := getattr(module, name, None)):
-        raise Refusal(f"{path} must define {name}(...).")
+        raise UsageError(f"{path} must define {name}(...).")
     return made
 
 
@@ -86,7 +86,7 @@ def call_from_file(path: str, name: str, *given: Any) -> Any:
     """What a user's function `name` returns; its own failures are refusals that name the file."""
     try:
         return from_file(path, name)(*given)
-    except Refusal:
+    except UsageError:
         raise
     except Exception as why:
-        raise Refusal(f"{name} of {path} failed: {type(why).__name__}: {why}") from why
+        raise UsageError(f"{name} of {path} failed: {type(why).__name__}: {why}") from why

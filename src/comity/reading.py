@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from comity.core.own_metrics import Function, give
+from comity.core.custom_metrics import Function, give
 from comity.data import Federation
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.asked import check_federation
 from comity.experiments.folder import RunFolder
 from comity.experiments.result import Result
 from comity.models import OwnModel
 from comity.studies.compare import COMPARISON
 from comity.studies.finished import Comparison, comparison_of, opened
-from comity.text import harmless
+from comity.text import escape_terminal
 
 
 def open(
@@ -47,14 +47,14 @@ def open(
         check_federation("open", str(folder), federation)
     place = Path(folder)
     if not place.is_dir():
-        raise Refusal(f"There is no folder {place}.")
+        raise UsageError(f"There is no folder {place}.")
     if (place / COMPARISON).exists():
         return comparison_of(place, federation, model, trust)
     if RunFolder(place).begun or RunFolder(place).remains:
         return opened(place, federation, model, trust)
     inside = sorted(str(path.parent.relative_to(place)) for path in place.rglob("config.toml"))[:3]
     more = f"; there are runs inside, as {', '.join(inside)}" if inside else ""
-    raise Refusal(f"{place} holds neither a run nor a comparison{more}.")
+    raise UsageError(f"{place} holds neither a run nor a comparison{more}.")
 
 
 def report(
@@ -84,13 +84,13 @@ def report(
 
     if isinstance(what, Result | Comparison):
         if what.temporary and out is None:
-            raise Refusal("The folder of this run is temporary, and its page would go with it: say where, with out='page.html'.")
+            raise UsageError("The folder of this run is temporary, and its page would go with it: say where, with out='page.html'.")
         what = what.folder
     if not isinstance(what, str | Path):
-        raise Refusal(f"A page is of a folder, a result or a comparison, not of a {type(what).__name__}.")
+        raise UsageError(f"A page is of a folder, a result or a comparison, not of a {type(what).__name__}.")
 
     def told(text: str) -> None:
-        warnings.warn(harmless(text), stacklevel=4)
+        warnings.warn(escape_terminal(text), stacklevel=4)
 
     return write(
         what, methods=methods, target=target, quick=quick, samples=samples, figures=figures, out=out, trust=trust, told=told
@@ -128,8 +128,8 @@ def disclose(
     place = None if out is None else Path(out)
     if isinstance(what, Result):
         if what.temporary and place is None:
-            raise Refusal("The folder of this run is temporary, and its page would go with it: say where, with out='folder'.")
+            raise UsageError("The folder of this run is temporary, and its page would go with it: say where, with out='folder'.")
         return write(what.folder, party, place, made=what.job, trust=trust)
     if not isinstance(what, str | Path):
-        raise Refusal(f"What left a party is told of one run, by its folder or result, not of a {type(what).__name__}.")
+        raise UsageError(f"What left a party is told of one run, by its folder or result, not of a {type(what).__name__}.")
     return write(Path(what), party, place, federation=federation, model=model, trust=trust)

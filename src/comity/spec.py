@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from comity.errors import Refusal, shown, unknown
+from comity.errors import UsageError, shown, unknown
 
-BEYOND = 10**12
+MAX_INT = 10**12
 """No count of anything reaches it; further on 64 bits overflow."""
 T = TypeVar("T")
 Value = bool | int | float | str | tuple[Any, ...]
@@ -45,7 +45,7 @@ def show(value: object) -> str:
     try:
         return str(value)
     except ValueError:  # Python does not spell out numbers of more than some thousand digits
-        raise Refusal("There is a number of thousands of digits, which nothing here takes.") from None
+        raise UsageError("There is a number of thousands of digits, which nothing here takes.") from None
 
 
 def split(text: str, separator: str) -> list[str]:
@@ -61,7 +61,7 @@ def split(text: str, separator: str) -> list[str]:
             parts.append(text[begin:at])
             begin = at + 1
     if depth != 0:
-        raise Refusal(f"The parentheses in {text!r} do not match.")
+        raise UsageError(f"The parentheses in {text!r} do not match.")
     return [part.strip() for part in [*parts, text[begin:]]]
 
 
@@ -84,7 +84,7 @@ def parse(text: str) -> Spec:
     name, bracket, rest = text.partition("(")
     name = name.strip()
     if not name or (bracket and not rest.rstrip().endswith(")")):
-        raise Refusal(f"{text!r} is not of the form name or name(option=value,...).")
+        raise UsageError(f"{text!r} is not of the form name or name(option=value,...).")
     inside = rest.rstrip()[:-1].strip() if bracket else ""
     args: list[Value] = []
     options: dict[str, Value] = {}
@@ -93,10 +93,10 @@ def parse(text: str) -> Spec:
         key, equals, right = part.partition("=")
         key = key.strip()
         if not part:
-            raise Refusal(f"{text!r} has an empty option.")
+            raise UsageError(f"{text!r} has an empty option.")
         if equals:
             if key in options:
-                raise Refusal(f"{text!r} gives {key} twice.")
+                raise UsageError(f"{text!r} gives {key} twice.")
             options[key] = value(right)
             last = key
         elif last:
@@ -115,7 +115,7 @@ def coerce(what: str, given: object, kind: Any) -> Any:
     if origin is typing.Literal:
         if given in typing.get_args(kind):
             return given
-        raise Refusal(f"{what} must be one of {', '.join(map(str, typing.get_args(kind)))}, not {shown(show(given))}.")
+        raise UsageError(f"{what} must be one of {', '.join(map(str, typing.get_args(kind)))}, not {shown(show(given))}.")
     if origin is tuple:
         (inner, *_) = typing.get_args(kind)
         return tuple(coerce(what, g, inner) for g in (given if isinstance(given, tuple | list) else (given,)))
@@ -129,20 +129,20 @@ def _any_of(what: str, given: object, choices: tuple[Any, ...]) -> Any:
     for choice in (c for c in choices if c is not type(None)):
         try:
             return coerce(what, given, choice)
-        except Refusal:
+        except UsageError:
             continue
-    raise Refusal(f"{what} cannot be {shown(show(given))}.")
+    raise UsageError(f"{what} cannot be {shown(show(given))}.")
 
 
 def _single(what: str, given: object, kind: Any) -> Any:
     """One number, word, or true or false: 3 is a float as well, 3.0 a whole number, and any number a word."""
-    if kind is int and isinstance(given, int | float) and abs(given) >= BEYOND:
-        raise Refusal(f"{what} is too large: whole numbers have at most 12 digits.")
+    if kind is int and isinstance(given, int | float) and abs(given) >= MAX_INT:
+        raise UsageError(f"{what} is too large: whole numbers have at most 12 digits.")
     if kind is float and isinstance(given, int | float) and not isinstance(given, bool):
         try:
             return float(given)
         except OverflowError:
-            raise Refusal(f"{what} is too large: no number is larger than 1.8e308.") from None
+            raise UsageError(f"{what} is too large: no number is larger than 1.8e308.") from None
     if kind is int and isinstance(given, float) and given.is_integer():
         return int(given)
     if kind is str and isinstance(given, int | float):
@@ -150,7 +150,7 @@ def _single(what: str, given: object, kind: Any) -> Any:
     if isinstance(given, kind) and (kind is bool) == isinstance(given, bool):
         return given
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-    raise Refusal(f"{what} must be {names.get(kind, kind)}, not {shown(show(given))}.")
+    raise UsageError(f"{what} must be {names.get(kind, kind)}, not {shown(show(given))}.")
 
 
 def call(spec: Spec, function: Callable[..., T], *fixed: Any) -> T:
@@ -159,15 +159,15 @@ def call(spec: Spec, function: Callable[..., T], *fixed: Any) -> T:
     parameters = list(inspect.signature(function).parameters.values())[len(fixed) :]
     names = [p.name for p in parameters]
     if len(spec.args) > len(names):
-        raise Refusal(f"{spec.name} takes at most {len(names)} values, but {len(spec.args)} were given.")
+        raise UsageError(f"{spec.name} takes at most {len(names)} values, but {len(spec.args)} were given.")
     given = dict(zip(names, spec.args, strict=False))
     for name, option in spec.options.items():
         if name not in names:
             raise unknown(f"option of {spec.name} called", name, names)
         if name in given:
-            raise Refusal(f"{spec} gives {name} twice.")
+            raise UsageError(f"{spec} gives {name} twice.")
         given[name] = option
     missing = [p.name for p in parameters if p.default is p.empty and p.name not in given]
     if missing:
-        raise Refusal(f"{spec.name} needs {' and '.join(missing)}, as in {spec.name}({missing[0]}=...).")
+        raise UsageError(f"{spec.name} needs {' and '.join(missing)}, as in {spec.name}({missing[0]}=...).")
     return function(*fixed, **{n: coerce(f"{n} of {spec.name}", v, hints[n]) for n, v in given.items()})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def harmless(text: str) -> str:
+def escape_terminal(text: str) -> str:
     """One line in which nothing moves the cursor, colours, hides or turns the text around: such characters are written out.
 
     Examples:

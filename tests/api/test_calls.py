@@ -147,7 +147,7 @@ WRONG: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("call", "said"), WRONG, ids=[said for _, said in WRONG])
 def test_what_is_wrong_is_said_in_a_sentence(call: Any, said: str, fed: comity.Federation) -> None:
-    with pytest.raises(comity.Refusal) as why:
+    with pytest.raises(comity.UsageError) as why:
         call(fed)
     assert said in str(why.value)
     assert "\n" not in str(why.value)
@@ -207,7 +207,7 @@ def test_pandas(result: comity.Result, made: comity.Comparison) -> None:
 
 def test_without_pandas_a_sentence(result: comity.Result, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(comity.Refusal, match="pip install pandas"):
+    with pytest.raises(comity.UsageError, match="pip install pandas"):
         result.to_pandas()
 
 
@@ -257,13 +257,13 @@ def test_damage_is_not_opened(made: comity.Comparison, tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_or_not_finished(made: comity.Comparison, tmp_path: Path) -> None:
-    with pytest.raises(comity.Refusal, match="neither a run nor a comparison"):
+    with pytest.raises(comity.UsageError, match="neither a run nor a comparison"):
         comity.open(tmp_path)
-    with pytest.raises(comity.Refusal, match="runs inside, as seed-0, seed-1"):
+    with pytest.raises(comity.UsageError, match="runs inside, as seed-0, seed-1"):
         comity.open(made.folder / "fedavg")
     copy = Path(shutil.copytree(made.folder / "fedavg" / "seed-0", tmp_path / "run"))
     (copy / "summary.json").unlink()
-    with pytest.raises(comity.Refusal, match="not finished"):
+    with pytest.raises(comity.UsageError, match="not finished"):
         comity.open(copy)
 
 
@@ -319,7 +319,7 @@ def test_frames_columns_go_by_their_names() -> None:
     model = comity.run("fedavg", fed, rounds=5, model="linear", lr=0.1).model("south")
     assert model.predict(turned).equal(model.predict(x))
     assert (model.predict(x).numpy() == y).mean() > 0.9
-    with pytest.raises(comity.Refusal, match="see 'age'"):
+    with pytest.raises(comity.UsageError, match="see 'age'"):
         comity.Federation.from_arrays({"north": (x, y), "south": (x.rename(columns={"age": "weight"}), y)})
 
 
@@ -332,10 +332,10 @@ def test_a_folder_does_not_answer_for_other_data(tmp_path: Path) -> None:
     how: dict[str, Any] = {"rounds": 1, "model": "linear", "progress": False}
     comity.compare(["fedavg"], one, out=tmp_path / "compare", **how)
     comity.compare(["fedavg"], one, out=tmp_path / "compare", **how)
-    with pytest.raises(comity.Refusal, match=r"The data of .* have changed since"):
+    with pytest.raises(comity.UsageError, match=r"The data of .* have changed since"):
         comity.compare(["fedavg"], other, out=tmp_path / "compare", **how)
     comity.tune("fedavg", one, grid={"lr": [0.1]}, out=tmp_path / "tune", **how)
-    with pytest.raises(comity.Refusal, match=r"The data of .* have changed since"):
+    with pytest.raises(comity.UsageError, match=r"The data of .* have changed since"):
         comity.tune("fedavg", other, grid={"lr": [0.1]}, out=tmp_path / "tune", **how)
 
 
@@ -348,22 +348,22 @@ def test_a_folder_does_not_answer_for_another_network(tmp_path: Path) -> None:
     how: dict[str, Any] = {"rounds": 1, "progress": False}
     comity.compare(["fedavg"], fed, model=server(nn.ReLU), out=tmp_path / "out", **how)
     comity.compare(["fedavg"], fed, model=server(nn.ReLU), out=tmp_path / "out", **how)
-    with pytest.raises(comity.Refusal, match="holds a run of another network"):
+    with pytest.raises(comity.UsageError, match="holds a run of another network"):
         comity.compare(["fedavg"], fed, model=server(nn.Tanh), out=tmp_path / "out", **how)
     run = comity.open(tmp_path / "out" / "fedavg" / "seed-0", fed, model=server(nn.Tanh))
     assert isinstance(run, comity.Result)
-    with pytest.raises(comity.Refusal, match="holds a run of another network"):
+    with pytest.raises(comity.UsageError, match="holds a run of another network"):
         run.model("p0")
 
 
 def test_networks_that_would_be_trained_otherwise_than_meant_are_refused() -> None:
     fed = comity.load("digits").partition("iid|keep(samples=30)", parties=2, seed=0)
     frozen = nn.Sequential(nn.Flatten(), nn.Linear(64, 8).requires_grad_(False)), nn.Linear(8, 10)
-    with pytest.raises(comity.Refusal, match=r"not to be trained \(1.weight\)"):
+    with pytest.raises(comity.UsageError, match=r"not to be trained \(1.weight\)"):
         comity.run("fedavg", fed, model=frozen, rounds=1)
     one = nn.Linear(10, 10)
     tied = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), one), one
-    with pytest.raises(comity.Refusal, match="one weight in two places"):
+    with pytest.raises(comity.UsageError, match="one weight in two places"):
         comity.run("fedavg", fed, model=tied, rounds=1)
 
 
@@ -411,5 +411,5 @@ def test_a_comparison_one_of_whose_runs_went_on_is_not_shown_as_one(tmp_path: Pa
 )
 def test_what_people_try_gets_a_sentence(call: Any, said: str, fed: comity.Federation, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(comity.Refusal, match=re.escape(said)):
+    with pytest.raises(comity.UsageError, match=re.escape(said)):
         call(fed, tmp_path)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import comity
-from comity.core.own_metrics import TAKEN
+from comity.core.custom_metrics import TAKEN
 from comity.experiments.folder import RunFolder
 from comity.experiments.outline import Quiet
 from comity.experiments.trust import MARK
@@ -134,7 +134,7 @@ def test_a_strangers_metric_is_shown_but_not_run(mine: Path, tmp_path: Path, mon
     made = comity.open(tmp_path / "c")
     assert mine.stem in repr(made)
     assert isinstance(made, comity.Comparison)
-    with pytest.raises(comity.Refusal, match="trust=True"):
+    with pytest.raises(comity.UsageError, match="trust=True"):
         made.results["fedavg"][0].model("p0")
     assert not ran.exists()
     trusted = comity.open(tmp_path / "c", trust=True)
@@ -179,14 +179,14 @@ def test_what_was_given_must_be_given_again(fed: comity.Federation, tmp_path: Pa
     assert first.summary["metric"] == "near"
     (out / "summary.json").rename(tmp_path / "summary.json")
     assert "given" in one_sentence(command("resume", out), 2)
-    with pytest.raises(comity.Refusal, match="other settings"):
+    with pytest.raises(comity.UsageError, match="other settings"):
         comity.run("fedavg", fed, model=pair, metric=comity.metric(lambda t, a: 0.5, name="near"), rounds=2, out=out, resume=True)
     again = comity.run("fedavg", fed, model=pair, metric=near, rounds=2, out=out, resume=True)
     assert again.metrics == first.metrics
     opened = comity.open(out)
     assert isinstance(opened, comity.Result)
     assert opened.summary["near"] == first.summary["near"]
-    with pytest.raises(comity.Refusal, match="model was given from Python"):
+    with pytest.raises(comity.UsageError, match="model was given from Python"):
         opened.model("p0")
     given = comity.open(out, model=pair)
     assert isinstance(given, comity.Result)
@@ -214,7 +214,7 @@ def test_a_dataset_that_was_given_must_be_given_again(tmp_path: Path) -> None:
     comity.run("fedavg", made, out=tmp_path / "run", **SMALL)
     again = comity.open(tmp_path / "run")
     assert isinstance(again, comity.Result)
-    with pytest.raises(comity.Refusal, match="give the same federation again"):
+    with pytest.raises(comity.UsageError, match="give the same federation again"):
         again.model("p0")
     with_it = comity.open(tmp_path / "run", made)
     assert isinstance(with_it, comity.Result)
@@ -242,7 +242,7 @@ PARTITIONS: dict[str, tuple[Callable[..., Any], str]] = {
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_a_partition_that_deals_wrongly(name: str) -> None:
     function, said = PARTITIONS[name]
-    with pytest.raises(comity.Refusal) as why:
+    with pytest.raises(comity.UsageError) as why:
         comity.load("digits").partition(function, parties=2)
     assert said in str(why.value)
 
@@ -264,7 +264,7 @@ METRICS: dict[str, tuple[Callable[..., Any], str]] = {
 @pytest.mark.parametrize("name", METRICS)
 def test_a_metric_that_breaks_its_contract(name: str, fed: comity.Federation, tmp_path: Path) -> None:
     function, said = METRICS[name]
-    with pytest.raises(comity.Refusal) as why:
+    with pytest.raises(comity.UsageError) as why:
         comity.run("fedavg", fed, metric=comity.metric(function, name="mine"), out=tmp_path / "run", **SMALL)
     assert said in str(why.value)
     assert not (tmp_path / "run").exists(), "nothing was started"
@@ -284,7 +284,7 @@ def test_a_metric_that_fails_in_the_middle(engine: Any, fed: comity.Federation) 
 
 @pytest.mark.parametrize("name", sorted(TAKEN | {"accuracy", "auc"}))
 def test_names_of_other_things_are_refused(name: str, fed: comity.Federation) -> None:
-    with pytest.raises(comity.Refusal, match="cannot be called"):
+    with pytest.raises(comity.UsageError, match="cannot be called"):
         comity.run("fedavg", fed, metric=comity.metric(near, name=name))
 
 
@@ -340,7 +340,7 @@ MODELS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_that_does_not_fit(name: str, fed: comity.Federation) -> None:
     model, said = MODELS[name]
-    with pytest.raises(comity.Refusal) as why:
+    with pytest.raises(comity.UsageError) as why:
         comity.run("fedavg", fed, model=model, rounds=1)
     assert said in str(why.value)
 

@@ -20,7 +20,7 @@ from comity.audit.private_training import mechanism
 from comity.core.descent import train
 from comity.core.fit import FitRequest, Fitted
 from comity.core.key import Key
-from comity.core.task import Task
+from comity.core.task import LearningTask
 from comity.privacy.account import Spent
 from comity.privacy.accounting import gaussian_sigma
 
@@ -89,7 +89,7 @@ def trained(noise: float, rate: float, steps: int = 1, trainer: Callable[[FitReq
     row = Spent(
         1, "local", "p0", "Model.theta", "record", "gaussian", 2.0, 2.0 * noise, rate, steps, 1.0, DELTA, "blank", "", 0, 0
     )
-    return mechanism(row, steps, 20 + CANARIES, Task(network, 2, network.cut), Key(0), trainer)
+    return mechanism(row, steps, 20 + CANARIES, LearningTask(network, 2, network.cut), Key(0), trainer)
 
 
 def test_the_trainer_itself_is_attacked() -> None:

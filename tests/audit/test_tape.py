@@ -49,10 +49,10 @@ def test_the_server_s_average_can_be_made_of_it(tmp_path: Path) -> None:
 def test_parcels_are_closed_to_the_server_and_open_to_their_recipients(tmp_path: Path) -> None:
     done = comity.run("fed-sps", out=tmp_path, tape=True, **SMALL | {"rounds": 1})
     kept = messages(tmp_path)
-    sent = [parcel for m in kept if m.kind == "reply" and m.call.function == "send" for parcel in m.content.values()]
+    sent = [sealed for m in kept if m.kind == "reply" and m.call.function == "send" for sealed in m.content.values()]
     assert sent
-    assert all(isinstance(parcel, Sealed) and parcel.size > 0 for parcel in sent)
-    assert all(isinstance(unseal(parcel), Cipher) and not len(unseal(parcel).blob) for parcel in sent)
+    assert all(isinstance(sealed, Sealed) and sealed.size > 0 for sealed in sent)
+    assert all(isinstance(unseal(sealed), Cipher) and not len(unseal(sealed).blob) for sealed in sent)
     opened = [m for m in kept if m.kind == "sealed"]
     assert sum(payload(m.content) for m in opened) == done.summary["bytes"]["peer"]
     assert {(m.src, m.to) for m in opened} == {(i, (j,)) for i in range(3) for j in range(3) if i != j}
@@ -124,16 +124,16 @@ def test_a_damaged_tape_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", [{"engine": "process"}, {"engine": "ray"}, {"workers": 2}])
 def test_it_is_refused_where_parcels_cannot_be_read(how: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(comity.Refusal, match="A tape is kept in one process"):
+    with pytest.raises(comity.UsageError, match="A tape is kept in one process"):
         comity.run("fedavg", out=tmp_path / "run", tape=True, **SMALL, **how)
     assert not (tmp_path / "run").exists()
 
 
 def test_what_was_not_on_tape_cannot_be_later(tmp_path: Path) -> None:
     comity.run("fedavg", out=tmp_path, **SMALL)
-    with pytest.raises(comity.Refusal, match="did not keep its messages"):
+    with pytest.raises(comity.UsageError, match="did not keep its messages"):
         comity.run("fedavg", out=tmp_path, resume=True, tape=True, **SMALL)
-    with pytest.raises(comity.Refusal, match="has no tape"):
+    with pytest.raises(comity.UsageError, match="has no tape"):
         messages(tmp_path)
 
 

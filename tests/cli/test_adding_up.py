@@ -8,7 +8,7 @@ import pytest
 from harness import comity, one_sentence, works
 
 from comity.cli.at_sites import check_at_sites
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.folder import RunFolder
 
 SMALL = ("--parties", "3", "--rounds", "1", "--model", "linear", "--partition", "iid", "--engine", "process", "--workers", "2")
@@ -33,5 +33,5 @@ def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path, monkey
     said = one_sentence(comity("run", "fedavg+median", *SMALL, "--partial-sums", "--out", "run"), 2)
     assert "fedavg+median cannot have partial sums: median takes the place of the mean" in said
     assert not Path("run").exists()
-    with pytest.raises(Refusal, match="--partial-sums is not for a run between sites"):
+    with pytest.raises(UsageError, match="--partial-sums is not for a run between sites"):
         check_at_sites({"partial_sums": True}, None)

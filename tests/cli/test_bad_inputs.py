@@ -627,7 +627,7 @@ def test_no_space_left_on_the_device(name: str, here: Path) -> None:
     assert contents(here / "out") == contents(here / "calm")
 
 
-# --- Damaged runs -----------------------------------------------------------------------------------------------------
+# --- CorruptedFile runs -----------------------------------------------------------------------------------------------------
 
 
 class Stop(Quiet):
@@ -918,7 +918,7 @@ ARRAYS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", ARRAYS)
 def test_arrays_that_are_refused(kind: str) -> None:
-    with pytest.raises(library.Refusal) as why:
+    with pytest.raises(library.UsageError) as why:
         library.Federation.from_arrays(ARRAYS[kind]())
     assert "\n" not in str(why.value)
     assert str(why.value).endswith((".", "..."))
@@ -931,7 +931,7 @@ def test_arrays_that_are_refused(kind: str) -> None:
     ids=str,
 )  # fmt: skip
 def test_federation_settings_that_are_refused(more: dict[str, Any]) -> None:
-    with pytest.raises(library.Refusal):
+    with pytest.raises(library.UsageError):
         library.Federation.from_arrays({"a": (X, Y)}, **more)
 
 
@@ -949,7 +949,7 @@ def test_federation_settings_that_are_refused(more: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_api_settings_that_are_refused(method: str, more: dict[str, Any]) -> None:
     federation = library.Federation.from_arrays({"a": (X, Y), "b": (X, Y)})
-    with pytest.raises(library.Refusal):
+    with pytest.raises(library.UsageError):
         library.run(method, federation, **{"rounds": 1, "model": "linear", **more})
 
 
@@ -968,14 +968,14 @@ def test_resume_with_other_arrays_is_refused(here: Path) -> None:
     library.run("fedavg", federation, rounds=1, model="linear", out="out")
     Path("out/summary.json").unlink()
     other = library.Federation.from_arrays({"a": (X + 1, Y), "b": (X, Y)})
-    with pytest.raises(library.Refusal):
+    with pytest.raises(library.UsageError):
         library.run("fedavg", other, rounds=1, model="linear", out="out", resume=True)
 
 
 def test_a_party_nobody_knows() -> None:
     federation = library.Federation.from_arrays({"north": (X, Y), "south": (X, Y)})
     result = library.run("fedavg", federation, rounds=1, model="linear")
-    with pytest.raises(library.Refusal, match="north"):
+    with pytest.raises(library.UsageError, match="north"):
         result.model("nord")
 
 

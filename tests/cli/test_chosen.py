@@ -9,7 +9,7 @@ import pytest
 from harness import comity, one_sentence, works
 
 from comity import papers
-from comity.errors import ComityError, Refusal
+from comity.errors import ComityError, UsageError
 from comity.experiments.tables import METRICS
 from comity.papers import MethodRow
 from comity.studies.chosen import best, choices, goodness, told
@@ -101,7 +101,7 @@ def test_each_seed_has_its_own_choice_and_only_seeds_that_all_have_count(tmp_pat
 
 def test_without_validation_samples_nothing_is_chosen(tmp_path: Path) -> None:
     run = finished(tmp_path / "a" / "seed-0", 0, 1, {})
-    with pytest.raises(Refusal, match="has no validation samples to choose by: validation must be more than 0"):
+    with pytest.raises(UsageError, match="has no validation samples to choose by: validation must be more than 0"):
         best([run, run])
 
 

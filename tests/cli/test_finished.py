@@ -19,7 +19,7 @@ from comity import run
 from comity.core.key import Key
 from comity.data import Dataset
 from comity.data.groups import Groups
-from comity.errors import ComityError, Refusal
+from comity.errors import ComityError, UsageError
 from comity.experiments.result import Result
 from comity.measure import mdl
 from comity.studies.export import export, load
@@ -132,7 +132,7 @@ def test_the_commands(gaps: Path, tmp_path: Path) -> None:
 def test_refusals(gaps: Path, tmp_path: Path) -> None:
     result = made_in(tmp_path / "run", "fedavg", gaps)
     export(result, "north", tmp_path / "out")
-    with pytest.raises(Refusal, match="is there already"):
+    with pytest.raises(UsageError, match="is there already"):
         export(result, "north", tmp_path / "out")
     assert "There is no party called 'nort'" in one_sentence(comity("export", tmp_path / "run", "--party", "nort"), 2)
     assert "holds no run" in one_sentence(comity("export", tmp_path / "nothing", "--party", "north"), 2)

@@ -18,7 +18,7 @@ from harness import Ended, Nursery, comity, complaint, on_terminal, one_sentence
 from comity.cli import screen, text_plot
 from comity.experiments.environment import digest
 from comity.studies.export import load
-from comity.text import harmless
+from comity.text import escape_terminal
 
 SMALL = ("--parties", "3", "--rounds", "2", "--model", "linear", "--partition", "iid|keep(samples=40)", "--engine", "loop")
 NASTY = "[/red][bold]\x1b]0;title\x07\x1b[2J\x9b31m\x00\x7f\u202e:smile:"
@@ -42,14 +42,14 @@ OBEDIENT = "\x00\x07\x08\n\r\t\x1b\x7f\x85\x9b\u200f\u202e\u2028\u2066\ufeff\ud8
 
 @pytest.mark.parametrize("c", OBEDIENT, ids=ascii)
 def test_characters(c: str) -> None:
-    assert harmless(f"a{c}b") == "a" + repr(c)[1:-1] + "b"
-    assert harmless(harmless(c)) == harmless(c)
-    assert harmless(c).isprintable()
+    assert escape_terminal(f"a{c}b") == "a" + repr(c)[1:-1] + "b"
+    assert escape_terminal(escape_terminal(c)) == escape_terminal(c)
+    assert escape_terminal(c).isprintable()
 
 
 def test_text_stays_what_it_is() -> None:
     for text in ("", "north", "größer 方法 😀", "C:\\new [red] :smile:", "it's"):
-        assert harmless(text) == text
+        assert escape_terminal(text) == text
 
 
 # --- Names that are typed ---------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def test_a_folders_name_is_no_markup(here: Path) -> None:
 def test_folders(here: Path) -> None:
     """A run's own, and those of a comparison and an export."""
     out = here / NAME
-    seen = harmless(NAME)
+    seen = escape_terminal(NAME)
     assert seen in shown(works("run", "fedavg", *SMALL, "--out", out))
     assert seen in shown(works("resume", out))
     assert seen in shown(works("watch", out.parent, "--once"))
@@ -214,7 +214,7 @@ def test_a_strangers_folder(args: tuple[str, ...], finished: bool, gift: Path) -
 
 def test_a_strangers_folder_among_others(gift: Path, tmp_path: Path) -> None:
     shutil.copytree(gift, tmp_path / NAME)
-    assert harmless(NAME) in shown(works("watch", tmp_path, "--once"))
+    assert escape_terminal(NAME) in shown(works("watch", tmp_path, "--once"))
     shown(works("report", tmp_path, "--table", "markdown"))
 
 
@@ -244,7 +244,7 @@ def test_curves() -> None:
 
 
 def test_every_console_is_the_screens() -> None:
-    """Nobody else makes one, and nobody prints what may hold names but through `harmless`."""
+    """Nobody else makes one, and nobody prints what may hold names but through `escape_terminal`."""
     folder = Path(screen.__file__).parent
     for path in folder.glob("*.py"):
         text = path.read_text(encoding="utf-8")

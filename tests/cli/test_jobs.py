@@ -30,7 +30,7 @@ from harness import (
 
 import comity as library
 from comity import machine
-from comity.errors import ComityError, Refusal
+from comity.errors import ComityError, UsageError
 from comity.experiments.config import experiment
 from comity.experiments.outline import Quiet
 from comity.studies import side_by_side
@@ -136,7 +136,7 @@ def test_from_python_with_a_network_of_ones_own(tmp_path: Path) -> None:
     assert_same(tmp_path / "2", tmp_path / "1")
     assert sorted(seen[2:]) == sorted(seen[:2]) == ["fedavg", "solo"]
     assert made[0].answers == made[1].answers
-    with pytest.raises(Refusal, match="One object cannot watch"):
+    with pytest.raises(UsageError, match="One object cannot watch"):
         library.compare(["fedavg"], fed, jobs=2, progress=Quiet(), **settings)  # type: ignore[arg-type]
 
 
@@ -227,7 +227,7 @@ def test_jobs_or_workers(here: Path) -> None:
     assert "give either jobs or workers" in said
     assert not list(here.iterdir())
     for wrong in (0, True, 1.5, "many"):
-        with pytest.raises(Refusal, match="a number from 1 or auto"):
+        with pytest.raises(UsageError, match="a number from 1 or auto"):
             library.tune("fedprox", grid={"mu": [1]}, jobs=wrong)  # type: ignore[arg-type]
 
 
@@ -392,6 +392,6 @@ def test_a_tracker_that_is_an_object_is_refused(tmp_path: Path) -> None:
         def round(self, t: int, figures: Any) -> None: ...
         def end(self, summary: Any) -> None: ...
 
-    with pytest.raises(Refusal, match="A Mine that is an object"):
+    with pytest.raises(UsageError, match="A Mine that is an object"):
         library.compare(["fedavg"], parties=2, rounds=1, model="linear", track=[Mine()], jobs=2, out=tmp_path)
     assert not list(tmp_path.iterdir())

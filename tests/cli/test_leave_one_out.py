@@ -16,7 +16,7 @@ import pytest
 from harness import SMALL, comity, contents, one_sentence, rows, summary, works
 
 import comity as library
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.studies import side_by_side
 from comity.studies.leave_one_out import Effect, parts, party_folder
 from comity.studies.side_by_side import run_once
@@ -208,7 +208,7 @@ from comity.core import *
 class Choosy(FedAvg):
     def check(self, info: Info) -> None:
         if len(info.names) < 3:
-            raise Refusal("choosy needs three parties.")
+            raise UsageError("choosy needs three parties.")
 '''
 
 
@@ -301,9 +301,9 @@ def test_the_same_call_goes_on(federation: library.Federation, tmp_path: Path, m
 
 def test_a_call_that_makes_no_sense(federation: library.Federation) -> None:
     for bad, said in (([], "a list of names"), (["solo"], "nothing is exchanged")):
-        with pytest.raises(Refusal, match=said):
+        with pytest.raises(UsageError, match=said):
             library.leave_one_out(bad, federation, **SETTINGS)
-    with pytest.raises(Refusal, match="Did you mean 'odd'"):
+    with pytest.raises(UsageError, match="Did you mean 'odd'"):
         library.leave_one_out("fedavg", federation, leave_out=["od"], **SETTINGS)
 
 

@@ -36,7 +36,7 @@ def test_not_for_fewer_rounds(finished: Path) -> None:
 def test_python_names_the_command(finished: Path) -> None:
     import comity as api
 
-    with pytest.raises(api.Refusal, match=r"comity resume .* --rounds 5"):
+    with pytest.raises(api.UsageError, match=r"comity resume .* --rounds 5"):
         api.run("fedavg", parties=3, rounds=5, model="linear", partition="iid", engine="loop", out=finished, resume=True)
 
 

@@ -12,7 +12,7 @@ import pytest
 from harness import comity, one_sentence, works
 
 from comity import papers
-from comity.errors import ComityError, Refusal
+from comity.errors import ComityError, UsageError
 from comity.papers import Column, MethodRow
 from comity.studies import reproduce
 from comity.studies.cells import Cell, Figure
@@ -382,5 +382,5 @@ def test_smoke(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_figures_are_the_runs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COMITY_DATA", raising=False)
-    with pytest.raises(Refusal, match="no experiment"):
+    with pytest.raises(UsageError, match="no experiment"):
         papers.table("nothing/table1")

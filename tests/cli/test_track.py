@@ -14,7 +14,7 @@ from harness import SMALL, Nursery, comity, contents, one_sentence, rows, summar
 
 import comity as library
 from comity import track
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.outline import Quiet
 
 SETTINGS: dict[str, Any] = {
@@ -209,12 +209,12 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert said == "comity: There is no tracker 'tensorbord'. Did you mean 'tensorboard'?"
     assert "There is no file" in one_sentence(comity("run", "fedavg", *SMALL, "--track", "./none.py"), 2)
     monkeypatch.setattr(track, "find_spec", lambda name: None)
-    for name, called in (("tensorboard", "TensorBoard"), ("mlflow", "MLflow")):
+    for name, display_name in (("tensorboard", "TensorBoard"), ("mlflow", "MLflow")):
         said = one_sentence(comity("run", "fedavg", *SMALL, "--track", name, "--out", tmp_path / "out"), 2)
-        assert said == f"comity: {called} is not installed: pip install 'comity[track]'."
+        assert said == f"comity: {display_name} is not installed: pip install 'comity[track]'."
     assert not (tmp_path / "out").exists()
     monkeypatch.undo()
-    with pytest.raises(Refusal, match="give the run a folder"):
+    with pytest.raises(UsageError, match="give the run a folder"):
         library.run("fedavg", track=["tensorboard"], **SETTINGS)
 
 

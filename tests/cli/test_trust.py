@@ -23,7 +23,7 @@ from harness import Ended, comity, complaint, one_sentence, summary, works
 
 import comity as api
 from comity.checksums import with_crc, without_crc
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.environment import digest
 from comity.experiments.trust import MARK, _secret, state_folder
 from comity.measure import mdl
@@ -168,7 +168,7 @@ def test_the_settings_of_a_strangers_run(command: tuple[str, ...], gift: Path, h
 @pytest.mark.parametrize("name", CALLS)
 def test_python(name: str, gift: Path) -> None:
     poisoned(gift)
-    with pytest.raises(Refusal, match="trust=True"):
+    with pytest.raises(UsageError, match="trust=True"):
         CALLS[name](gift, False)
     assert not has_run(gift)
     CALLS[name](gift, True)
@@ -291,7 +291,7 @@ def test_code_that_has_changed(mine: Path, tmp_path: Path) -> None:
     assert "--trust" in said
     said = complaint(comity("compare", mine, *SMALL, "--out", tmp_path / "out"), 2)
     assert f"{mine} has changed since" in said
-    with pytest.raises(Refusal, match="has changed since"):
+    with pytest.raises(UsageError, match="has changed since"):
         api.run(str(mine), out=out, resume=True, **HOW)
     ended = works("resume", out, "--trust")
     assert f"{mine} has changed since" in ended.out
@@ -333,7 +333,7 @@ def test_exported_models(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     become_somebody_else(monkeypatch, tmp_path)
     forget(mine)
     (tmp_path / "ran").unlink()
-    with pytest.raises(Refusal, match="trust=True") as refused:
+    with pytest.raises(UsageError, match="trust=True") as refused:
         load(tmp_path / "gift")
     assert str(mine) in str(refused.value)
     assert predicted(script, samples) == ours, "the script needs nobody's code: the network lies beside it"
@@ -378,10 +378,10 @@ def test_runs_that_begin_together_have_one_secret() -> None:
 def test_a_compiled_file_is_not_what_runs(gift: Path) -> None:
     """A .pyc beside a harmless file, with its time and size, would be what Python imports."""
     evil = poisoned(gift)
-    harmless = evil.read_text(encoding="utf-8").replace("ran", "new")
+    escape_terminal = evil.read_text(encoding="utf-8").replace("ran", "new")
     time = evil.stat().st_mtime_ns
     py_compile.compile(str(evil), cfile=importlib.util.cache_from_source(str(evil)))
-    evil.write_text(harmless, encoding="utf-8")
+    evil.write_text(escape_terminal, encoding="utf-8")
     os.utime(evil, ns=(time, time))
     assert opened(gift, "--trust").code == 0
     assert not has_run(gift)

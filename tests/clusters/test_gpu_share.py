@@ -81,7 +81,7 @@ def test_a_cluster_without_gpus_says_so_at_once(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("two_nodes")
 def test_a_cluster_of_others_without_gpus_says_so_too(tmp_path: Path) -> None:
     import comity
-    from comity.errors import Refusal
+    from comity.errors import UsageError
 
-    with pytest.raises(Refusal, match="The Ray cluster has 0 GPUs, which is room for 0 workers with 1 each, not for 2"):
+    with pytest.raises(UsageError, match="The Ray cluster has 0 GPUs, which is room for 0 workers with 1 each, not for 2"):
         comity.run("fedavg", data="digits", parties=2, rounds=1, model="linear", engine="ray", workers=2, gpus=1, out=tmp_path)

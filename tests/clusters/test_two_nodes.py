@@ -14,7 +14,7 @@ import pytest
 from small import SMALL
 
 import comity
-from comity.core.record import Cipher, parcels_in, unseal
+from comity.core.record import Cipher, sealed_in, unseal
 from comity.core.runner import SUMMED
 from comity.engines import ray_cluster
 from comity.engines.ray_cluster import Cluster, actors_kept
@@ -92,13 +92,13 @@ def test_parcels_are_locked_where_the_server_is(tmp_path: Path, monkeypatch: pyt
 
     def looked(engine: RayEngine, *args: Any) -> Iterator[Any]:
         for i, answer in function(engine, *args):
-            found.extend(parcels_in(answer.reply))
+            found.extend(sealed_in(answer.reply))
             yield i, answer
 
     monkeypatch.setattr(RayEngine, "run", looked)
     on_ray("fed-sps", tmp_path, rounds=1)
     assert found
-    assert all(isinstance(unseal(parcel), Cipher) for parcel in found)
+    assert all(isinstance(unseal(sealed), Cipher) for sealed in found)
 
 
 class Killing:

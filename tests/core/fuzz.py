@@ -77,9 +77,9 @@ def new_lock() -> Lock:
 
 def parcel_blob(content: Any) -> bytes:
     """A party's inbox on its way."""
-    parcel = seal(content, to=(RECIPIENT, 5))
-    post(parcel, SENDER, CALL.round)
-    return encode({RECIPIENT: {SENDER: new_lock().close(parcel)}}, parcels=True)
+    sealed = seal(content, to=(RECIPIENT, 5))
+    post(sealed, SENDER, CALL.round)
+    return encode({RECIPIENT: {SENDER: new_lock().close(sealed)}}, sealed_messages=True)
 
 
 # --- mutations
@@ -229,10 +229,10 @@ def open_parcel(contents: list[bytes]) -> Callable[[int, bytes], None]:
     """Receive a parcel from somebody who may have changed it: what opens is what was sent."""
 
     def opened(n: int, blob: bytes) -> None:
-        inboxes = decode(blob, parcels=True)
+        inboxes = decode(blob, sealed_messages=True)
         payload(inboxes)
         for inbox in new_lock().open(inboxes, CALL).values():
-            assert all(encode(unseal(parcel)) in contents for parcel in inbox.values()), "a parcel opened that nobody sent"
+            assert all(encode(unseal(sealed)) in contents for sealed in inbox.values()), "a parcel opened that nobody sent"
 
     return opened
 
@@ -262,10 +262,10 @@ def fuzz(count: int, seed: int) -> tuple[Outcome, Outcome]:
     trees = legitimate()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     blobs = tried([encode(tree) for tree in trees], read_blob, count - count // 10, seed)
-    parcels = tried([parcel_blob(tree) for tree in trees], open_parcel([encode(tree) for tree in trees]), count // 10, seed + 1)
+    sealed_messages = tried([parcel_blob(tree) for tree in trees], open_parcel([encode(tree) for tree in trees]), count // 10, seed + 1)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
     assert grown < MEGABYTES, f"they took {grown} MB"
-    return blobs, parcels
+    return blobs, sealed_messages
 
 
 def main() -> None:

@@ -10,12 +10,12 @@ from comity.core.codec import decode, encode
 def test_what_is_mutated_was_legitimate():
     for tree in legitimate():
         occurrence(decode(encode(tree)))
-        assert new_lock().open(decode(parcel_blob(tree), parcels=True), CALL)
+        assert new_lock().open(decode(parcel_blob(tree), sealed_messages=True), CALL)
 
 
 def test_mutants_are_refused_or_harmless():
-    blobs, parcels = fuzz(2000, seed=1)
+    blobs, sealed_messages = fuzz(2000, seed=1)
     assert blobs.read > 50  # they are not all refused at the door
-    assert parcels.read > 3
+    assert sealed_messages.read > 3
     assert len(blobs.refused) > 20
-    assert any("changed on its way" in reason for reason in parcels.refused)
+    assert any("changed on its way" in reason for reason in sealed_messages.refused)

@@ -15,17 +15,17 @@ from comity.algorithms.adcol import Game, Reps
 from comity.algorithms.dbe import OFFSET
 from comity.algorithms.fedavg import AveragedModel, FedAvg
 from comity.algorithms.scaffold import Change, Control
-from comity.core import C, Empty, Key, Model, Params, Party, Refusal, Sealed, Task, algorithm, drop, on_party, record, seal
+from comity.core import C, Empty, Key, Model, Params, Party, UsageError, Sealed, LearningTask, algorithm, drop, on_party, record, seal
 from comity.core.call import CallId
 from comity.core.codec import decode, encode
 from comity.core.declared import declared
 from comity.core.evaluation import Evaluation, Score
-from comity.core.gate import Gate
+from comity.core.validate import MessageValidator
 from comity.core.record import Cipher, is_record_type
-from comity.core.signature import _parts, parcel_types, party_functions, records_in, records_of, signature, view_type, wire_types
+from comity.core.signature import _parts, sealed_types, party_functions, records_in, records_of, signature, view_type, wire_types
 from comity.core.task import batchnorm_private
 from comity.core.wrapper import chain
-from comity.errors import Damaged
+from comity.errors import CorruptedFile
 from comity.models import build
 from comity.parts.bank import Teacher
 from comity.parts.overlap import Help
@@ -33,7 +33,7 @@ from comity.parts.pilot import Mean, Tried
 
 NETWORK = build("fedbn-cnn(scale=0.06)", (1, 8, 8), 10)
 PRIVATE = batchnorm_private(NETWORK, "params_only")
-TASK = Task(NETWORK, 10, NETWORK.cut, PRIVATE)
+TASK = LearningTask(NETWORK, 10, NETWORK.cut, PRIVATE)
 THETA = drop(TASK.init(Key(0)), PRIVATE)
 NAME = next(iter(THETA))
 
@@ -159,7 +159,7 @@ def test_a_hosts_letters_are_the_hosts() -> None:
 def test_the_shape_of_every_tensor_on_the_wire_is_told(text: str) -> None:
     """Weights are the model's, unless it is said whose; everything else has a shape, or it is said that nobody knows it."""
     made = comity.algorithms.compose(text)
-    kinds = [kind for kind in _parts([*wire_types(made), *parcel_types(made)]) if is_record_type(kind)]
+    kinds = [kind for kind in _parts([*wire_types(made), *sealed_types(made)]) if is_record_type(kind)]
     tensors = {f"{kind.__name__}.{f.name}" for kind in kinds for f in fields(kind) if Tensor in _parts([declared(kind, f)])}
     weights = {f"{kind.__name__}.{f.name}" for kind in kinds for f in fields(kind) if declared(kind, f) in MODELS}
     told: dict[str, Any] = {}
@@ -223,23 +223,23 @@ def test_what_is_not_annotated_is_as_what_it_overrides() -> None:
 
 
 def test_what_nobody_declares_does_not_pass() -> None:
-    gate = Gate(Undeclared(), TASK, 4)
-    with pytest.raises(Refusal, match=r"The letter for other may be anything, as its work does not say .*: annotate"):
-        gate.check_letter(CallId("other", 0, 1, 0), Model(THETA))
-    with pytest.raises(Refusal, match="The reply of local may be anything"):
-        gate.check_reply(CallId("local", 0, 1, 0), Model(THETA))
-    with pytest.raises(Refusal, match="What is in a parcel may be anything"):
-        gate.check_parcel(Own({}, []))
-    gate.check_letter(CallId("sealing", 0, 1, 0), Own(THETA, [Model(THETA)]))
-    with pytest.raises(Refusal, match=r"has 'nothing\.weight' in Model\.theta"):
-        gate.check_letter(CallId("sealing", 0, 1, 0), Own({}, [Model({"nothing.weight": torch.zeros(1)})]))
+    validator = MessageValidator(Undeclared(), TASK, 4)
+    with pytest.raises(UsageError, match=r"The letter for other may be anything, as its work does not say .*: annotate"):
+        validator.check_letter(CallId("other", 0, 1, 0), Model(THETA))
+    with pytest.raises(UsageError, match="The reply of local may be anything"):
+        validator.check_reply(CallId("local", 0, 1, 0), Model(THETA))
+    with pytest.raises(UsageError, match="What is in a parcel may be anything"):
+        validator.check_parcel(Own({}, []))
+    validator.check_letter(CallId("sealing", 0, 1, 0), Own(THETA, [Model(THETA)]))
+    with pytest.raises(UsageError, match=r"has 'nothing\.weight' in Model\.theta"):
+        validator.check_letter(CallId("sealing", 0, 1, 0), Own({}, [Model({"nothing.weight": torch.zeros(1)})]))
 
 
 # --- mutants
 
 
-def gate_of(text: str, most_bytes: int = 1 << 30) -> Gate:
-    return Gate(comity.algorithms.compose(text), TASK, 4, most_bytes)
+def gate_of(text: str, most_bytes: int = 1 << 30) -> MessageValidator:
+    return MessageValidator(comity.algorithms.compose(text), TASK, 4, most_bytes)
 
 
 def call_of(name: str, depth: int = 0) -> CallId:
@@ -247,7 +247,7 @@ def call_of(name: str, depth: int = 0) -> CallId:
 
 
 D = comity.algorithms.compose("adcol(hidden=8)").wire_shapes(TASK, 4)["Game.D"]
-assert isinstance(D, Task)
+assert isinstance(D, LearningTask)
 ONES = torch.ones(10, dtype=torch.bool)
 MEANS = torch.zeros(10, TASK.width)
 TEACHER = Teacher(MEANS, ONES, MEANS[None], ONES[None], {})
@@ -317,7 +317,7 @@ BAD: list[tuple[str, Callable[[Any], Any], str]] = [
 @pytest.mark.parametrize(("text", "harm", "sentence"), BAD, ids=lambda value: value[:60] if isinstance(value, str) else "")
 def test_what_is_wrong_is_refused_in_a_sentence(text: str, harm: Callable[[Any], Any], sentence: str) -> None:
     call, right = LETTERS[text]
-    with pytest.raises(Refusal, match=sentence.replace("| None", r"\| None")):
+    with pytest.raises(UsageError, match=sentence.replace("| None", r"\| None")):
         gate_of(text).check_letter(call, harm(right))
 
 
@@ -333,7 +333,7 @@ def test_what_is_wrong_is_refused_in_a_sentence(text: str, harm: Callable[[Any],
     ],
 )
 def test_so_are_replies(text: str, reply: Any, sentence: str) -> None:
-    with pytest.raises(Refusal, match=sentence):
+    with pytest.raises(UsageError, match=sentence):
         gate_of(text).check_reply(REPLIES[text][0], reply)
 
 
@@ -344,32 +344,32 @@ def test_that_a_party_diverged_is_for_the_server_to_say() -> None:
 def test_too_large() -> None:
     size = sum(value.nbytes for value in THETA.values())
     gate_of("fedavg", size).check_letter(call_of("local"), Model(THETA))
-    with pytest.raises(Refusal, match=rf"The letter for local weighs {size:,} bytes, and no more than {size - 1:,} may pass"):
+    with pytest.raises(UsageError, match=rf"The letter for local weighs {size:,} bytes, and no more than {size - 1:,} may pass"):
         gate_of("fedavg", size - 1).check_letter(call_of("local"), Model(THETA))
-    with pytest.raises(Refusal, match="The reply of local weighs"):
+    with pytest.raises(UsageError, match="The reply of local weighs"):
         gate_of("fedavg", size - 1).check_reply(call_of("local"), Model(THETA))
-    with pytest.raises(Refusal, match="The letter for evaluate weighs"):
+    with pytest.raises(UsageError, match="The letter for evaluate weighs"):
         gate_of("fedavg", 3).check_view(Model(THETA))
-    with pytest.raises(Refusal, match="What is in a parcel weighs"):
+    with pytest.raises(UsageError, match="What is in a parcel weighs"):
         gate_of("fed-sps", 3).check_parcel(Model(THETA))
 
 
 @pytest.mark.parametrize("name", ["init_party", "__init__", "round", "message_for", "deployed_model", "trained", "evaluate", "wire_shapes", "", None])
 def test_no_works(name: Any) -> None:
     for check in (gate_of("fedavg").check_letter, gate_of("fedavg").check_reply):
-        with pytest.raises(Refusal, match="FedAvg has no work"):
+        with pytest.raises(UsageError, match="FedAvg has no work"):
             check(call_of(name), Model(THETA))
 
 
 @pytest.mark.parametrize("depth", [-1, 1, 2, True, None])
 def test_no_depths(depth: Any) -> None:
-    with pytest.raises(Refusal, match="There is no algorithm at depth"):
+    with pytest.raises(UsageError, match="There is no algorithm at depth"):
         gate_of("fedavg").check_letter(call_of("local", depth), Model(THETA))
 
 
 @pytest.mark.parametrize("when", [(-1, 0), (1, -1), (1.5, 0), (True, 0), ("1", 0), (1, None)])
 def test_no_rounds(when: tuple[Any, Any]) -> None:
-    with pytest.raises(Refusal, match="which is none"):
+    with pytest.raises(UsageError, match="which is none"):
         gate_of("fedavg").check_letter(CallId("local", 0, *when), Model(THETA))
 
 
@@ -377,7 +377,7 @@ def test_what_is_looked_at() -> None:
     gate_of("fedavg+dbe").check_view(Model(THETA))
     gate_of("adcol").check_view(Empty())
     for text, content in (("fedavg", Empty()), ("adcol", Game({}, {})), ("fedavg", Model(SHORT))):
-        with pytest.raises(Refusal, match="The letter for evaluate"):
+        with pytest.raises(UsageError, match="The letter for evaluate"):
             gate_of(text).check_view(content)
 
 
@@ -387,9 +387,9 @@ def test_parcels() -> None:
         gate_of("fed-sps").check_parcel(right)
     wrong = (Empty(), THETA, Model(SHORT), replace(helped, grads=SHORT), replace(helped, y=torch.zeros(2, 2)))
     for content in wrong:
-        with pytest.raises(Refusal, match="What is in a parcel"):
+        with pytest.raises(UsageError, match="What is in a parcel"):
             gate_of("fed-sps").check_parcel(content)
-    with pytest.raises(Refusal, match="What is in a parcel"):
+    with pytest.raises(UsageError, match="What is in a parcel"):
         gate_of("fedavg").check_parcel(Model(THETA))  # which seals nothing
 
 
@@ -410,14 +410,14 @@ def test_other_records_are_not_even_made() -> None:
 
     blob = encode([Model(THETA), Spy(1)])
     made.clear()
-    with pytest.raises(Damaged, match=r"a record '.*Spy' has no place in it"):
+    with pytest.raises(CorruptedFile, match=r"a record '.*Spy' has no place in it"):
         decode(blob, records=records_of(comity.algorithms.compose("fedavg")))
     assert made == []
     assert decode(blob)[1].x == 1
-    with pytest.raises(Damaged, match="Model' has no place in it"):
+    with pytest.raises(CorruptedFile, match="Model' has no place in it"):
         decode(encode(Model(THETA)), records=frozenset())
 
 
 def test_a_method_is_no_record() -> None:
     """Frozen as they are, algorithms are nothing that a message can make."""
-    assert not any(is_record_type(cls) for cls in (FedAvg, Task, Gate, CallId, dict, Sealed, Key))
+    assert not any(is_record_type(cls) for cls in (FedAvg, LearningTask, MessageValidator, CallId, dict, Sealed, Key))

@@ -15,7 +15,7 @@ from torch import Tensor
 from comity.core import PartyData, Samples
 from comity.core.evaluation import evaluate, evaluate_together
 from comity.core.metrics import ELIGIBLE, METRICS, check_fits, fitting
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 SKLEARN: dict[str, Callable[[Any, Any], float]] = {
     "balanced_accuracy": lambda y, scores: balanced_accuracy_score(y, scores.argmax(1)),
@@ -74,7 +74,7 @@ def test_one_that_does_not_fit_is_refused_in_a_sentence() -> None:
     for name in OF_CLASSES:
         check_fits(name, 2)
     for name in ("auc", "sensitivity", "specificity"):
-        with pytest.raises(Refusal, match=f"metric {name} is for two classes, but these data have 3"):
+        with pytest.raises(UsageError, match=f"metric {name} is for two classes, but these data have 3"):
             check_fits(name, 3)
 
 

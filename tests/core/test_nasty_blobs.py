@@ -23,7 +23,7 @@ from comity.core import Model, payload, record
 from comity.core.blob import MOST_EMPTY
 from comity.core.codec import FREE_NODES, MOST_LEVELS, decode, encode
 from comity.core.record import Cipher, leaves, read_only, tree_map
-from comity.errors import ComityError, Damaged
+from comity.errors import ComityError, CorruptedFile
 
 QUICKLY = 6.0  # seconds of the processor; most take milliseconds, but the garbage collector looks through all of a test session
 
@@ -138,22 +138,22 @@ PARCELS = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused_quickly(name):
     made = REFUSED[name]()
-    with quickly(), pytest.raises(Damaged, match="damaged or foreign"):
+    with quickly(), pytest.raises(CorruptedFile, match="damaged or foreign"):
         decode(made)
 
 
 @pytest.mark.parametrize("name", PARCELS)
 def test_a_parcel_without_the_form_of_one_is_refused(name):
     made = blob(PARCELS[name], torch.zeros(1, 60).byte(), torch.zeros(50).byte())
-    with quickly(), pytest.raises(Damaged, match="damaged or foreign"):
-        decode(made, parcels=True)
+    with quickly(), pytest.raises(CorruptedFile, match="damaged or foreign"):
+        decode(made, sealed_messages=True)
 
 
 @pytest.mark.parametrize("name", ["five million empty lists", "two million empty dicts", "a thousand tensors over a megabyte"])
 def test_it_is_refused_before_memory_is_taken(name):
     made = REFUSED[name]()
     tracemalloc.start()
-    with pytest.raises(Damaged):
+    with pytest.raises(CorruptedFile):
         decode(made)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -264,7 +264,7 @@ class Sloppy:
 )
 def test_what_could_not_be_read_is_not_written(tree, why):
     if why is None:
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptedFile):
             decode(encode(tree))
         return
     with pytest.raises(ComityError, match=why):

@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from comity.core import Model, Sealed, record, seal
 from comity.core.call import CallId
 from comity.core.codec import decode, encode
-from comity.core.record import Cipher, Postmark, post, received, unseal
+from comity.core.record import Cipher, Origin, post, received, unseal
 from comity.engines.channel import Channel
 from comity.engines.sealing import KEY, LOCKED_KEY, Lock, SharedSecret
-from comity.errors import ComityError, Damaged
+from comity.errors import ComityError, CorruptedFile
 
 SECRET, RUN = bytes(range(32)), b"a run"
 CALL = CallId("local", 0, 3, 0)
@@ -34,25 +34,25 @@ def new_lock(secret: bytes = SECRET, run: bytes = RUN) -> Lock:
 
 def sent(content: Any = None, to: Any = (YOU, THEY), sender: int = ME, round: int = CALL.round) -> Sealed:
     """A parcel as it leaves its sender's site."""
-    parcel = seal(Model(THETA) if content is None else content, to)
-    post([parcel], sender, round)
-    return parcel
+    sealed = seal(Model(THETA) if content is None else content, to)
+    post([sealed], sender, round)
+    return sealed
 
 
-def opened(parcel: Sealed, to: int = YOU, sender: int = ME, call: CallId = CALL, lock: Lock | None = None) -> Any:
-    return unseal((lock or new_lock()).open({to: {sender: parcel}}, call)[to][sender])
+def opened(sealed: Sealed, to: int = YOU, sender: int = ME, call: CallId = CALL, lock: Lock | None = None) -> Any:
+    return unseal((lock or new_lock()).open({to: {sender: sealed}}, call)[to][sender])
 
 
 def test_a_parcel_stays_a_parcel_on_its_way():
     lock, (here, there) = new_lock(), Channel.pair()
-    parcel = sent()
-    here.send(lock.close({"a": parcel, "b": parcel}))
+    sealed = sent()
+    here.send(lock.close({"a": sealed, "b": sealed}))
     got = there.receive()
     assert isinstance(got["a"], Sealed)
     assert got["a"] is got["b"]
-    assert (got["a"].size, got["a"].to, got["a"].postmark) == (256, (YOU, THEY), Postmark(ME, CALL.round))
+    assert (got["a"].size, got["a"].to, got["a"].origin) == (256, (YOU, THEY), Origin(ME, CALL.round))
     assert torch.equal(opened(got["a"], lock=lock).theta["w"], THETA["w"])
-    over_a_wire = decode(encode(lock.close([sent()]), parcels=True), parcels=True)
+    over_a_wire = decode(encode(lock.close([sent()]), sealed_messages=True), sealed_messages=True)
     assert torch.equal(opened(over_a_wire[0]).theta["w"], THETA["w"])
 
 
@@ -60,32 +60,32 @@ def test_a_parcel_leaves_a_process_locked_or_not_at_all():
     with pytest.raises(ComityError, match="locked"):
         encode(seal(Model(THETA), YOU))
     with pytest.raises(ComityError, match="locked"):
-        encode(seal(Model(THETA), YOU), parcels=True)
+        encode(seal(Model(THETA), YOU), sealed_messages=True)
     with pytest.raises(ComityError, match="in a party's reply"):
         new_lock().close(seal(Model(THETA), YOU))
 
 
 def test_a_parcel_shows_its_size_and_its_address_and_nothing_else():
-    parcel = seal(Model({"w": torch.full((5,), 1234.5)}), YOU)
-    public = [name for name in dir(parcel) if not name.startswith("_")]
+    sealed = seal(Model({"w": torch.full((5,), 1234.5)}), YOU)
+    public = [name for name in dir(sealed) if not name.startswith("_")]
     assert public == ["postmark", "size", "to"]
-    assert "1234" not in repr(parcel) + str(parcel)
+    assert "1234" not in repr(sealed) + str(sealed)
     attempts: list[Callable[[Any], object]] = [pickle.dumps, copy.copy, copy.deepcopy, vars, iter, len]
     for attempt in attempts:
         with pytest.raises(TypeError):
-            attempt(parcel)
+            attempt(sealed)
 
 
 def test_what_is_locked_holds_no_plaintext_and_cannot_be_changed():
     plain = THETA["w"].numpy().tobytes()
     for field in ("blob", "keys"):
-        parcel = new_lock().close(sent())
-        numbers = getattr(unseal(parcel), field).view(-1)
+        sealed = new_lock().close(sent())
+        numbers = getattr(unseal(sealed), field).view(-1)
         seen = numbers.numpy().tobytes()
         assert not any(plain[k : k + 16] in seen for k in range(0, len(plain) - 16, 8))
         numbers[20] ^= 1
-        with pytest.raises(Damaged, match="changed on its way"):
-            opened(parcel)
+        with pytest.raises(CorruptedFile, match="changed on its way"):
+            opened(sealed)
 
 
 def test_a_content_is_encrypted_once_for_all_its_recipients():
@@ -117,28 +117,28 @@ def test_in_one_process_too_a_parcel_is_of_its_sender_and_round(sender, round):
 
 
 def test_in_one_process_too_a_parcel_lives_for_one_call():
-    parcel = sent()
+    sealed = sent()
     for _ in range(2):
-        assert received(parcel, ME, YOU, CALL).theta is THETA
-    assert received(parcel, ME, THEY, CALL._replace(occurrence=1)).theta is THETA  # of each recipient
+        assert received(sealed, ME, YOU, CALL).theta is THETA
+    assert received(sealed, ME, THEY, CALL._replace(occurrence=1)).theta is THETA  # of each recipient
     with pytest.raises(ComityError, match="second time"):
-        received(parcel, ME, YOU, CALL._replace(occurrence=1))
+        received(sealed, ME, YOU, CALL._replace(occurrence=1))
 
 
 def test_a_parcel_leaves_its_site_once():
-    parcel = sent()
-    post({"again": (parcel,)}, ME, CALL.round)
+    sealed = sent()
+    post({"again": (sealed,)}, ME, CALL.round)
     with pytest.raises(ComityError, match="left its site twice"):
-        post([parcel], YOU, CALL.round)
+        post([sealed], YOU, CALL.round)
 
 
 # --- between processes, where the carrier may try
 
 
 def test_it_opens_for_its_recipient_only():
-    parcel = new_lock().close(sent())
+    sealed = new_lock().close(sent())
     with pytest.raises(ComityError, match="not for"):
-        opened(parcel, to=3)
+        opened(sealed, to=3)
 
 
 @pytest.mark.parametrize("as_if", [YOU, THEY])
@@ -146,8 +146,8 @@ def test_a_carrier_cannot_readdress_it(as_if):
     """It writes another address on it, and gives the key that was for another."""
     cipher = unseal(new_lock().close(sent()))
     for to in ([3, 3], [3, as_if]):
-        forged = Sealed(replace(cipher, to=to), 256, tuple(to), Postmark(ME, CALL.round))
-        with pytest.raises(Damaged, match="changed on its way"):
+        forged = Sealed(replace(cipher, to=to), 256, tuple(to), Origin(ME, CALL.round))
+        with pytest.raises(CorruptedFile, match="changed on its way"):
             opened(forged, to=3)
 
 
@@ -157,8 +157,8 @@ def test_a_carrier_cannot_readdress_it(as_if):
 )
 def test_a_carrier_cannot_lie_about(lie, sender, round, size):
     cipher = unseal(new_lock().close(sent()))
-    forged = Sealed(replace(cipher, sender=sender, round=round), size, (YOU, THEY), Postmark(sender, round))
-    with pytest.raises(Damaged, match="changed on its way"):
+    forged = Sealed(replace(cipher, sender=sender, round=round), size, (YOU, THEY), Origin(sender, round))
+    with pytest.raises(CorruptedFile, match="changed on its way"):
         opened(forged, sender=sender, call=CALL._replace(round=round))
 
 
@@ -171,23 +171,23 @@ def test_it_does_not_open_in_another_round_or_from_another_sender():
 
 @pytest.mark.parametrize("other", [new_lock(run=b"another"), new_lock(secret=bytes(32))])
 def test_it_does_not_open_in_another_run(other):
-    with pytest.raises(Damaged, match="changed on its way, or is not of this run"):
+    with pytest.raises(CorruptedFile, match="changed on its way, or is not of this run"):
         opened(new_lock().close(sent()), lock=other)
 
 
 def test_it_opens_for_one_call_however_often_that_is_asked():
     lock = new_lock()
-    parcel = lock.close(sent())
+    sealed = lock.close(sent())
     for _ in range(3):
-        assert torch.equal(opened(parcel, lock=lock).theta["w"], THETA["w"])
+        assert torch.equal(opened(sealed, lock=lock).theta["w"], THETA["w"])
     for other in (CALL._replace(occurrence=1), CALL._replace(function="another"), CALL._replace(depth=1)):
         with pytest.raises(ComityError, match="second time"):
-            opened(parcel, lock=lock, call=other)
-    assert opened(parcel, to=THEY, lock=lock, call=CALL._replace(occurrence=1))  # for the other recipient it is the first
-    copied = Sealed(replace(unseal(parcel), to=[YOU]), 256, (YOU,), parcel.postmark)  # another object, the same parcel
-    with pytest.raises(Damaged, match="not locked as parcels are"):
+            opened(sealed, lock=lock, call=other)
+    assert opened(sealed, to=THEY, lock=lock, call=CALL._replace(occurrence=1))  # for the other recipient it is the first
+    copied = Sealed(replace(unseal(sealed), to=[YOU]), 256, (YOU,), sealed.origin)  # another object, the same parcel
+    with pytest.raises(CorruptedFile, match="not locked as parcels are"):
         opened(copied, lock=lock, call=CALL._replace(occurrence=1))
-    copied = Sealed(replace(unseal(parcel), to=[YOU], keys=unseal(parcel).keys[:1]), 256, (YOU,), parcel.postmark)
+    copied = Sealed(replace(unseal(sealed), to=[YOU], keys=unseal(sealed).keys[:1]), 256, (YOU,), sealed.origin)
     with pytest.raises(ComityError, match="second time"):
         opened(copied, lock=lock, call=CALL._replace(occurrence=1))
 
@@ -206,7 +206,7 @@ def test_a_sender_cannot_claim_another_size_than_that_of_what_it_sends():
     cheap = seal(Model(THETA), YOU)
     cheap.size = 4
     post(cheap, ME, CALL.round)
-    with pytest.raises(Damaged, match="not of the size"):
+    with pytest.raises(CorruptedFile, match="not of the size"):
         opened(new_lock().close(cheap))
 
 
@@ -226,22 +226,22 @@ def test_a_sender_cannot_claim_another_size_than_that_of_what_it_sends():
     ids=["a number", "not locked", "short", "floats", "bf16", "a matrix", "flat keys", "no keys", "keys of floats"],
 )
 def test_what_no_lock_made_is_refused(cipher):
-    with pytest.raises(Damaged, match="not locked as parcels are"):
-        opened(Sealed(cipher, 3, (YOU,), Postmark(ME, CALL.round)))
+    with pytest.raises(CorruptedFile, match="not locked as parcels are"):
+        opened(Sealed(cipher, 3, (YOU,), Origin(ME, CALL.round)))
 
 
 @pytest.mark.parametrize("inboxes", [5, {YOU: 5}, {YOU: {ME: 5}}, {"x": {}}, {YOU: {"x": 5}}, [[]]])
 def test_inboxes_without_their_form_are_refused(inboxes):
-    with pytest.raises(Damaged, match="sealed parcels by sender"):
+    with pytest.raises(CorruptedFile, match="sealed parcels by sender"):
         new_lock().open(inboxes, CALL)
 
 
 def test_a_sender_may_have_locked_anything(monkeypatch):
     """A party of bad will has the right keys, and may seal bytes that no `encode` wrote."""
     monkeypatch.setattr("comity.engines.sealing.encode", lambda content: b"\xff" * 100)
-    parcel = new_lock().close(sent())
-    with pytest.raises(Damaged, match="damaged or foreign"):
-        opened(parcel)
+    sealed = new_lock().close(sent())
+    with pytest.raises(CorruptedFile, match="damaged or foreign"):
+        opened(sealed)
 
 
 # --- keys
@@ -270,24 +270,24 @@ def test_pairs_keys_may_come_from_an_exchange_instead():
     private = {i: X25519PrivateKey.generate() for i in (ME, YOU, THEY)}
     public = {i: half.public_key() for i, half in private.items()}
     locks = {i: Lock(Exchanged(i, half, public), RUN) for i, half in private.items()}
-    parcel = locks[ME].close(sent())
+    sealed = locks[ME].close(sent())
     for to in (YOU, THEY):
-        assert torch.equal(opened(parcel, to, lock=locks[to]).theta["w"], THETA["w"])
+        assert torch.equal(opened(sealed, to, lock=locks[to]).theta["w"], THETA["w"])
     strange = Lock(Exchanged(YOU, X25519PrivateKey.generate(), public), RUN)
-    with pytest.raises(Damaged, match="changed on its way"):
+    with pytest.raises(CorruptedFile, match="changed on its way"):
         opened(locks[ME].close(sent()), lock=strange)
 
 
 @record
 class Nested:
-    parcels: dict[int, Sealed]
+    sealed_messages: dict[int, Sealed]
     more: list[tuple[int, Sealed | None]]
 
 
 def test_all_parcels_of_a_reply_are_locked_wherever_they_are():
     reply = Nested({1: sent()}, [(1, sent()), (2, None)])
     locked = new_lock().close((reply, 3, ""))
-    assert isinstance(unseal(locked[0].parcels[1]), Cipher)
+    assert isinstance(unseal(locked[0].sealed_messages[1]), Cipher)
     assert isinstance(unseal(locked[0].more[0][1]), Cipher)
     assert locked[1:] == (3, "")
     plain = (Model(THETA), 3, "")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from comity.core import Batch, Key, Params, Samples, Task, Training, record
+from comity.core import Batch, Key, Params, Samples, LearningTask, Training, record
 from comity.core.descent import check_unwritten, train
 from comity.core.fit import FitRequest
 from comity.core.record import ReadOnlyDict, ReadOnlyList, leaves, marks, read_only, tree_map
@@ -308,44 +308,44 @@ def test_a_foreign_object_is_refused_by_its_name(name: str, where: str) -> None:
 
 
 NETWORK = build("mlp2(width=4)", (5,), 3)
-TASK = Task(NETWORK, 3, NETWORK.cut)
+TASK = LearningTask(NETWORK, 3, NETWORK.cut)
 DATA = Samples(torch.randn(12, 5, generator=Key(7).generator()), torch.arange(12) % 3)
 
 
-def asked(loss: Callable[[Task, Params, Batch, Any], Tensor], own: object, draw: Any = None) -> FitRequest[Any]:
+def asked(loss: Callable[[LearningTask, Params, Batch, Any], Tensor], own: object, draw: Any = None) -> FitRequest[Any]:
     return FitRequest(loss, TASK.init(Key(1)), DATA, Key(2), Training(batch=4), TASK, own, draw=draw)
 
 
-def reading(task: Task, theta: Params, batch: Batch, own: Inner) -> Tensor:
+def reading(task: LearningTask, theta: Params, batch: Batch, own: Inner) -> Tensor:
     return task.loss(theta, batch) * own.weights["w"].sum()
 
 
-def swapping(task: Task, theta: Params, batch: Batch, own: Inner) -> Tensor:
+def swapping(task: LearningTask, theta: Params, batch: Batch, own: Inner) -> Tensor:
     own.weights["w"] = torch.zeros(2)
     return task.loss(theta, batch)
 
 
-def counting(task: Task, theta: Params, batch: Batch, own: Inner) -> Tensor:
+def counting(task: LearningTask, theta: Params, batch: Batch, own: Inner) -> Tensor:
     own.notes.append(batch.number)
     return task.loss(theta, batch)
 
 
-def replacing_weights(task: Task, theta: Params, batch: Batch, own: Inner) -> Tensor:
+def replacing_weights(task: LearningTask, theta: Params, batch: Batch, own: Inner) -> Tensor:
     theta["fc1.bias"] = torch.zeros(4)
     return task.loss(theta, batch)
 
 
-def in_place(task: Task, theta: Params, batch: Batch, own: Inner) -> Tensor:
+def in_place(task: LearningTask, theta: Params, batch: Batch, own: Inner) -> Tensor:
     own.weights["w"].add_(1)
     return task.loss(theta, batch)
 
 
-def in_place_by_a_view(task: Task, theta: Params, batch: Batch, own: Inner) -> Tensor:
+def in_place_by_a_view(task: LearningTask, theta: Params, batch: Batch, own: Inner) -> Tensor:
     own.weights["w"][0] = batch.number
     return task.loss(theta, batch)
 
 
-def in_place_at_last(task: Task, theta: Params, batch: Batch, own: Inner) -> Tensor:
+def in_place_at_last(task: LearningTask, theta: Params, batch: Batch, own: Inner) -> Tensor:
     if batch.number == 2:
         own.weights["w"].detach().zero_()
     return task.loss(theta, batch)
@@ -388,15 +388,15 @@ def test_a_draw_that_writes_to_a_tensor_in_place_is_refused_as_well() -> None:
 
 
 def test_a_foreign_object_is_refused_before_the_training() -> None:
-    called: list[int] = []
+    display_name: list[int] = []
 
-    def loss(task: Task, theta: Params, batch: Batch, own: Any) -> Tensor:
-        called.append(batch.number)
+    def loss(task: LearningTask, theta: Params, batch: Batch, own: Any) -> Tensor:
+        display_name.append(batch.number)
         return task.loss(theta, batch)
 
     with pytest.raises(ComityError, match="a Counter is in it"):
         train(asked(loss, {"counter": Counter()}))
-    assert not called
+    assert not display_name
 
 
 def test_versions_tell_of_every_way_to_write() -> None:

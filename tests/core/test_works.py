@@ -14,7 +14,7 @@ import torch
 import comity
 from comity.algorithms import compose
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Key, Model, Params, Party, Refusal, algorithm, on_party
+from comity.core import Key, Model, Params, Party, UsageError, algorithm, on_party
 from comity.core.wrapper import check_party_function, is_party_function, party_function
 
 
@@ -51,19 +51,19 @@ NO_WORKS = ("init_party", "init_server", "round", "message_for", "deployed_model
 
 @pytest.mark.parametrize("name", NO_WORKS)
 def test_nothing_else_can_be_named(name: str) -> None:
-    with pytest.raises(Refusal, match=f"FedAvg has no work {name!r}: .* has @work above it"):
+    with pytest.raises(UsageError, match=f"FedAvg has no work {name!r}: .* has @work above it"):
         check_party_function(compose("fedavg+dbe"), 1, name)
 
 
 @pytest.mark.parametrize("name", [None, 3, ["local"], b"local", ("local",)])
 def test_a_name_is_text(name: Any) -> None:
-    with pytest.raises(Refusal, match="FedAvg has no work"):
+    with pytest.raises(UsageError, match="FedAvg has no work"):
         check_party_function(compose("fedavg"), 0, name)
 
 
 @pytest.mark.parametrize("depth", [-1, -2, 2, 10**30, True, 0.0, None, "0"])
 def test_depths_that_are_not_there(depth: Any) -> None:
-    with pytest.raises(Refusal, match=r"There is no algorithm at depth .*: there are 2 of them, from 0"):
+    with pytest.raises(UsageError, match=r"There is no algorithm at depth .*: there are 2 of them, from 0"):
         check_party_function(compose("fedavg+dbe"), depth, "local")
 
 
@@ -85,7 +85,7 @@ def test_an_unmarked_work_runs_where_everything_is_one_process(tmp_path: Path) -
     fed = comity.Federation.from_arrays({f"p{i}": (data, data) for i in range(2)}, validation=0.0, classes=2)
     result = comity.run(str(old), fed, model="linear", rounds=1, engine="loop", out=tmp_path / "run")
     assert result.summary["rounds"] == 1
-    with pytest.raises(Refusal, match="Old has no work 'learn'"):
+    with pytest.raises(UsageError, match="Old has no work 'learn'"):
         check_party_function(result.job.algorithm, 0, "learn")
 
 

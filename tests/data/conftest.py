@@ -12,7 +12,7 @@ import torch
 from hypothesis import settings
 
 from comity.data import Dataset, load
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 torch.set_num_threads(1)
 settings.register_profile("comity", deadline=None, max_examples=40, derandomize=True)
@@ -37,7 +37,7 @@ def refuses() -> Refuses:
 
     @contextmanager
     def check(path: str | Path, *words: str) -> Iterator[None]:
-        with pytest.raises(Refusal) as told:
+        with pytest.raises(UsageError) as told:
             yield
         text = str(told.value)
         assert one_sentence(text), text

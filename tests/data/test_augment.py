@@ -21,7 +21,7 @@ from comity.core.samples import Samples
 from comity.core.training import Training, batches
 from comity.data import Dataset, Federation
 from comity.data.augment import Augment
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.outline import Quiet
 
 KEY = Key.root(0)
@@ -348,7 +348,7 @@ def test_a_stopped_run_goes_on_with_them(fed: Federation, tmp_path: Path, monkey
     assert tables(tmp_path / "straight") == tables(tmp_path / "stopped")
     assert same_weights(straight, resumed)
     assert f'augment = "{ALL}"' in (tmp_path / "stopped" / "config.toml").read_text()
-    with pytest.raises(Refusal, match="other settings"):
+    with pytest.raises(UsageError, match="other settings"):
         run("fedavg", fed, tmp_path / "stopped", augment="flip", rounds=4, resume=True)
 
 
@@ -381,7 +381,7 @@ def test_newcomers_learn_from_changed_pictures_too(fed: Federation, tmp_path: Pa
     ],
 )
 def test_refusals(text: str, message: str) -> None:
-    with pytest.raises(Refusal, match=re.escape(message)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         Augment.read(text, (0.0,), (1, 4, 4))
 
 
@@ -390,7 +390,7 @@ def test_what_has_no_pictures_is_not_augmented(shape: tuple[int, ...]) -> None:
     data = Dataset("flat", torch.rand(40, *shape), torch.arange(40) % 2, 2)
     fed = data.partition("iid", 2)
     message = f"augment is for images, but a sample here has shape {shape}; use augment=none."
-    with pytest.raises(Refusal, match=re.escape(message)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         comity.run("fedavg", fed, model="linear", rounds=1, augment="flip")
     assert Augment.read("none", fed.preprocess.black, fed.shape) is None
 
@@ -404,6 +404,6 @@ def test_the_pooled_model_learns_from_changed_pictures_like_everybody(fed: Feder
 
 
 def test_none_is_not_suggested_for_none() -> None:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(UsageError) as caught:
         Augment.read("none|flip", (0.0,), (1, 4, 4))
     assert "Did you mean 'none'" not in str(caught.value)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from comity.data import Dataset, catalogue, load
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 
 def test_digits(digits: Dataset) -> None:
@@ -65,7 +65,7 @@ def test_constants_a_channel() -> None:
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:
-    with pytest.raises(Refusal, match=re.escape(message)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         load(name)
 
 
@@ -78,7 +78,7 @@ def test_unknown_names(name: str, message: str) -> None:
     ],
 )
 def test_partition_refusals(digits: Dataset, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(Refusal, match=re.escape(message)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         digits.partition("iid", **options)
 
 
@@ -104,7 +104,7 @@ GOOD: dict[str, Any] = {"name": "mine", "x": torch.zeros(6, 1, 2, 2), "y": torch
 )
 def test_dataset_refusals(change: dict[str, Any], message: str) -> None:
     Dataset(**GOOD)
-    with pytest.raises(Refusal, match=re.escape(message)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         Dataset(**{**GOOD, **change})
 
 
@@ -151,5 +151,5 @@ def load():
     ],
 )
 def test_a_users_file_that_will_not_do(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(Refusal, match=re.escape(message)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         load(write(tmp_path, text))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from comity.data import Dataset, Federation, Samples
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 
 def pair(n: int = 20, width: int = 3, classes: int = 2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -178,7 +178,7 @@ BAD_X[4, 1] = np.nan
     ],
 )
 def test_from_arrays_refuses(parties: Any, message: str) -> None:
-    with pytest.raises(Refusal, match=re.escape(message)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         Federation.from_arrays(parties)
 
 
@@ -195,7 +195,7 @@ def test_from_arrays_refuses(parties: Any, message: str) -> None:
     ],
 )
 def test_from_arrays_refuses_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(Refusal, match=re.escape(message)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         Federation.from_arrays({"north": (X, Y)}, **options)
 
 

@@ -23,7 +23,7 @@ import comity
 from comity import cli
 from comity.data import Dataset, Federation
 from comity.data.groups import Groups
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 NAMES = ("ann", "bob", "cyd", "dan")
 who = st.lists(st.integers(0, 3), min_size=12, max_size=90)
@@ -79,9 +79,9 @@ def test_natural_parties_are_the_first_so_many_that_are_large_enough() -> None:
 
 def test_natural_cannot_make_more_parties_than_there_are_groups() -> None:
     of = [0] * 4 + [1] * 3 + [2] * 9 + [3] * 5
-    with pytest.raises(Refusal, match=r"^Only 3 of the data's 4 who groups have 4 samples or more; use --parties 3\.$"):
+    with pytest.raises(UsageError, match=r"^Only 3 of the data's 4 who groups have 4 samples or more; use --parties 3\.$"):
         dataset(of).partition("natural", 4)
-    with pytest.raises(Refusal, match=r"^Only 0 of the data's 4 who groups have 10 samples or more; use a smaller min\.$"):
+    with pytest.raises(UsageError, match=r"^Only 0 of the data's 4 who groups have 10 samples or more; use a smaller min\.$"):
         dataset(of).partition("natural(min=10)")
 
 
@@ -152,7 +152,7 @@ def test_domain_parties_are_the_first_so_many() -> None:
     assert data.partition("domain(parts=2)", 3).names == ["ann-0", "ann-1", "bob-0"]
     whole, some = data.partition("domain(parts=2)", seed=4), data.partition("domain(parts=2)", 3, seed=4)
     assert owned(some) == {name: at for name, at in owned(whole).items() if name in some.names}
-    with pytest.raises(Refusal, match=r"^The data's sources make 6 parties, not 7; use --parties 6 or more parts\.$"):
+    with pytest.raises(UsageError, match=r"^The data's sources make 6 parties, not 7; use --parties 6 or more parts\.$"):
         data.partition("domain(parts=2)", 7)
 
 
@@ -194,13 +194,13 @@ def test_by_chooses_the_grouping_and_the_first_is_meant_without() -> None:
     ],
 )
 def test_refusals(spec: str, message: str) -> None:
-    with pytest.raises(Refusal, match=re.escape(message)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         two_ways().partition(spec)
 
 
 @pytest.mark.parametrize("spec", ["natural", "domain"])
 def test_data_without_groups_have_no_natural_parties(digits: Dataset, spec: str) -> None:
-    with pytest.raises(Refusal, match=r"^These data have no natural parties; use dirichlet, iid or another partition\.$"):
+    with pytest.raises(UsageError, match=r"^These data have no natural parties; use dirichlet, iid or another partition\.$"):
         digits.partition(spec, 3)
 
 
@@ -288,7 +288,7 @@ def test_the_fingerprint_knows_the_groups() -> None:
         dataset(of, groups={}),
     ]
     assert len({plain.fingerprint(), *(other.fingerprint() for other in others)}) == 5
-    with pytest.raises(Refusal, match="The split was made for other data"):
+    with pytest.raises(UsageError, match="The split was made for other data"):
         others[0].split(plain.partition("natural").split)
 
 
@@ -421,7 +421,7 @@ def test_wrong_values_end_in_one_sentence(command: Command, file: Path, tmp_path
 def test_wrong_types_in_python_and_toml(command: Command, file: Path, tmp_path: Path, name: str) -> None:
     wrongs: list[Any] = [True, [3], {"a": 1}]
     for wrong in wrongs:
-        with pytest.raises(Refusal, match=name):
+        with pytest.raises(UsageError, match=name):
             comity.run("fedavg", data=str(file), rounds=1, **{name: wrong})
     (tmp_path / "bad.toml").write_text(f'data = "{file}"\n{name} = {{ a = 1 }}\n')
     code, _, err = command("run", "bad.toml")
@@ -443,13 +443,13 @@ def test_official_on_the_command_line(command: Command, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["server", "a/b", "a,b", "", "x" * 70])
 def test_a_group_that_no_party_can_be_called_after_is_refused_at_once(name: str) -> None:
-    with pytest.raises(Refusal):
+    with pytest.raises(UsageError):
         dataset(np.arange(40) % 4, names=(name, "bob", "cyd", "dan")).partition("natural")
 
 
 @pytest.mark.parametrize("spec", ["natural", "domain", "domain(parts=2)"])
 def test_two_groups_of_one_name_are_refused(spec: str) -> None:
-    with pytest.raises(Refusal):
+    with pytest.raises(UsageError):
         dataset(np.arange(40) % 4, names=("ann", "ann", "cyd", "dan")).partition(spec)
 
 
@@ -457,18 +457,18 @@ def test_two_groups_of_one_name_are_refused(spec: str) -> None:
     np.arange(30) % 4, np.arange(50) % 4, np.arange(40) % 5, np.arange(40) % 4 - 1, np.arange(40) / 10, ["ann"] * 40,
 ])  # fmt: skip
 def test_groups_that_do_not_fit_the_samples_are_refused(of: Any) -> None:
-    with pytest.raises(Refusal):
+    with pytest.raises(UsageError):
         dataset([0] * 40, groups={"who": Groups(NAMES, of)}).partition("natural")
 
 
 def test_a_source_smaller_than_its_parts_gets_advice_that_works() -> None:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(UsageError) as caught:
         dataset([0] * 38 + [1] * 2).partition("domain(parts=3)")
     assert "take=0" not in str(caught.value)
 
 
 def test_auto_takes_no_options() -> None:
-    with pytest.raises(Refusal):
+    with pytest.raises(UsageError):
         dataset(np.arange(40) % 4, home="natural").partition("auto(parties=3)")
 
 
@@ -499,7 +499,7 @@ LISTED = Groups(NAMES, [0, 1, 2, 3] * 10)  # type: ignore[arg-type]
 def test_groups_as_people_write_them_are_taken_or_refused(groups: Any) -> None:
     try:
         fed = dataset([0] * 40, groups={"who": groups}).partition("natural")
-    except Refusal:
+    except UsageError:
         return
     assert fed.names == list(NAMES)
 
@@ -508,6 +508,6 @@ def test_a_part_of_a_source_with_a_long_name_can_be_resumed() -> None:
     data = dataset(np.arange(40) % 4, names=("x" * 64, "bob", "cyd", "dan"))
     try:
         split = data.partition("domain(parts=2)").split
-    except Refusal:
+    except UsageError:
         return
     data.split(split)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from comity.data import load, prepared
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 RNG = np.random.default_rng(0)
 
@@ -171,7 +171,7 @@ NUMBERS = {"a": Value("float32"), "label": ClassLabel("x", "y")}
 )
 def test_what_cannot_be_had(held: Any, words: tuple[str, ...], hub: dict[str, Any]) -> None:
     hub["o/n"] = held
-    with pytest.raises(Refusal) as told:
+    with pytest.raises(UsageError) as told:
         load("hub:o/n")
     text = str(told.value)
     assert all(word in text for word in words), text
@@ -181,13 +181,13 @@ def test_what_cannot_be_had(held: Any, words: tuple[str, ...], hub: dict[str, An
 
 def test_a_package_that_runs_scripts(hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["datasets"], "__version__", "3.6.0")
-    with pytest.raises(Refusal, match=r"datasets 3\.6\.0 runs scripts .* 'datasets>=4'"):
+    with pytest.raises(UsageError, match=r"datasets 3\.6\.0 runs scripts .* 'datasets>=4'"):
         load("hub:ylecun/mnist")
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(Refusal) as told:
+    with pytest.raises(UsageError) as told:
         load("hub:ylecun/mnist")
     assert str(told.value) == (
         "ylecun/mnist is on the Hugging Face hub, which takes the package datasets: pip install 'comity[data]', or put its files "

@@ -17,7 +17,7 @@ from comity import cli
 from comity.data import load
 from comity.data.importing import import_federation
 from comity.data.tables import about_schema
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 RNG = np.random.default_rng(0)
 
@@ -299,7 +299,7 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
 def test_what_cannot_be_imported(case: str, source: Path, out: Path) -> None:
     make, options, message = BAD[case]
     make(source)
-    with pytest.raises(Refusal) as told:
+    with pytest.raises(UsageError) as told:
         import_federation(source, out, **options)
     text = str(told.value)
     assert message in text
@@ -312,8 +312,8 @@ def test_what_cannot_be_imported(case: str, source: Path, out: Path) -> None:
 def test_nothing_is_overwritten(source: Path, out: Path) -> None:
     arrays(source / "a.npz")
     out.mkdir()
-    with pytest.raises(Refusal, match="is there already: choose another folder, or remove it"):
+    with pytest.raises(UsageError, match="is there already: choose another folder, or remove it"):
         import_federation(source, out)
-    with pytest.raises(Refusal, match="would lie among the parties"):
+    with pytest.raises(UsageError, match="would lie among the parties"):
         import_federation(source, source / "out")
     assert list(out.iterdir()) == []

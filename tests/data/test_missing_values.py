@@ -18,7 +18,7 @@ from torch import Tensor
 import comity
 from comity.data import Dataset, Federation
 from comity.data.groups import Groups
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 NAN = float("nan")
 SITES = ("ann", "bob", "cyd")
@@ -277,7 +277,7 @@ def test_a_run_learns_from_what_is_marked(engine: Any, tmp_path: Path) -> None:
     ],
 )
 def test_refusals(x: Any, missing: str, message: str) -> None:
-    with pytest.raises(Refusal, match=re.escape(message)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         dataset(x, missing=missing)
 
 
@@ -285,7 +285,7 @@ def test_refusals(x: Any, missing: str, message: str) -> None:
 
 
 def test_another_word_for_what_becomes_of_them_is_refused() -> None:
-    with pytest.raises(Refusal):
+    with pytest.raises(UsageError):
         dataset(holes(share=0), missing="imput")
 
 
@@ -294,7 +294,7 @@ def test_signals_are_refused_or_get_one_mark_a_channel() -> None:
     x[0, 1, 2] = x[1, 1, 5] = torch.nan
     try:
         data = dataset(x)
-    except Refusal:
+    except UsageError:
         return
     assert len(set(data.marked)) == len(data.marked)
 
@@ -310,5 +310,5 @@ def test_what_numpy_can_hold_is_taken(x: Any) -> None:
 @pytest.mark.parametrize("x", [[[1.0], [1.0, 2.0]], [["a"], ["b"]], [[None], [1.0]], np.array([[None], [1.0]])], ids=str)
 @pytest.mark.parametrize("missing", ["refuse", "impute"])
 def test_what_is_no_array_of_numbers_is_refused(x: Any, missing: str) -> None:
-    with pytest.raises(Refusal):
+    with pytest.raises(UsageError):
         Dataset("mine", x, [0, 1], 2, missing=missing)  # type: ignore[arg-type]

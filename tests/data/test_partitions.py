@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from comity.data import partition_catalogue, partitions
 from comity.data.groups import GROUPED
 from comity.data.partitions import PARTITIONS, divide
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.spec import parse
 
 SPECS = {
@@ -307,7 +307,7 @@ def test_sizes_follow_their_option() -> None:
     ],
 )
 def test_refusals(spec: str, parties: int, message: str) -> None:
-    with pytest.raises(Refusal, match=re.escape(message)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         parts(spec, labels(), parties)
 
 

@@ -22,7 +22,7 @@ import comity
 from comity.data import Dataset, files, load, prepared
 from comity.data.files import Missing, Way, cache_folder, locate, obtain
 from comity.data.groups import Groups
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.run import reopen
 
 
@@ -99,7 +99,7 @@ def test_a_federation_is_the_same_and_takes_the_same_split(kind: str, spec: str,
 def test_an_imported_folder_is_loaded_by_its_path(tmp_path: Path) -> None:
     folder = written(tmp_path)
     assert load(str(folder)).fingerprint() == pictures().fingerprint()
-    with pytest.raises(Refusal, match="There is no dataset"):
+    with pytest.raises(UsageError, match="There is no dataset"):
         load(str(tmp_path / "elsewhere"))
 
 
@@ -167,7 +167,7 @@ def test_bytes_stay_bytes_and_are_checked() -> None:
         ({"mean": (0.1, 0.2)}, "mean and std of dataset 'd' must be one number or one a channel"),
         ({"x": torch.zeros(0, 1, 4, 4, dtype=torch.uint8), "y": torch.zeros(0)}, "There are no samples in dataset 'd'"),
     ):
-        with pytest.raises(Refusal, match=re.escape(message)):
+        with pytest.raises(UsageError, match=re.escape(message)):
             Dataset(**(usual | change))
 
 
@@ -203,7 +203,7 @@ def test_a_changed_field_is_noticed(field: str, tmp_path: Path) -> None:
     assert told.keys() - {"crc"} == OTHERS.keys()
     assert told[field] != OTHERS[field]
     (folder / "dataset.json").write_text(json.dumps(told | {field: OTHERS[field]}), encoding="utf-8")
-    with pytest.raises(Refusal, match="damaged"):
+    with pytest.raises(UsageError, match="damaged"):
         load(str(folder))
 
 
@@ -216,7 +216,7 @@ def test_a_folder_of_an_earlier_version_is_read_with_a_note(tmp_path: Path) -> N
     assert data.notes[:-1] == pictures().notes
     assert "pictures: imported by an earlier version" in data.notes[-1]
     (folder / "dataset.json").write_text(json.dumps(told | {"version": 4}), encoding="utf-8")
-    with pytest.raises(Refusal, match="damaged"):
+    with pytest.raises(UsageError, match="damaged"):
         load(str(folder))
 
 
@@ -309,7 +309,7 @@ def damage(folder: Path, how: str) -> None:
 def test_damage_is_noticed(how: str, tmp_path: Path) -> None:
     folder = written(tmp_path)
     damage(folder, how)
-    with pytest.raises(Refusal):
+    with pytest.raises(UsageError):
         prepared.read(folder)
 
 
@@ -321,7 +321,7 @@ def test_a_pickle_is_never_run(tmp_path: Path) -> None:
     folder = written(tmp_path)
     for name in ("x", "y", "test", "group-0", "other"):
         np.save(folder / f"{name}.npy", np.array([Bad()] * 90, dtype=object), allow_pickle=True)
-        with pytest.raises(Refusal):
+        with pytest.raises(UsageError):
             prepared.read(folder)
     assert not (tmp_path / "ran").exists()
 
@@ -461,14 +461,14 @@ def test_pickles_are_read_when_told_and_then_from_the_cache(place: Path) -> None
     ways = (read.way("a.pkl", pickles=True), plain.way("a.bin"))
     message = r"a\.pkl holds pickles, which can run anything: .* 'comity data prepare d --trust-pickle'\.$"
     for _ in range(2):
-        with pytest.raises(Refusal, match=message):
+        with pytest.raises(UsageError, match=message):
             obtain("d", ways)
     assert read.asked == []
     obtain("d", ways, trust=True)
     obtain("d", ways)  # no longer a pickle
     assert len(read.asked) == 1
     (place / "a.pkl").write_text("other")  # other pickles
-    with pytest.raises(Refusal, match=message):
+    with pytest.raises(UsageError, match=message):
         obtain("d", ways)
     (place / "a.bin").write_text("binary")
     assert obtain("d", ways).x[0, 0] == 6  # a way without them is taken before anybody is asked
@@ -480,7 +480,7 @@ def test_pickles_are_not_read_untold_because_a_copy_is_damaged(place: Path, tmp_
     (place / "a.pkl").write_text("four")
     obtain("d", (read.way("a.pkl", pickles=True),), trust=True)
     damage(next((tmp_path / "cache").iterdir()), "flip x.npy")
-    with pytest.raises(Refusal):
+    with pytest.raises(UsageError):
         obtain("d", (read.way("a.pkl", pickles=True),))
     assert len(read.asked) == 1
 
@@ -529,7 +529,7 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_damage_to_the_official_test_part_is_noticed(how: str, tmp_path: Path) -> None:
     folder = written(tmp_path)
     damage(folder, how)
-    with pytest.raises(Refusal):
+    with pytest.raises(UsageError):
         prepared.read(folder)
 
 
@@ -544,7 +544,7 @@ def test_what_may_be_cut_anew_is_kept_and_damage_to_it_noticed(how: str, tmp_pat
     assert kept is not None
     assert kept.tolist() == cut.tolist()
     damage(tmp_path / "kept", how)
-    with pytest.raises(Refusal):
+    with pytest.raises(UsageError):
         prepared.read(tmp_path / "kept")
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from comity.data import Dataset, Federation
 from comity.data.groups import Groups
 from comity.data.protocols import read, redrawn, stratified
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 
 def labels(fed: Federation, part: str) -> list[np.ndarray]:
@@ -163,7 +163,7 @@ def test_matched_leaves_out_classes_the_common_test_set_lacks() -> None:
 
 def test_matched_without_any_class_in_common_is_refused() -> None:
     data = Dataset("apart", torch.zeros(50, 1, 2, 2), torch.arange(50) // 40, 2, official_test=torch.arange(50) >= 40)
-    with pytest.raises(Refusal, match="The common test set has no samples of the classes of party 'p0'; use own"):
+    with pytest.raises(UsageError, match="The common test set has no samples of the classes of party 'p0'; use own"):
         data.partition("iid", 2, test="matched")
 
 
@@ -202,18 +202,18 @@ def test_shifts_and_validation_do_not_change_the_test_part(digits: Dataset) -> N
     ],
 )
 def test_refusals(digits: Dataset, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(Refusal, match=re.escape(message)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         digits.partition("iid", **{"parties": 5, **options})
 
 
 def test_a_fraction_of_an_official_test_part_is_refused(official: Dataset) -> None:
-    with pytest.raises(Refusal, match=r"common uses the dataset's official test part.*leave out fraction"):
+    with pytest.raises(UsageError, match=r"common uses the dataset's official test part.*leave out fraction"):
         official.partition("iid", test="common(0.3)")
 
 
 def test_matched_says_how_many_there_are(digits: Dataset) -> None:
     with pytest.raises(
-        Refusal,
+        UsageError,
         match=r"has (3[0-9]) samples in the class proportions of party 'p0', not 50; "
         r"use size=\1 or less, or a larger fraction",
     ):
@@ -257,7 +257,7 @@ def test_tail_by_hand(y: list[int], text: str, learn: list[int], test: list[int]
 def test_tail_tests_on_what_comes_last_and_keeps_its_distance(y: list[int], fraction: float, gap: int) -> None:
     try:
         learn, test = tail(y, f"tail({fraction},gap={gap})")
-    except Refusal:
+    except UsageError:
         return
     labels = np.array(y)
     assert not set(learn) & set(test)
@@ -310,7 +310,7 @@ def test_tail_of_ones_own_arrays() -> None:
     north = fed.parties["north"]
     assert north.test.x[:, 0].tolist() == [6, 7, 14, 15]
     assert north.train.x[:, 0].tolist() == [0, 1, 2, 3, 4, 9, 10, 11, 12]
-    with pytest.raises(Refusal, match="have no common test set for 'official'"):
+    with pytest.raises(UsageError, match="have no common test set for 'official'"):
         Federation.from_arrays({"north": (x, y)}, test="official")
 
 
@@ -323,7 +323,7 @@ def test_tail_of_ones_own_arrays() -> None:
     ],
 )
 def test_tail_without_enough_samples_is_refused(y: list[int], text: str) -> None:
-    with pytest.raises(Refusal, match=r"^Party 'p' has too few samples to set the last [0-9.]+ of each class apart; use own"):
+    with pytest.raises(UsageError, match=r"^Party 'p' has too few samples to set the last [0-9.]+ of each class apart; use own"):
         tail(y, text)
 
 
@@ -418,13 +418,13 @@ def test_official_test_samples_have_the_partys_shift() -> None:
 
 
 def test_official_is_refused_where_it_means_nothing(digits: Dataset, official: Dataset) -> None:
-    with pytest.raises(Refusal, match=r"^These data have no official test part; use own\(0\.25\), matched or common\.$"):
+    with pytest.raises(UsageError, match=r"^These data have no official test part; use own\(0\.25\), matched or common\.$"):
         digits.partition("iid", 3, test="official")
-    with pytest.raises(Refusal, match=r"^official tests each party on its own source's .* but this partition follows no sources"):
+    with pytest.raises(UsageError, match=r"^official tests each party on its own source's .* but this partition follows no sources"):
         official.partition("iid", 3, test="official")
     held = torch.arange(120) % 3 == 0  # of ann alone
     lacking = replace(sources(), official_test=held & (torch.arange(120) > 60))
-    with pytest.raises(Refusal, match=r"^The official test part has no samples of party 'bob'; use own\(0\.25\)\.$"):
+    with pytest.raises(UsageError, match=r"^The official test part has no samples of party 'bob'; use own\(0\.25\)\.$"):
         lacking.partition("natural", test="official")
     assert lacking.partition("natural", 1, test="official").names == ["ann"]
 
@@ -444,7 +444,7 @@ def test_rules_of_order_and_source_read_their_options() -> None:
         ("official(0.25)", "size of official cannot be '0.25'."),
         ("offical", "There is no test protocol 'offical'. Did you mean 'official'?"),
     ):
-        with pytest.raises(Refusal, match=re.escape(message)):
+        with pytest.raises(UsageError, match=re.escape(message)):
             read(text)
 
 
@@ -471,7 +471,7 @@ def test_official_size_is_exact_whatever_the_classes() -> None:
 
 def test_a_gap_beyond_all_samples_is_refused_at_once() -> None:
     began = time.process_time()
-    with pytest.raises(Refusal, match="too few samples"):
+    with pytest.raises(UsageError, match="too few samples"):
         tail([0] * 40, "tail(0.25,gap=1000000)")
     assert time.process_time() - began < 0.5
 
@@ -537,9 +537,9 @@ def test_a_redraw_fills_the_training_part_as_far_as_wholes_fit(sizes: list[int],
 
 
 def test_nothing_to_redraw_is_refused(official: Dataset) -> None:
-    with pytest.raises(Refusal, match="marked as cut in training and test by others than their makers; leave out redraw"):
+    with pytest.raises(UsageError, match="marked as cut in training and test by others than their makers; leave out redraw"):
         official.partition("iid", test="official(redraw=true)")
-    with pytest.raises(Refusal, match="a whole that is both in training and test"):
+    with pytest.raises(UsageError, match="a whole that is both in training and test"):
         replace(cut_by_others(), cut_by=np.zeros(len(cut_by_others()), np.int64))
-    with pytest.raises(Refusal, match="must be a whole number a sample"):
+    with pytest.raises(UsageError, match="must be a whole number a sample"):
         replace(cut_by_others(), cut_by=np.zeros(3, np.int64))

@@ -18,7 +18,7 @@ from comity.data import load
 from comity.data.importing import import_federation
 from comity.data.preparation import Column, Schema, Unusable, encode, filled, normalised
 from comity.data.tables import about_schema, agreed_schema, read_schema
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 
 def write(path: Path, text: str) -> Path:
@@ -115,7 +115,7 @@ def test_excel(tmp_path: Path) -> None:
 def test_words_that_differ_in_case_only(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.csv", rows("sex,x,label", "M,1.5,dead", "f,2.5,alive"))
     write(tmp_path / "in" / "b.csv", rows("sex,x,label", "m,1.5,Dead ", "f,2.5,ALIVE"))
-    with pytest.raises(Refusal, match="'M' and 'm', which differ in case or blanks only: say --merge-case if they are one"):
+    with pytest.raises(UsageError, match="'M' and 'm', which differ in case or blanks only: say --merge-case if they are one"):
         schema_of(tmp_path / "in")
     one = schema_of(tmp_path / "in", merge_case=True)
     assert (one.classes, one.columns[0].words) == (("alive", "dead"), ("f", "m"))
@@ -139,7 +139,7 @@ def test_a_column_that_one_party_lacks(tmp_path: Path) -> None:
 def test_other_names_of_columns(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.csv", rows("age,outcome", "1.5,yes", "2.5,no"))
     write(tmp_path / "in" / "b.csv", rows("Ausgang,Alter", "yes,1.5", "no,3.5"))
-    with pytest.raises(Refusal, match=r"b\.csv has no column called 'outcome'"):
+    with pytest.raises(UsageError, match=r"b\.csv has no column called 'outcome'"):
         schema_of(tmp_path / "in", label="outcome")
     data = import_federation(tmp_path / "in", tmp_path / "out", label="outcome", rename={"Alter": "age", "Ausgang": "outcome"})
     assert data.x[:, 0].tolist() == [1.5, 2.5, 1.5, 3.5]
@@ -158,10 +158,10 @@ def test_names_of_columns_that_differ_in_case_are_one(tmp_path: Path) -> None:
 def test_two_columns_that_become_one_are_refused(tmp_path: Path) -> None:
     """One of them would be gone without a word."""
     write(tmp_path / "a.csv", rows("age,Alter,label", "1.5,2.5,yes", "2.5,3.5,no"))
-    with pytest.raises(Refusal, match=r"a\.csv has the columns 'age' and 'Alter', and either may be 'age': remove one"):
+    with pytest.raises(UsageError, match=r"a\.csv has the columns 'age' and 'Alter', and either may be 'age': remove one"):
         schema_of(tmp_path, rename={"Alter": "age"})
     write(tmp_path / "a.csv", rows("age,Age,label", "1.5,2.5,yes", "2.5,3.5,no"))
-    with pytest.raises(Refusal, match=r"a\.csv has the columns 'age' and 'Age', and either may be 'age': remove one"):
+    with pytest.raises(UsageError, match=r"a\.csv has the columns 'age' and 'Age', and either may be 'age': remove one"):
         schema_of(tmp_path)
 
 
@@ -173,7 +173,7 @@ def test_rows_without_a_label_by_other_names_and_words(tmp_path: Path) -> None:
 
 def test_rows_without_a_label(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.csv", rows("age,label", "1.5,yes", "2.5,NA", "3.5,no"))
-    with pytest.raises(Refusal, match=r"no label in row 2 of 'label': fill it in, or say --skip-unlabelled"):
+    with pytest.raises(UsageError, match=r"no label in row 2 of 'label': fill it in, or say --skip-unlabelled"):
         import_federation(tmp_path / "in", tmp_path / "out")
     assert import_federation(tmp_path / "in", tmp_path / "out", skip_unlabelled=True).y.tolist() == [1, 0]
 
@@ -182,7 +182,7 @@ def test_names_that_nobody_has(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write(tmp_path / f"{name}.csv", rows("age,sex,label", "1.5,m,yes", "2.5,f,no"))
     for wrong in ({"drop": ("sx",)}, {"rename": {"Altr": "age"}}, {"columns": ("age", "sx")}, {"kinds": {"sx": "words"}}):
-        with pytest.raises(Refusal, match=r"There is no column called '(sx|Altr)'"):
+        with pytest.raises(UsageError, match=r"There is no column called '(sx|Altr)'"):
             schema_of(tmp_path, **wrong)
 
 
@@ -194,16 +194,16 @@ def test_what_is_said_when_schemas_become_one(tmp_path: Path) -> None:
     both = [tmp_path / "a.json", tmp_path / "b.json"]
     made = agreed_schema(both, drop=("note",), rename={"Alter": "age"}, units={"age": "years"})
     assert [(c.name, c.also_called, c.unit, c.may_be_missing) for c in made.columns] == [("age", ("Alter",), "years", False)]
-    with pytest.raises(Refusal, match="say --kind where the file is described"):
+    with pytest.raises(UsageError, match="say --kind where the file is described"):
         agreed_schema(both, kinds={"age": "words"})
-    with pytest.raises(Refusal, match="There is no column called 'nte'"):
+    with pytest.raises(UsageError, match="There is no column called 'nte'"):
         agreed_schema(both, drop=("nte",))
 
 
 def test_labels_that_are_words_here_and_numbers_there(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", rows("age,label", "1.5,dead", "2.5,alive"))
     write(tmp_path / "b.csv", rows("age,label", "1.5,0", "2.5,1"))
-    with pytest.raises(Refusal, match="of party 'b' is 0, 1 but that of party 'a' alive, dead: they must agree"):
+    with pytest.raises(UsageError, match="of party 'b' is 0, 1 but that of party 'a' alive, dead: they must agree"):
         schema_of(tmp_path)
 
 
@@ -219,7 +219,7 @@ def test_words_that_stand_for_others(tmp_path: Path) -> None:
         agreed_schema([tmp_path / "in" / f"{name}.csv"]).write(tmp_path / f"{name}.json")
     later = agreed_schema([tmp_path / "a.json", tmp_path / "b.json"], words=words)
     assert later == data.schema, "it can also be said when schemas become one"
-    with pytest.raises(Refusal, match="There is no column called 'sx'"):
+    with pytest.raises(UsageError, match="There is no column called 'sx'"):
         schema_of(tmp_path / "in", words={"sx": {"m": "male"}, "label": words["label"]})
 
 
@@ -279,7 +279,7 @@ def test_alone_by_schema_is_together_byte_for_byte(parties: Any, tmp_path_factor
             csv.writer(file, delimiter=separator).writerows([columns, *lines])
     try:
         pooled = import_federation(here / "in", here / "pooled", label="outcome")
-    except Refusal as why:
+    except UsageError as why:
         assert "same label" in str(why) or "no column but" in str(why)  # noqa: PT017 - which refusal it is is the point
         return
     descriptions = []
@@ -287,7 +287,7 @@ def test_alone_by_schema_is_together_byte_for_byte(parties: Any, tmp_path_factor
         descriptions.append(here / f"{name}.json")
         try:
             agreed_schema([here / "in" / f"{name}.csv"], label="outcome").write(descriptions[-1])
-        except Refusal as why:
+        except UsageError as why:
             assert "no column but" in str(why)  # noqa: PT017 - a party with empty columns only has nothing to tell
             return
     agreed = agreed_schema(descriptions)
@@ -336,7 +336,7 @@ def test_a_schema_that_makes_no_sense(change: dict[str, Any], message: str, tmp_
     write(tmp_path / "in" / "a.csv", rows("x,label", "1.5,yes", "2.5,no"))
     made = agreed_schema([tmp_path / "in"]).told()
     (tmp_path / "schema.json").write_text(json.dumps(made | change), encoding="utf-8")
-    with pytest.raises(Refusal, match=message):
+    with pytest.raises(UsageError, match=message):
         read_schema(tmp_path / "schema.json")
 
 
@@ -346,7 +346,7 @@ def test_a_damaged_schema_is_noticed(tmp_path: Path) -> None:
     import_federation(tmp_path / "in", tmp_path / "out")
     text = (tmp_path / "out" / "schema.json").read_text(encoding="utf-8")
     (tmp_path / "out" / "schema.json").write_text(text.replace('"no"', '"nope"'), encoding="utf-8")
-    with pytest.raises(Refusal, match="is not what was written there"):
+    with pytest.raises(UsageError, match="is not what was written there"):
         load(str(tmp_path / "out"))
 
 
@@ -430,9 +430,9 @@ def test_predict_takes_what_the_party_has(tmp_path: Path) -> None:
     for given_ in (frame, {"age": [age for age, _ in cells], "sex": [sex for _, sex in cells]}, cells, fed.parties["b"].test):
         assert torch.equal(model.predict_proba(given_), expected)
         assert torch.equal(model.predict(given_), expected.argmax(1))
-    with pytest.raises(Refusal, match="has 'x' in row 1, which is not one of its words"):
+    with pytest.raises(UsageError, match="has 'x' in row 1, which is not one of its words"):
         model.predict([["50", "x"]])
-    with pytest.raises(Refusal, match="rows of 2 cells: age, sex"):
+    with pytest.raises(UsageError, match="rows of 2 cells: age, sex"):
         model.predict([[1.0, 2.0, 3.0]])
 
 
@@ -445,7 +445,7 @@ def test_pictures_that_are_prepared_already_are_refused() -> None:
     raw = digits.x[list(fed.split.parties["p0"].test)]
     for given_ in (raw, raw.numpy(), raw.tolist(), raw[:, 0].numpy(), test):
         assert torch.equal(model.predict(given_), model.logits(test.x).argmax(1))
-    with pytest.raises(Refusal, match=r"values from -1 to 1, but this model takes them as the party has them, from 0 to 1\."):
+    with pytest.raises(UsageError, match=r"values from -1 to 1, but this model takes them as the party has them, from 0 to 1\."):
         model.predict(test.x)
-    with pytest.raises(Refusal, match=r"have the shape \(1, 4, 4\), but this model takes \(1, 8, 8\)"):
+    with pytest.raises(UsageError, match=r"have the shape \(1, 4, 4\), but this model takes \(1, 8, 8\)"):
         model.predict(np.zeros((2, 4, 4)))

@@ -45,7 +45,7 @@ from comity.data.files import data_folders
 from comity.data.formats import read_csv
 from comity.data.sets.identities import query_and_gallery
 from comity.data.sets.tables import HEART_FILES
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.measure.retrieval import retrieval
 
 
@@ -140,7 +140,7 @@ def test_har_as_in_pfllibs_files(here: Path) -> None:
 )
 def test_options_that_a_dataset_does_not_have_are_refused(name: str, says: str, here: Path) -> None:
     har(here)
-    with pytest.raises(Refusal) as why:
+    with pytest.raises(UsageError) as why:
         load(name)
     assert says in str(why.value)
 
@@ -149,7 +149,7 @@ def refusal(name: str) -> str:
     """What is said when a dataset is loaded, if anything."""
     try:
         load(name)
-    except Refusal as why:
+    except UsageError as why:
         return str(why)
     return "Nothing."
 
@@ -349,7 +349,7 @@ def test_query_and_gallery(
 def test_re_identification_that_is_not_there(here: Path, refuses: Any) -> None:
     with refuses("market1501", "put Market-1501-v15.09.15/query, Market-1501-v15.09.15/bounding_box_test into the folder"):
         query_and_gallery("market1501")
-    with pytest.raises(Refusal, match="There is no re-identification dataset 'mnist'"):
+    with pytest.raises(UsageError, match="There is no re-identification dataset 'mnist'"):
         query_and_gallery("mnist")
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from comity.core.key import Key
 from comity.data import Dataset
 from comity.data.shifts import KINDS, apply
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 KEY = Key.root(0)
 
@@ -196,7 +196,7 @@ def test_matched_test_samples_are_shifted(digits: Dataset) -> None:
 @pytest.mark.parametrize("kind", ["rotate", "blur", "texture", "thick", "thin"])
 def test_kinds_for_images_are_refused_for_tables(kind: str) -> None:
     with pytest.raises(
-        Refusal,
+        UsageError,
         match=re.escape(
             f"The shift {kind} is for images, but a sample here has shape (4,); use kinds=none,invert,noise,contrast."
         ),
@@ -216,7 +216,7 @@ def test_kinds_for_images_are_refused_for_tables(kind: str) -> None:
     ],
 )
 def test_refusals(digits: Dataset, spec: str, message: str) -> None:
-    with pytest.raises(Refusal, match=re.escape(message)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         digits.partition(spec, 4)
 
 
@@ -228,7 +228,7 @@ def test_tables_take_the_shifts_that_need_no_picture() -> None:
     fed = table().partition("iid|shift(kinds=none,invert,noise,contrast)", 4)
     assert fed.shape == (4,)
     with pytest.raises(
-        Refusal,
+        UsageError,
         match=re.escape(
             "The shift rotate is for images, but a sample here has shape (4,); use kinds=none,invert,noise,contrast."
         ),
@@ -237,5 +237,5 @@ def test_tables_take_the_shifts_that_need_no_picture() -> None:
 
 
 def test_values_beyond_one_are_refused() -> None:
-    with pytest.raises(Refusal, match=r"The shift invert needs values from 0 to 1.*rescale the data"):
+    with pytest.raises(UsageError, match=r"The shift invert needs values from 0 to 1.*rescale the data"):
         table(-3, 3).partition("iid|shift(kinds=invert)", 4)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from comity.data import Dataset, Federation, Split
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 
 def assert_same(one: Federation, two: Federation) -> None:
@@ -105,21 +105,21 @@ def change(saved: dict[str, Any], path: str, value: object) -> None:
 )
 def test_damaged_splits_are_refused(digits: Dataset, saved: dict[str, Any], path: str, value: object, message: str) -> None:
     change(saved, path, value)
-    with pytest.raises(Refusal, match=re.escape(message)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         digits.split(Split.from_json(json.dumps(saved)))
 
 
 def test_training_on_test_samples_is_refused(digits: Dataset, saved: dict[str, Any]) -> None:
     parties = saved["parties"]
     parties["p1"]["train"].append(parties["p0"]["test"][0])
-    with pytest.raises(Refusal, match="The split tests party 'p0' on a sample that is trained on"):
+    with pytest.raises(UsageError, match="The split tests party 'p0' on a sample that is trained on"):
         digits.split(Split.from_json(json.dumps(saved)))
 
 
 def test_training_samples_used_twice_are_refused(digits: Dataset, saved: dict[str, Any]) -> None:
     parties = saved["parties"]
     parties["p1"]["validation"].append(parties["p0"]["train"][0])
-    with pytest.raises(Refusal, match="The split uses a training sample of party 'p0' twice"):
+    with pytest.raises(UsageError, match="The split uses a training sample of party 'p0' twice"):
         digits.split(Split.from_json(json.dumps(saved)))
 
 
@@ -127,31 +127,31 @@ def test_training_samples_used_twice_are_refused(digits: Dataset, saved: dict[st
 def test_what_is_no_split_is_refused(digits: Dataset, tmp_path: Path, text: str) -> None:
     file = tmp_path / "split.json"
     file.write_text(text)
-    with pytest.raises(Refusal, match="is not a split that Comity wrote") as caught:
+    with pytest.raises(UsageError, match="is not a split that Comity wrote") as caught:
         digits.split(file)
     assert str(file) in str(caught.value)
 
 
 def test_unreadable_files_are_refused(digits: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match=r"The split file '.*none\.json' cannot be read; check its path"):
+    with pytest.raises(UsageError, match=r"The split file '.*none\.json' cannot be read; check its path"):
         digits.partition(str(tmp_path / "none.json"))
-    with pytest.raises(Refusal, match="cannot be read"):
+    with pytest.raises(UsageError, match="cannot be read"):
         digits.split(tmp_path)
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(Refusal, match="cannot be read"):
+    with pytest.raises(UsageError, match="cannot be read"):
         digits.split(tmp_path / "binary.json")
 
 
 def test_a_split_of_other_data_is_refused(digits: Dataset) -> None:
     other = Dataset("other", 1 - digits.x, digits.y, 10)
-    with pytest.raises(Refusal, match=r"The split was made for other data .dataset 'other'., not for 'digits'"):
+    with pytest.raises(UsageError, match=r"The split was made for other data .dataset 'other'., not for 'digits'"):
         digits.split(other.partition("iid", 3).split)
-    with pytest.raises(Refusal, match="other data"):  # other constants would give other tensors
+    with pytest.raises(UsageError, match="other data"):  # other constants would give other tensors
         digits.split(replace(digits, mean=(0.0,)).partition("iid", 3).split)
 
 
 def test_another_number_of_parties_is_refused(digits: Dataset, tmp_path: Path) -> None:
     path = tmp_path / "split.json"
     path.write_text(digits.partition("iid", 3).split.to_json())
-    with pytest.raises(Refusal, match=r"The split '.*split\.json' has 3 parties, not 4"):
+    with pytest.raises(UsageError, match=r"The split '.*split\.json' has 3 parties, not 4"):
         digits.partition(str(path), parties=4)

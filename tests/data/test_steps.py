@@ -18,7 +18,7 @@ from comity.core.key import Key
 from comity.data import Dataset, Federation, Share, Split
 from comity.data.groups import Groups
 from comity.data.steps import Concept, Keep, Steps
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.spec import parse
 
 seeds = st.integers(0, 1000)
@@ -131,7 +131,7 @@ def test_keep_twice_draws_twice() -> None:
 
 
 def test_keeping_more_than_there_is_names_the_party() -> None:
-    with pytest.raises(Refusal, match=r"^Party 'p0' has 45 samples to learn from, not 46; use a smaller keep\.$"):
+    with pytest.raises(UsageError, match=r"^Party 'p0' has 45 samples to learn from, not 46; use a smaller keep\.$"):
         data().partition("iid|keep(samples=46)", 4)
     assert [len(p) for p in learned(data().partition("iid|keep(samples=45)", 4))] == [45] * 4
 
@@ -241,7 +241,7 @@ def test_the_order_of_different_steps_does_not_matter() -> None:
     ],
 )
 def test_refusals(spec: str, message: str) -> None:
-    with pytest.raises(Refusal, match=re.escape(message)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         data().partition(spec, 4)
 
 
@@ -277,5 +277,5 @@ def test_every_group_has_a_concept_of_its_own(classes: int, groups: int) -> None
 def test_a_split_with_wrong_names_is_refused(wrong: list[int]) -> None:
     saved = json.loads(data().partition("iid|concept", 2).split.to_json())
     saved["parties"]["p1"]["labels"] = wrong
-    with pytest.raises(Refusal):
+    with pytest.raises(UsageError):
         data().split(Split.from_json(json.dumps(saved)))

@@ -10,7 +10,7 @@ import pytest
 MODULES = [
     "comity",
     "comity.calls",
-    "comity.core.own_metrics",
+    "comity.core.custom_metrics",
     "comity.data.dataset",
     "comity.data.federation",
     "comity.data.library",

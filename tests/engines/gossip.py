@@ -43,7 +43,7 @@ class After:
 class Posted:
     """A parcel as the server sees it."""
 
-    parcel: Sealed[Parcel]
+    sealed: Sealed[Parcel]
 
 
 @algorithm
@@ -67,7 +67,7 @@ class Gossip(Algorithm[Empty, Params, Empty]):
         ring = server.sample(t)
         after = dict(zip(ring, [*ring[1:], ring[0]], strict=True))
         posted = server.call(self.offer, {i: After(after[i]) for i in ring})
-        server.call(self.local, dict.fromkeys(ring, Empty()), parcels={(i, after[i]): posted[i].parcel for i in ring})
+        server.call(self.local, dict.fromkeys(ring, Empty()), sealed_messages={(i, after[i]): posted[i].sealed for i in ring})
         return s
 
     @on_party

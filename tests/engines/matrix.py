@@ -8,7 +8,7 @@ from typing import Any
 
 import comity
 from comity import algorithms
-from comity.core import Params, Refusal, Wrapper
+from comity.core import Params, UsageError, Wrapper
 from comity.core.wrapper import AsHost
 from comity.spec import parse
 
@@ -64,7 +64,7 @@ def accepted(text: str) -> bool:
     """Whether a composition makes sense."""
     try:
         algorithms.compose(text)
-    except Refusal:
+    except UsageError:
         return False
     return True
 

@@ -11,13 +11,13 @@ import torch
 from matrix import compositions, ragged, run, short, weights
 
 import comity
-from comity.core.attendance import Absence
+from comity.core.participation import Absence
 from comity.core.call import CallId, Message
 from comity.core.codec import encode
 from comity.core.record import Model, leaves, record_type
 from comity.engines.site import Site
 from comity.engines.versions import PartyState
-from comity.errors import ComityError, Refusal
+from comity.errors import ComityError, UsageError
 from comity.experiments import config
 from comity.experiments.build import prepare
 from comity.experiments.folder import RunFolder
@@ -182,7 +182,7 @@ def test_a_round_with_too_few_is_void_for_everybody(text: str, tmp_path: Path) -
 
 
 def test_more_replies_than_parties_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match="min_replies must be at most 4, the number of parties, not 5"):
+    with pytest.raises(UsageError, match="min_replies must be at most 4, the number of parties, not 5"):
         run("fedavg", tmp_path / "run", min_replies=5)
 
 
@@ -277,13 +277,13 @@ def test_absences_at_random_are_the_seeds(tmp_path: Path) -> None:
     ],
 )
 def test_a_plan_that_makes_no_sense_is_refused(lines: list[str], heads: str, sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match=sentence):
+    with pytest.raises(UsageError, match=sentence):
         run("fedavg", tmp_path / "run", absent=plan(tmp_path, *lines, heads=heads))
 
 
 @pytest.mark.parametrize("wish", ["nothing.csv", "random(dead=2)", "random()", "sometimes"])
 def test_a_wish_that_is_no_plan_is_refused(wish: str, tmp_path: Path) -> None:
-    with pytest.raises(Refusal):
+    with pytest.raises(UsageError):
         run("fedavg", tmp_path / "run", absent=wish)
 
 

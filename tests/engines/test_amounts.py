@@ -20,7 +20,7 @@ from comity.core.metrics import METRICS
 from comity.data import Dataset
 from comity.data.groups import Groups
 from comity.data.importing import import_federation
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.measure.study import study
 from comity.report import report
 from comity.studies.export import export, load
@@ -75,7 +75,7 @@ def test_every_method_runs_or_says_why_not(tmp_path: Path) -> None:
     for name in (wrapped.get(name, name) for name in algorithms.names()):
         try:
             found = comity.run(name, fed, out=tmp_path / name, **(RUN | {"rounds": 1}))
-        except Refusal as why:
+        except UsageError as why:
             assert str(why).endswith("but the label of these data is a number, not a class.")  # noqa: PT017 - or the test ends
             refused.add(name)
         else:
@@ -95,24 +95,24 @@ def test_arrays_with_no_classes() -> None:
     assert fed.counts().tolist() == [[len(fed.parties[name].train)] for name in ("a", "b")]
     found = comity.run("fedavg", fed, rounds=20, model="linear")
     assert found.model("a").predict(np.array([[1.0, 0.0]])).item() == pytest.approx(3, abs=0.5)
-    with pytest.raises(Refusal, match="predicts a number, which has no classes"):
+    with pytest.raises(UsageError, match="predicts a number, which has no classes"):
         found.model("a").predict_proba(x)
-    with pytest.raises(Refusal, match="must be whole numbers"):
+    with pytest.raises(UsageError, match="must be whole numbers"):
         comity.Federation.from_arrays({"a": (x, 3 * x[:, 0])})
 
 
 @pytest.mark.parametrize("partition", ["dirichlet(alpha=1)", "pathological(classes=2)", "shard", "iid|concept"])
 def test_partitions_that_need_classes(partition: str) -> None:
-    with pytest.raises(Refusal, match="shares out by class, but the label of these data is a number"):
+    with pytest.raises(UsageError, match="shares out by class, but the label of these data is a number"):
         table().partition(partition, parties=3)
 
 
 def test_metrics_that_do_not_fit() -> None:
     fed = table().partition("auto")
-    with pytest.raises(Refusal, match="metric auc is for classes"):
+    with pytest.raises(UsageError, match="metric auc is for classes"):
         comity.run("fedavg", fed, metric="auc", **RUN)
     digits = comity.load("digits").partition("iid|keep(samples=30)", parties=2)
-    with pytest.raises(Refusal, match="metric r2 is for labels that are numbers, but these data have 10 classes"):
+    with pytest.raises(UsageError, match="metric r2 is for labels that are numbers, but these data have 10 classes"):
         comity.run("fedavg", digits, metric="r2", rounds=1)
 
 
@@ -170,9 +170,9 @@ def test_what_is_told_in_accuracy_or_by_class_is_refused(tmp_path: Path) -> None
     """An effect of +0.0 on everybody would be wrong without a word."""
     fed = table().partition("auto")
     comity.run("fedavg", fed, out=tmp_path / "run", **RUN)
-    with pytest.raises(Refusal, match="measure describes representations by the classes"):
+    with pytest.raises(UsageError, match="measure describes representations by the classes"):
         study(tmp_path / "run", federation=fed)
-    with pytest.raises(Refusal, match="leave-one-out tells what a party gives others in accuracy, but the label"):
+    with pytest.raises(UsageError, match="leave-one-out tells what a party gives others in accuracy, but the label"):
         comity.leave_one_out("fedavg", fed, **RUN)
 
 
@@ -198,7 +198,7 @@ def test_many_whole_numbers_are_asked_about(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     lines = [f"{k % 7 + 0.5},{k % 30}" for k in range(60)]
     (tmp_path / "in" / "a.csv").write_text("\n".join(["x,days", *lines]), encoding="utf-8")
-    with pytest.raises(Refusal, match="has 30 different numbers: say --kind 'days=number' to predict it as a number"):
+    with pytest.raises(UsageError, match="has 30 different numbers: say --kind 'days=number' to predict it as a number"):
         import_federation(tmp_path / "in", tmp_path / "out", label="days")
     assert import_federation(tmp_path / "in", tmp_path / "n", label="days", kinds={"days": "number"}).classes == 0
     assert import_federation(tmp_path / "in", tmp_path / "w", label="days", kinds={"days": "words"}).classes == 30

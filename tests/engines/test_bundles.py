@@ -17,7 +17,7 @@ from comity.core.call import CallId, Message
 from comity.core.record import leaves
 from comity.engines import ray_cluster
 from comity.engines.bundles import packed, packed_for, unpacked
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.studies.side_by_side import settled
 
 
@@ -74,17 +74,17 @@ def test_a_tree_without_tensors() -> None:
 def test_what_was_given_from_python_cannot_be_found_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "check_installed", lambda: None)
     monkeypatch.setattr("comity.experiments.build.check_installed", lambda: None)
-    with pytest.raises(Refusal, match="data given as arrays"):
+    with pytest.raises(UsageError, match="data given as arrays"):
         comity.run("fedavg", ragged(), out=tmp_path / "a", engine="ray")
     pair = nn.Sequential(nn.Flatten(), nn.Linear(64, 9)), nn.Linear(9, 10)
-    with pytest.raises(Refusal, match="networks given as modules"):
+    with pytest.raises(UsageError, match="networks given as modules"):
         comity.run("fedavg", data="digits", model=pair, out=tmp_path / "b", engine="ray")
     assert not list(tmp_path.iterdir())
 
 
 def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(Refusal, match=r"pip install comity\[ray\]"):
+    with pytest.raises(UsageError, match=r"pip install comity\[ray\]"):
         comity.run("fedavg", data="digits", out=tmp_path / "run", engine="ray")
     assert not list(tmp_path.iterdir())
 
@@ -92,5 +92,5 @@ def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch
 def test_several_jobs_are_not_for_ray() -> None:
     from comity.experiments import config
 
-    with pytest.raises(Refusal, match="workers instead of jobs"):
+    with pytest.raises(UsageError, match="workers instead of jobs"):
         settled(config.experiment({"engine": "ray"}), 2)

@@ -40,11 +40,11 @@ class Wire:
         self.replies: list[tuple[CallId, Any, Any]] = []
         function, evaluate = LoopEngine.run, LoopEngine.evaluate
 
-        def worked(engine: LoopEngine, call: CallId, messages: Mapping[int, Any], parcels: Mapping[Any, Sealed]) -> Iterator[Any]:
+        def worked(engine: LoopEngine, call: CallId, messages: Mapping[int, Any], sealed_messages: Mapping[Any, Sealed]) -> Iterator[Any]:
             self.messages += [(call, message.content) for message in messages.values()] + [
-                (call, parcel) for parcel in parcels.values()
+                (call, sealed) for sealed in sealed_messages.values()
             ]
-            for i, answer in function(engine, call, messages, parcels):
+            for i, answer in function(engine, call, messages, sealed_messages):
                 self.replies.append((call, answer.reply, engine.sites[i].mine))
                 yield i, answer
 

@@ -66,7 +66,7 @@ def test_all_methods_with_a_server_that_has_no_data(text: str, sites: Sites, tmp
         server = [row for row in RunFolder(between).read_ledger() if site in (row.src, row.dst) and row.kind != "setup"]
         ours = own.read_ledger()
         assert [row for row in ours if row.kind != "peer"] == [row for row in server if row.kind != "peer"]
-        assert parcels(ours, site) == parcels(server, site)
+        assert sealed_messages(ours, site) == sealed_messages(server, site)
 
 
 def test_private_training_at_sites_has_the_same_account_and_other_noise(sites: Sites, tmp_path: Path, quiet: None) -> None:
@@ -105,7 +105,7 @@ def test_a_site_keeps_to_its_epsilon_over_all_runs(tmp_path: Path, quiet: None) 
     assert "noise is given as a number" in (undecided / FAILURE).read_text()
 
 
-def parcels(rows: list[Charge], site: str) -> list[tuple[Any, ...]]:
+def sealed_messages(rows: list[Charge], site: str) -> list[tuple[Any, ...]]:
     """The parcels of a site; one that leaves is charged there under its own work, and at the server under its recipient's."""
     return sorted((r.round, r.call if r.dst == site else "", r.src, r.dst, r.bytes) for r in rows if r.kind == "peer")
 

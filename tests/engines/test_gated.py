@@ -15,7 +15,7 @@ from matrix import VARIANTS, run, tables, weights
 from comity.core import Sealed
 from comity.core.call import CallId, EvaluationRequest, Message, PartyResult
 from comity.core.codec import decode, encode
-from comity.core.gate import Gate
+from comity.core.validate import MessageValidator
 from comity.core.record import unseal
 from comity.core.signature import party_functions
 from comity.engines.engine import inboxes
@@ -48,40 +48,40 @@ class Watched:
         function, evaluate = LoopEngine.run, LoopEngine.evaluate
         locks: dict[int, Lock] = {}
 
-        def gate(engine: LoopEngine, i: int) -> Gate:
+        def validator(engine: LoopEngine, i: int) -> MessageValidator:
             site = engine.sites[i]
-            return Gate(site.algorithm, site.party.task, site.party.federation_size)
+            return MessageValidator(site.algorithm, site.party.task, site.party.federation_size)
 
-        def sent(message: Message, gate: Gate) -> Message:
-            return message._replace(content=decode(encode(message.content), records=gate.records))
+        def sent(message: Message, validator: MessageValidator) -> Message:
+            return message._replace(content=decode(encode(message.content), records=validator.records))
 
-        def worked(engine: LoopEngine, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Any, Sealed]) -> Iterator[Any]:
+        def worked(engine: LoopEngine, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Any, Sealed]) -> Iterator[Any]:
             if id(engine) not in locks:
-                records = gate(engine, next(iter(messages))).records
+                records = validator(engine, next(iter(messages))).records
                 locks[id(engine)] = Lock(SharedSecret(os.urandom(32)), os.urandom(16), records)
             lock = locks[id(engine)]
-            gates = {i: gate(engine, i) for i in messages}
+            gates = {i: validator(engine, i) for i in messages}
             came = {i: sent(message, gates[i]) for i, message in messages.items()}
             for i, message in came.items():
                 gates[i].check_letter(call, message.content)
-            opened = lock.open(inboxes(parcels), call)
+            opened = lock.open(inboxes(sealed_messages), call)
             for i, inbox in opened.items():
-                for parcel in inbox.values():
-                    gates[i].check_parcel(unseal(parcel))
+                for sealed in inbox.values():
+                    gates[i].check_parcel(unseal(sealed))
                     self.passed["parcel"] += 1
-            flat = {(src, dst): parcel for dst, inbox in opened.items() for src, parcel in inbox.items()}
+            flat = {(src, dst): sealed for dst, inbox in opened.items() for src, sealed in inbox.items()}
             for i, answer in function(engine, call, came, flat):
                 gates[i].check_reply(call, answer.reply)
-                blob = encode(lock.close(answer.reply), parcels=True)
-                reply = decode(blob, parcels=True, records=gates[i].records)
+                blob = encode(lock.close(answer.reply), sealed_messages=True)
+                reply = decode(blob, sealed_messages=True, records=gates[i].records)
                 gates[i].check_reply(call, reply)
                 self.passed[call.function] += 1
                 yield i, PartyResult(reply, *answer[1:])
 
         def evaluated(engine: LoopEngine, messages: Mapping[int, Message], look: EvaluationRequest) -> Iterator[Any]:
-            came = {i: sent(message, gate(engine, i)) for i, message in messages.items()}
+            came = {i: sent(message, validator(engine, i)) for i, message in messages.items()}
             for i, message in came.items():
-                gate(engine, i).check_view(message.content)
+                validator(engine, i).check_view(message.content)
             self.passed["evaluate"] += len(came)
             return evaluate(engine, came, look)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import comity
 from comity.core import Key, Params, average
 from comity.engines.loop import LoopEngine
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments import checkpoint, config
 from comity.experiments.build import prepare
 from comity.experiments.outline import Quiet
@@ -176,7 +176,7 @@ def test_leaving_somebody_out_changes_nobodys_start(tmp_path: Path) -> None:
     ids=["fedbabu", "wrapped", "centralized", "pilot", "a user's"],
 )
 def test_refused_where_it_makes_no_sense(text: str, why: str, tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match=f"^init=own cannot be: .* {why}"):
+    with pytest.raises(UsageError, match=f"^init=own cannot be: .* {why}"):
         run(text, tmp_path, init="own")
 
 
@@ -198,7 +198,7 @@ class FixedHead(Fixed):
 
 def test_refused_where_there_is_nothing_to_draw(tmp_path: Path) -> None:
     pair = Fixed(64), FixedHead(10)
-    with pytest.raises(Refusal, match="the same first weights"):
+    with pytest.raises(UsageError, match="the same first weights"):
         run("fedavg", tmp_path, model=pair, init="own")
     run("fedavg", tmp_path / "drawn", model=(Fixed(64), nn.Linear(64, 10)), init="own", rounds=1)
 

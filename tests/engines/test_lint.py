@@ -136,12 +136,12 @@ def singletons(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for line in tree.body:
         targets = line.targets if isinstance(line, ast.Assign) else [line.target] if isinstance(line, ast.AnnAssign) else []
         value: Any = getattr(line, "value", None)
-        called = isinstance(value, ast.Call) and dotted(value.func).rpartition(".")[2] not in (
+        display_name = isinstance(value, ast.Call) and dotted(value.func).rpartition(".")[2] not in (
             "frozenset", "tuple", "TypeVar", "int", "float", "compile",
         )  # fmt: skip
         for target in targets:
             name = dotted(target)
-            if name.startswith("__") or not (called or isinstance(value, MUTABLE)):
+            if name.startswith("__") or not (display_name or isinstance(value, MUTABLE)):
                 continue
             held[name] = value
             try:
@@ -246,9 +246,9 @@ def handed_over(cls: type) -> set[str]:
     for base in cls.__mro__:
         if base.__module__.startswith(("comity.", __name__)):
             nodes = list(ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base)))))
-            called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+            display_name = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
             own = [node for node in nodes if isinstance(node, ast.Attribute) and dotted(node.value) == "self"]
-            found |= {node.attr for node in own if id(node) not in called}
+            found |= {node.attr for node in own if id(node) not in display_name}
     return {name for name in found if inspect.iscoroutinefunction(getattr(cls, name, None))}
 
 

@@ -152,7 +152,7 @@ def test_killed_on_the_way(step: int, tmp_path: Path) -> None:
 def refused(text: str, folder: Path, first: int, rounds: int, words: str, **settings: Any) -> None:
     run(text, folder, rounds=first, **SMALL | settings)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(comity.Refusal, match=words):
+    with pytest.raises(comity.UsageError, match=words):
         longer.ask_for(folder, rounds)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 

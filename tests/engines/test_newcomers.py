@@ -61,10 +61,10 @@ class Witness:
             self.round = t
             begin(server, t)
 
-        def worked(engine: LoopEngine, call: Any, messages: Mapping[int, Any], parcels: Any) -> Iterator[Any]:
+        def worked(engine: LoopEngine, call: Any, messages: Mapping[int, Any], sealed_messages: Any) -> Iterator[Any]:
             assert call.round == self.round
             self.hear(engine, call.function, messages)
-            return function(engine, call, messages, parcels)
+            return function(engine, call, messages, sealed_messages)
 
         def evaluated(engine: LoopEngine, messages: Mapping[int, Any], look: Any) -> Iterator[Any]:
             self.hear(engine, "evaluate", messages)
@@ -547,7 +547,7 @@ def test_wrong_settings_are_one_sentence(option: str, capsys: pytest.CaptureFixt
 
 
 def test_a_newcomers_model_is_asked_for_by_name(joined: Callable[..., Joined]) -> None:
-    with pytest.raises(comity.Refusal, match="Did you mean 'west'"):
+    with pytest.raises(comity.UsageError, match="Did you mean 'west'"):
         joined("fedavg")[0].model("wets")
 
 
@@ -561,7 +561,7 @@ def test_progress_counts_no_rounds_that_there_are_not(capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("method", ["fedavg", "adcol", "centralized", "fedavg+dbe"])
 def test_a_newcomer_that_does_not_fit_is_refused_before_round_1(method: str, tmp_path: Path) -> None:
-    with pytest.raises(comity.Refusal, match="west"):
+    with pytest.raises(comity.UsageError, match="west"):
         run(method, tmp_path, newcomers=1, party={"west": {"model": "mlp2(width=9)"}}, **PLAIN)
 
 

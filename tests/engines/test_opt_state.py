@@ -190,7 +190,7 @@ def test_forgetting_at_resume_would_be_noticed(tmp_path: Path) -> None:
 
 def test_a_run_is_not_resumed_with_another_memory(tmp_path: Path) -> None:
     run("solo", tmp_path, **MODEL, opt_state="keep")
-    with pytest.raises(comity.Refusal, match="other settings"):
+    with pytest.raises(comity.UsageError, match="other settings"):
         run("solo", tmp_path, **MODEL, resume=True)
 
 
@@ -237,7 +237,7 @@ def test_batchnorm_still_needs_two() -> None:
 
 @pytest.mark.parametrize("last_batch", ["keep", "drop"])
 def test_batches_of_one_are_refused_under_batchnorm(last_batch: str) -> None:
-    with pytest.raises(comity.Refusal, match="at least 2"):
+    with pytest.raises(comity.UsageError, match="at least 2"):
         steps([9], model=BATCHNORM, batch=1, last_batch=last_batch)
 
 

@@ -138,8 +138,8 @@ def test_the_order_of_replies_does_not_matter(monkeypatch: pytest.MonkeyPatch, t
     function, evaluate = LoopEngine.run, LoopEngine.evaluate
     seen: list[list[int]] = []
 
-    def worked(engine: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
-        answers = list(function(engine, call, dict(reversed(messages.items())), parcels))
+    def worked(engine: LoopEngine, call: Any, messages: Any, sealed_messages: Any) -> Iterator[Any]:
+        answers = list(function(engine, call, dict(reversed(messages.items())), sealed_messages))
         seen.append([i for i, _ in answers])
         return iter(answers)
 

@@ -16,9 +16,9 @@ from test_resume import Interrupt
 
 import comity
 from comity import algorithms
-from comity.core import Averaging, Model, Params, Refusal
+from comity.core import Averaging, Model, Params, UsageError
 from comity.core.aggregate import AveragedReplies
-from comity.core.record import hollow, payload, record
+from comity.core.record import meta_like, payload, record
 from comity.core.runner import SUMMED
 from comity.core.wrapper import check_can_be_summed
 from comity.engines.bundles import packed, unpacked
@@ -48,7 +48,7 @@ SUMS: dict[str, Any] = {"engine": "process", "workers": 2, "partial_sums": True}
 def can_be_summed(text: str) -> bool:
     try:
         check_can_be_summed(algorithms.compose(text), text)
-    except Refusal:
+    except UsageError:
         return False
     return True
 
@@ -312,7 +312,7 @@ def test_a_lost_worker_is_asked_again_for_its_whole_sum(tmp_path: Path, monkeypa
 
 def test_a_hollow_reply_weighs_what_it_weighed_and_tells_nothing() -> None:
     reply = Model({"w": torch.ones(3, 5), "half": torch.ones(7, dtype=torch.float16), "none": torch.zeros(0)})
-    header, bundle = packed({"hollow": hollow(reply), "whole": torch.ones(2)})
+    header, bundle = packed({"hollow": meta_like(reply), "whole": torch.ones(2)})
     there = unpacked(header, bundle)
     assert payload(there["hollow"]) == payload(reply) == 74
     assert {name: (value.shape, value.dtype) for name, value in there["hollow"].theta.items()} == {
@@ -336,24 +336,24 @@ def test_a_hollow_reply_weighs_what_it_weighed_and_tells_nothing() -> None:
     ],
 )
 def test_methods_that_need_each_reply_are_refused(text: str, why: str, tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match=why):
+    with pytest.raises(UsageError, match=why):
         run(text, tmp_path / "run", **QUICK, **SUMS)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("engine", ["auto", "loop", "stacked"])
 def test_so_are_engines_without_workers(engine: str) -> None:
-    with pytest.raises(Refusal, match="partial_sums are sums at workers, and need --engine process or ray"):
+    with pytest.raises(UsageError, match="partial_sums are sums at workers, and need --engine process or ray"):
         config.experiment({"partial_sums": True, "engine": engine})
 
 
 def test_it_is_on_or_off() -> None:
     for given in (1, "on", "true"):
-        with pytest.raises(Refusal, match="partial_sums must be true or false, not"):
+        with pytest.raises(UsageError, match="partial_sums must be true or false, not"):
             config.experiment({"partial_sums": given, "engine": "process"})
     made = config.experiment({"partial_sums": True, "engine": "process"})
     assert "partial_sums = true" in config.write(made)
-    with pytest.raises(Refusal, match="rounds cannot be true"):
+    with pytest.raises(UsageError, match="rounds cannot be true"):
         config.experiment({"rounds": True})
 
 

@@ -17,7 +17,7 @@ from elsewhere import Root, Sites, ended, watched
 from comity.core.call import CallId
 from comity.core.record import Cipher, Model, Sealed, leaves, post, seal, unseal
 from comity.engines.sealing import Lock
-from comity.errors import ComityError, Refusal
+from comity.errors import ComityError, UsageError
 from comity.sites import afterwards
 from comity.sites.messages import ANSWERED, ASKED, Begin, Failed, Introduced, Passport, RunCall, pack, unpack
 from comity.sites.passports import Identity, Signer, keys_of
@@ -37,7 +37,7 @@ def own_key() -> X25519PrivateKey:
 
 
 def refused(identity: Identity, name: str, passport: Passport, run: str = "run") -> None:
-    with pytest.raises(Refusal, match=f"The key that is said to be {name}'s is not"):
+    with pytest.raises(UsageError, match=f"The key that is said to be {name}'s is not"):
         identity.public_key(run, name, passport)
 
 
@@ -85,7 +85,7 @@ def test_a_certificate_that_has_expired_or_is_not_valid_yet(root: Root) -> None:
 
 
 def test_a_kit_that_cannot_be_read(tmp_path: Path, root: Root) -> None:
-    with pytest.raises(Refusal, match="comity deploy accept makes them"):
+    with pytest.raises(UsageError, match="comity deploy accept makes them"):
         Identity.read(tmp_path)
     east = root.identity("east")
     pem = serialization.Encoding.PEM
@@ -93,7 +93,7 @@ def test_a_kit_that_cannot_be_read(tmp_path: Path, root: Root) -> None:
     (tmp_path / "client.crt").write_bytes(east.certificate.public_bytes(pem))
     (tmp_path / "rootCA.pem").write_bytes(root.certificate.public_bytes(pem))
     (tmp_path / "client.key").write_bytes(own_key().private_bytes(*plain))
-    with pytest.raises(Refusal, match="signs nothing"):
+    with pytest.raises(UsageError, match="signs nothing"):
         Identity.read(tmp_path)
     assert isinstance(east.signer, type(root.key))
     (tmp_path / "client.key").write_bytes(east.signer.private_bytes(*plain))
@@ -117,14 +117,14 @@ class Parcels:
 
 
 def locked(lock: Lock, sender: int, to: int, round: int = 1) -> Sealed[Any]:
-    parcel = seal(Model({"w": torch.arange(6.0)}), to=to)
-    post(parcel, sender, round)
-    closed: Sealed[Any] = lock.close(parcel)
+    sealed = seal(Model({"w": torch.arange(6.0)}), to=to)
+    post(sealed, sender, round)
+    closed: Sealed[Any] = lock.close(sealed)
     return closed
 
 
-def opened(lock: Lock, parcel: Sealed[Any], sender: int, to: int, call: CallId) -> Any:
-    return unseal(lock.open({to: {sender: parcel}}, call)[to][sender])
+def opened(lock: Lock, sealed: Sealed[Any], sender: int, to: int, call: CallId) -> Any:
+    return unseal(lock.open({to: {sender: sealed}}, call)[to][sender])
 
 
 CALL = CallId("assist", 0, 1, 0)
@@ -132,19 +132,19 @@ CALL = CallId("assist", 0, 1, 0)
 
 def test_a_parcel_opens_for_whom_it_is(root: Root) -> None:
     sites = Parcels(root)
-    parcel = locked(sites.lock("east"), 0, 1)
+    sealed = locked(sites.lock("east"), 0, 1)
     lock = sites.lock("north")
-    assert torch.equal(opened(lock, parcel, 0, 1, CALL).theta["w"], torch.arange(6.0))
-    opened(lock, parcel, 0, 1, CALL)  # the same call again, whose answer was lost
+    assert torch.equal(opened(lock, sealed, 0, 1, CALL).theta["w"], torch.arange(6.0))
+    opened(lock, sealed, 0, 1, CALL)  # the same call again, whose answer was lost
     with pytest.raises(ComityError, match="a second time"):
-        opened(lock, parcel, 0, 1, CALL._replace(occurrence=1))
+        opened(lock, sealed, 0, 1, CALL._replace(occurrence=1))
 
 
-def readdressed(parcel: Sealed[Any], **changes: Any) -> Sealed[Any]:
+def readdressed(sealed: Sealed[Any], **changes: Any) -> Sealed[Any]:
     """What a server could make of a parcel."""
-    cipher = replace(unseal(parcel), **changes)
-    mark = type(parcel.postmark)(cipher.sender, cipher.round)  # type: ignore[misc]
-    return Sealed(cipher, parcel.size, tuple(cipher.to), mark)
+    cipher = replace(unseal(sealed), **changes)
+    mark = type(sealed.origin)(cipher.sender, cipher.round)  # type: ignore[misc]
+    return Sealed(cipher, sealed.size, tuple(cipher.to), mark)
 
 
 WRONG: dict[str, Callable[[Parcels, Sealed[Any]], Any]] = {
@@ -154,7 +154,7 @@ WRONG: dict[str, Callable[[Parcels, Sealed[Any]], Any]] = {
     "replayed": lambda sites, p: opened(sites.lock("north"), readdressed(p, round=2), 0, 1, CALL._replace(round=2)),
     "another run": lambda sites, p: opened(sites.lock("north", b"s" * 16), p, 0, 1, CALL),
     "another sender": lambda sites, p: opened(sites.lock("north"), readdressed(p, sender=2), 2, 1, CALL),
-    "another size": lambda sites, p: opened(sites.lock("north"), Sealed(unseal(p), 7, p.to, p.postmark), 0, 1, CALL),
+    "another size": lambda sites, p: opened(sites.lock("north"), Sealed(unseal(p), 7, p.to, p.origin), 0, 1, CALL),
     "changed": lambda sites, p: opened(sites.lock("north"), readdressed(p, blob=unseal(p).blob ^ 1), 0, 1, CALL),
     "other keys": lambda sites, p: opened(Parcels(Root()).lock("north"), p, 0, 1, CALL),
     "between others": lambda sites, p: sites.keys["south"](0, 1),
@@ -170,9 +170,9 @@ def test_parcels_that_do_not_open(how: str, root: Root) -> None:
 
 def test_the_same_run_name_with_other_keys(root: Root) -> None:
     """A site that came back has another key: what was sealed for it before does not open any more."""
-    parcel = locked(Parcels(root).lock("east"), 0, 1)
+    sealed = locked(Parcels(root).lock("east"), 0, 1)
     with pytest.raises(ComityError, match="changed on its way, or is not of this run"):
-        opened(Parcels(root).lock("north"), parcel, 0, 1, CALL)
+        opened(Parcels(root).lock("north"), sealed, 0, 1, CALL)
 
 
 # Between sites
@@ -197,12 +197,12 @@ def test_what_is_in_parcels_is_not_in_what_the_server_carries(method: str, sites
     inside: list[bytes] = []
     right = Lock._close
 
-    def close(self: Lock, parcel: Sealed[Any]) -> Sealed[Any]:
-        floats = [leaf for leaf in leaves(unseal(parcel)) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    def close(self: Lock, sealed: Sealed[Any]) -> Sealed[Any]:
+        floats = [leaf for leaf in leaves(unseal(sealed)) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
         blobs = [leaf.contiguous().numpy().tobytes() for leaf in floats]
         parts = [blob[at : at + 24] for blob in blobs for at in range(0, len(blob), 24)]
         inside.extend(part for part in parts if len(set(part)) > 12)  # not zeros
-        return right(self, parcel)
+        return right(self, sealed)
 
     monkeypatch.setattr(Lock, "_close", close)
     courier = sites.courier()
@@ -288,11 +288,11 @@ def test_a_parcel_that_holds_something_else(sites: Sites, monkeypatch: pytest.Mo
     """A site seals what no work of the method declares: its recipients refuse it and say whose it was."""
     right = Lock._close
 
-    def close(self: Lock, parcel: Sealed[Any]) -> Sealed[Any]:
-        if parcel.postmark and parcel.postmark.sender == 0 and isinstance(unseal(parcel), Model):
-            foreign = Cipher(0, 0, [], torch.zeros(0), torch.zeros(parcel.size // 4 - 2))
-            return right(self, Sealed(foreign, parcel.size, parcel.to, parcel.postmark))
-        return right(self, parcel)
+    def close(self: Lock, sealed: Sealed[Any]) -> Sealed[Any]:
+        if sealed.origin and sealed.origin.sender == 0 and isinstance(unseal(sealed), Model):
+            foreign = Cipher(0, 0, [], torch.zeros(0), torch.zeros(sealed.size // 4 - 2))
+            return right(self, Sealed(foreign, sealed.size, sealed.to, sealed.origin))
+        return right(self, sealed)
 
     monkeypatch.setattr(Lock, "_close", close)
     summary = ended(sites.run("fed-sps", "foreign", **USUAL))

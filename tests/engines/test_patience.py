@@ -310,7 +310,7 @@ def test_killed(more: dict[str, Any], tmp_path: Path) -> None:
 def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
     go("fedavg", tmp_path)
     assert_same(outcome(go("fedavg", tmp_path, resume=True)), straight("fedavg"))
-    with pytest.raises(comity.Refusal, match="other settings"):
+    with pytest.raises(comity.UsageError, match="other settings"):
         go("fedavg", tmp_path, resume=True, patience=3)
 
 

@@ -15,7 +15,7 @@ from test_bytes import assert_closed_forms
 import comity
 from comity.algorithms import compose
 from comity.core import PartyData, Samples
-from comity.core.attendance import NoReplies
+from comity.core.participation import NoReplies
 from comity.core.evaluation import Score
 from comity.experiments import config
 from comity.experiments.build import prepare
@@ -221,14 +221,14 @@ def test_if_nobody_is_there_the_run_does_not_begin(tmp_path: Path) -> None:
 
 def test_without_validation_samples_it_is_refused() -> None:
     fed = comity.load("digits").partition("iid", parties=2, validation=0.0)
-    with pytest.raises(comity.Refusal, match="kappa=auto is chosen on validation samples"):
+    with pytest.raises(comity.UsageError, match="kappa=auto is chosen on validation samples"):
         prepare(config.experiment({"algorithm": "fedavg+dbe(kappa=auto)"}), fed)
     prepare(config.experiment({"algorithm": "fedavg+dbe"}), fed)
 
 
 @pytest.mark.parametrize("wrong", ["kappa=often", "kappa=-1", "kappa=auto,pilot_rounds=0", "pilot_rounds=0.5"])
 def test_what_kappa_cannot_be(wrong: str) -> None:
-    with pytest.raises(comity.Refusal):
+    with pytest.raises(comity.UsageError):
         compose(f"fedavg+dbe({wrong})")
 
 

@@ -21,9 +21,9 @@ def losing(monkeypatch: pytest.MonkeyPatch, *rounds: int) -> list[int]:
     left, entered = list(rounds), []
     function = LoopEngine.run
 
-    def lost(engine: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
+    def lost(engine: LoopEngine, call: Any, messages: Any, sealed_messages: Any) -> Iterator[Any]:
         entered.append(call.round)
-        for k, answered in enumerate(function(engine, call, messages, parcels)):
+        for k, answered in enumerate(function(engine, call, messages, sealed_messages)):
             if k == 2 and call.round in left:
                 left.remove(call.round)
                 raise WorkerLost("A worker was lost (by a test); the run can be resumed.")

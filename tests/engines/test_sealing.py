@@ -98,9 +98,9 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> list[list[Tensor]]:
     held: list[list[Tensor]] = []
     function = LoopEngine.run
 
-    def listening(engine: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
-        held.extend([t.clone() for t in leaves(unseal(parcel))] for parcel in parcels.values())
-        return function(engine, call, messages, parcels)
+    def listening(engine: LoopEngine, call: Any, messages: Any, sealed_messages: Any) -> Iterator[Any]:
+        held.extend([t.clone() for t in leaves(unseal(sealed))] for sealed in sealed_messages.values())
+        return function(engine, call, messages, sealed_messages)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LoopEngine, "run", listening)
@@ -111,14 +111,14 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> list[list[Tensor]]:
 def glass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the lock by one that locks nothing."""
 
-    def close(lock: Lock, parcel: Sealed) -> Sealed:
-        assert parcel.postmark
-        blob = torch.frombuffer(bytearray(encode(unseal(parcel))), dtype=torch.uint8)
-        content = Cipher(*parcel.postmark, list(parcel.to), torch.zeros(0, dtype=torch.uint8), blob)
-        return Sealed(content, parcel.size, parcel.to, parcel.postmark)
+    def close(lock: Lock, sealed: Sealed) -> Sealed:
+        assert sealed.origin
+        blob = torch.frombuffer(bytearray(encode(unseal(sealed))), dtype=torch.uint8)
+        content = Cipher(*sealed.origin, list(sealed.to), torch.zeros(0, dtype=torch.uint8), blob)
+        return Sealed(content, sealed.size, sealed.to, sealed.origin)
 
-    def open_(lock: Lock, parcel: Sealed, *address: Any) -> Sealed:
-        return Sealed(decode(unseal(parcel).blob.numpy().tobytes()), parcel.size, parcel.to, parcel.postmark)
+    def open_(lock: Lock, sealed: Sealed, *address: Any) -> Sealed:
+        return Sealed(decode(unseal(sealed).blob.numpy().tobytes()), sealed.size, sealed.to, sealed.origin)
 
     monkeypatch.setattr(Lock, "_close", close)
     monkeypatch.setattr(Lock, "_open", open_)
@@ -128,7 +128,7 @@ def glass(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_plaintext_of_a_parcel_passes_the_server(
     workers: int, tap: list[bytes], contents: list[list[Tensor]], tmp_path: Path
 ) -> None:
-    secrets = windows(t for parcel in contents for t in parcel)
+    secrets = windows(t for sealed in contents for t in sealed)
     assert len(contents) == 8  # four parties, two rounds
     assert len(secrets) > 2000
     on_processes(tmp_path, workers)
@@ -142,8 +142,8 @@ def test_without_the_lock_all_of_it_would_pass(
     """The test above looks where parcels really are, and knows what they hold."""
     glass(monkeypatch)
     on_processes(tmp_path)
-    for parcel in contents:
-        secrets = windows(parcel)
+    for sealed in contents:
+        secrets = windows(sealed)
         assert in_sight(secrets, tap) == secrets
 
 
@@ -152,9 +152,9 @@ def test_whoever_reaches_into_a_parcel_at_the_server_finds_ciphertext(monkeypatc
     carried: list[Any] = []
     function = ProcessEngine.run
 
-    def curious(engine: ProcessEngine, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
-        carried.extend((parcel.size, unseal(parcel)) for parcel in parcels.values())
-        return function(engine, call, messages, parcels)
+    def curious(engine: ProcessEngine, call: Any, messages: Any, sealed_messages: Any) -> Iterator[Any]:
+        carried.extend((sealed.size, unseal(sealed)) for sealed in sealed_messages.values())
+        return function(engine, call, messages, sealed_messages)
 
     monkeypatch.setattr(ProcessEngine, "run", curious)
     on_processes(tmp_path, rounds=3)
@@ -168,10 +168,10 @@ def test_whoever_reaches_into_a_parcel_at_the_server_finds_ciphertext(monkeypatc
 def test_a_parcel_that_was_changed_on_its_way_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     function = ProcessEngine.run
 
-    def meddling(engine: ProcessEngine, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
-        for parcel in list(parcels.values())[:1]:
-            unseal(parcel).blob[-1] ^= 1
-        return function(engine, call, messages, parcels)
+    def meddling(engine: ProcessEngine, call: Any, messages: Any, sealed_messages: Any) -> Iterator[Any]:
+        for sealed in list(sealed_messages.values())[:1]:
+            unseal(sealed).blob[-1] ^= 1
+        return function(engine, call, messages, sealed_messages)
 
     monkeypatch.setattr(ProcessEngine, "run", meddling)
     with pytest.raises(comity.ComityError):
@@ -183,18 +183,18 @@ def delivered_otherwise(how: str, engine: type[Engine], monkeypatch: pytest.Monk
     function = engine.run
     old: dict[Any, Any] = {}
 
-    def carrying(self: Any, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
-        if how == "to another party" and parcels:
-            kept = dict(parcels)
-            parcels = {(src, (dst - 2) % 4): parcel for (src, dst), parcel in kept.items()}
-        elif how == "as another's" and parcels:
-            parcels = {((src + 1) % 4, dst): parcel for (src, dst), parcel in parcels.items()}
-        elif how == "a round late" and parcels:
-            parcels = dict(old) if call.round > 1 else parcels
-        elif how == "twice" and not parcels and call.round == 2:
+    def carrying(self: Any, call: Any, messages: Any, sealed_messages: Any) -> Iterator[Any]:
+        if how == "to another party" and sealed_messages:
+            kept = dict(sealed_messages)
+            sealed_messages = {(src, (dst - 2) % 4): sealed for (src, dst), sealed in kept.items()}
+        elif how == "as another's" and sealed_messages:
+            sealed_messages = {((src + 1) % 4, dst): sealed for (src, dst), sealed in sealed_messages.items()}
+        elif how == "a round late" and sealed_messages:
+            sealed_messages = dict(old) if call.round > 1 else sealed_messages
+        elif how == "twice" and not sealed_messages and call.round == 2:
             list(function(self, CallId("local", 0, 1, 1), messages, old))
-        old.update(parcels)
-        return function(self, call, messages, parcels)
+        old.update(sealed_messages)
+        return function(self, call, messages, sealed_messages)
 
     monkeypatch.setattr(engine, "run", carrying)
 
@@ -223,10 +223,10 @@ def test_parcels_open_again_for_a_call_that_is_repeated(monkeypatch: pytest.Monk
     replies: list[list[Any]] = []
     function = ProcessEngine.run
 
-    def repeating(engine: ProcessEngine, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
+    def repeating(engine: ProcessEngine, call: Any, messages: Any, sealed_messages: Any) -> Iterator[Any]:
         if call.function == "local":
-            replies.append([(i, answer.steps) for i, answer in sorted(function(engine, call, messages, parcels))])
-        return function(engine, call, messages, parcels)
+            replies.append([(i, answer.steps) for i, answer in sorted(function(engine, call, messages, sealed_messages))])
+        return function(engine, call, messages, sealed_messages)
 
     monkeypatch.setattr(ProcessEngine, "run", repeating)
     on_processes(tmp_path)
@@ -248,12 +248,12 @@ def test_locked_parcels_change_no_bit(workers: int, tmp_path: Path) -> None:
 
 def test_a_parcel_is_never_saved() -> None:
     """Its secret is gone with the run's processes; in a loop, where it is not locked, it is refused already."""
-    parcel = seal(Model({"w": torch.ones(5)}), to=1)
-    post(parcel, 0, 1)
+    sealed = seal(Model({"w": torch.ones(5)}), to=1)
+    post(sealed, 0, 1)
     with pytest.raises(comity.ComityError, match="never saved"):
-        encode(parcel)
+        encode(sealed)
     with pytest.raises(comity.ComityError, match="never saved"):
-        encode(Lock(SharedSecret(bytes(KEY)), b"").close(parcel))
+        encode(Lock(SharedSecret(bytes(KEY)), b"").close(sealed))
 
 
 # --- the secret

@@ -176,8 +176,8 @@ def test_more_than_the_largest_message(sites: Sites, server: Server) -> None:
 def test_parcels_as_large_as_messages_may_be() -> None:
     """They travel in the head of a call: it has no limit of its own."""
     blob = torch.zeros(70 << 20, dtype=torch.uint8)
-    parcel: Sealed[Any] = Sealed(Cipher(0, 1, [1], torch.zeros(1, 60, dtype=torch.uint8), blob), 1, (1,))
-    head, _ = unpack(pack(RunCall("r", ("assist", 0, 1, 0), None, False, {0: parcel})), wire.ASKED, 10**9)
+    sealed: Sealed[Any] = Sealed(Cipher(0, 1, [1], torch.zeros(1, 60, dtype=torch.uint8), blob), 1, (1,))
+    head, _ = unpack(pack(RunCall("r", ("assist", 0, 1, 0), None, False, {0: sealed})), wire.ASKED, 10**9)
     assert head.inbox[0].size == 1
 
 

@@ -11,7 +11,7 @@ import pytest
 from elsewhere import Sites, ended
 
 import comity
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.folder import RunFolder
 
 SETTINGS: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "test": "official"}
@@ -54,7 +54,7 @@ def test_a_site_and_its_server_tell_the_same_of_it(method: str, field: str, site
 def test_a_site_knows_nothing_of_others(sites: Sites) -> None:
     ended(sites.run("fedavg", "b", **SETTINGS))
     home = sites.site("north") / "runs" / "b"
-    with pytest.raises(Refusal, match=re.escape(f"{home} is what north keeps of the run: of south it knows nothing.")):
+    with pytest.raises(UsageError, match=re.escape(f"{home} is what north keeps of the run: of south it knows nothing.")):
         comity.disclose(home, "south")
-    with pytest.raises(Refusal, match=re.escape("There is no party called 'nort'. Did you mean 'north'?")):
+    with pytest.raises(UsageError, match=re.escape("There is no party called 'nort'. Did you mean 'north'?")):
         comity.disclose(home, "nort")

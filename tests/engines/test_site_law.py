@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from comity import algorithms
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments import config
 from comity.sites.law import NAME, Law, write
 
@@ -59,26 +59,26 @@ NEVER = {
 
 @pytest.mark.parametrize(("method", "words"), NEVER.items())
 def test_a_new_law_refuses(method: str, words: str, law: Callable[[Mapping[str, str]], Law]) -> None:
-    with pytest.raises(Refusal, match=f"^north .*{words}"):
+    with pytest.raises(UsageError, match=f"^north .*{words}"):
         judged(law({}), method)
 
 
 def test_a_mode_is_refused_however_it_is_set(law: Callable[[Mapping[str, str]], Law]) -> None:
-    with pytest.raises(Refusal, match="never"):
+    with pytest.raises(UsageError, match="never"):
         judged(law({}), "fed-sps", set={"mode": "samples"})
 
 
 def test_a_base_is_no_file_that_somebody_else_names(law: Callable[[Mapping[str, str]], Law]) -> None:
     judged(law({}), "fedavg", model="vit(rank=2,base=7)")
     for settings in ({"model": "vit(rank=2,base=x)"}, {"party": {"north": {"model": "vit(rank=2,base=x)"}}}):
-        with pytest.raises(Refusal, match="north reads no files that a run names"):
+        with pytest.raises(UsageError, match="north reads no files that a run names"):
             judged(law({}), "fedavg", **settings)
 
 
 def test_samples_need_more_than_an_empty_never(law: Callable[[Mapping[str, str]], Law]) -> None:
     empty = {'never = ["centralized", "fed-sps(mode=samples)"]': "never = []"}
     for method in ("centralized", "fed-sps(mode=samples)"):
-        with pytest.raises(Refusal, match=r"\(kinds: samples\)"):
+        with pytest.raises(UsageError, match=r"\(kinds: samples\)"):
             judged(law(empty), method)
     allowed = law(empty | {'"gradients"]': '"gradients", "samples"]'})
     judged(allowed, "centralized")
@@ -104,7 +104,7 @@ RULES: list[tuple[dict[str, str], str, dict[str, Any], str]] = [
 def test_each_rule_refuses_and_names_itself(
     changes: dict[str, str], method: str, settings: dict[str, Any], words: str, law: Callable[[Mapping[str, str]], Law]
 ) -> None:
-    with pytest.raises(Refusal) as why:
+    with pytest.raises(UsageError) as why:
         judged(law(changes), method, **settings)
     assert words in str(why.value)
 
@@ -138,7 +138,7 @@ def test_files_that_a_run_names_are_refused_before_they_run(
         "party": {"algorithm": "fedavg", "party": {"north": {"model": str(file)}}},
     }
     named = several.get(where, {"algorithm": "fedavg", where: str(file)})
-    with pytest.raises(Refusal, match=r"north runs no files that a run names, as .*mine\.py"):
+    with pytest.raises(UsageError, match=r"north runs no files that a run names, as .*mine\.py"):
         law({}).check_names(config.experiment(named), WHO)
     assert not mark.exists()
 
@@ -192,12 +192,12 @@ WRONG = {
 
 @pytest.mark.parametrize(("old", "new", "words"), [(old, *one) for old, several in WRONG.items() for one in several])
 def test_what_is_no_rule_is_refused(old: str, new: str, words: str, law: Callable[[Mapping[str, str]], Law]) -> None:
-    with pytest.raises(Refusal, match=words):
+    with pytest.raises(UsageError, match=words):
         law({old: new})
 
 
 def test_a_site_without_a_law_takes_part_in_nothing(tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match=r"site\.toml cannot be read"):
+    with pytest.raises(UsageError, match=r"site\.toml cannot be read"):
         Law.read(tmp_path)
 
 
@@ -206,8 +206,8 @@ def test_records(law: Callable[[Mapping[str, str]], Law]) -> None:
     made = law({})
     made.check_records(10, (10, 0), algorithms.compose("relay"))
     made.check_records(10, (3, 7), algorithms.compose("fedavg"))
-    with pytest.raises(Refusal, match=r"^north has fewer than 10 training samples \(records\)\.$"):
+    with pytest.raises(UsageError, match=r"^north has fewer than 10 training samples \(records\)\.$"):
         made.check_records(9, (9, 0), algorithms.compose("fedavg"))
     for method in ("relay", "fd"):
-        with pytest.raises(Refusal, match=r"^north has a class of fewer than 10 training samples.*\(records\)\.$"):
+        with pytest.raises(UsageError, match=r"^north has a class of fewer than 10 training samples.*\(records\)\.$"):
             made.check_records(40, (33, 7), algorithms.compose(method))

@@ -13,7 +13,7 @@ from matrix import STEEP
 import comity
 from comity import cli
 from comity.data.prepared import save
-from comity.errors import Damaged, Refusal
+from comity.errors import CorruptedFile, UsageError
 from comity.experiments.folder import RunFolder
 from comity.measure import conventions
 from comity.measure.mdl import LEAST, Settings
@@ -144,22 +144,22 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(tmp_path: Path) -> Non
 
     summary = run.summary.read_bytes()
     run.summary.unlink()
-    with pytest.raises(Refusal, match="Run one is not finished at north: there is no model to look at yet"):
+    with pytest.raises(UsageError, match="Run one is not finished at north: there is no model to look at yet"):
         measure(at, run)
     run.summary.write_bytes(summary)
 
     seats = (run.path / SEATS).read_text()
     (run.path / SEATS).write_text(seats.replace('"train": 4', '"train": 5'))
-    with pytest.raises(Damaged, match=r"seats\.json cannot be read: it is damaged"):
+    with pytest.raises(CorruptedFile, match=r"seats\.json cannot be read: it is damaged"):
         measure(at, run)
     (run.path / SEATS).unlink()
-    with pytest.raises(Refusal, match="did not keep who else took part"):
+    with pytest.raises(UsageError, match="did not keep who else took part"):
         measure(at, run)
     (run.path / SEATS).write_text(seats)
 
     view = (run.path / "view.safetensors").read_bytes()
     (run.path / "view.safetensors").unlink()
-    with pytest.raises(Refusal, match=r"has no view\.safetensors: its model was not asked for at the end"):
+    with pytest.raises(UsageError, match=r"has no view\.safetensors: its model was not asked for at the end"):
         measure(at, run)
     (run.path / "view.safetensors").write_bytes(view)
     assert measure(at, run, mdl=None)["party"] == "north"
@@ -168,7 +168,7 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(tmp_path: Path) -> Non
     for path in (at / "data").iterdir():
         path.unlink()
     save(other, at / "data")
-    with pytest.raises(Refusal, match="The data of north have changed since run one was begun"):
+    with pytest.raises(UsageError, match="The data of north have changed since run one was begun"):
         measure(at, run)
 
 

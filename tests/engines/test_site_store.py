@@ -13,7 +13,7 @@ from comity.core.record import leaves
 from comity.engines.site_store import STATE_BYTES_VARIABLE, SiteStore
 from comity.engines.versions import SpillFile
 from comity.engines.workers import deal
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments import config
 from comity.experiments.build import prepare
 from comity.experiments.outline import Quiet
@@ -71,7 +71,7 @@ def test_a_place_in_a_spill_file_is_used_again() -> None:
 
 def test_a_room_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STATE_BYTES_VARIABLE, "much")
-    with pytest.raises(Refusal, match="COMITY_STATE_BYTES must be a number of bytes, not 'much'"):
+    with pytest.raises(UsageError, match="COMITY_STATE_BYTES must be a number of bytes, not 'much'"):
         prepare(config.experiment({"algorithm": "solo", "engine": "loop"}), ragged()).engine()
 
 

@@ -18,7 +18,7 @@ from comity.core.record import Empty, Model
 from comity.core.server import Note
 from comity.engines import site as engine_site
 from comity.engines.saved import write_state
-from comity.errors import ComityError, Damaged
+from comity.errors import ComityError, CorruptedFile
 from comity.experiments.checkpoint import write_atomically
 from comity.sites import afterwards, home
 from comity.sites.desk import FAULT, LOG
@@ -271,7 +271,7 @@ def test_a_damaged_ledger_of_another_run(tmp_path: Path) -> None:
     assert home.spent(tmp_path, "north") == 100
     with (tmp_path / "runs" / "before" / "ledger.csv").open("a") as file:
         file.write("what is this?\n")
-    with pytest.raises(Damaged, match="how much has left this site in all is not known"):
+    with pytest.raises(CorruptedFile, match="how much has left this site in all is not known"):
         home.spent(tmp_path, "north")
 
 

@@ -11,7 +11,7 @@ import torch
 from elsewhere import Sites, ended, figures, watched
 
 from comity.core.codec import decode
-from comity.errors import Damaged
+from comity.errors import CorruptedFile
 from comity.experiments import config
 from comity.experiments.folder import RunFolder
 from comity.sites import afterwards, home
@@ -69,7 +69,7 @@ def test_labels_answers_and_class_counts_stay_at_home(strict: Sites) -> None:
 def _reads(message: bytes, kinds: frozenset[type]) -> bool:
     try:
         unpack(message, kinds, 1 << 30)
-    except Damaged:
+    except CorruptedFile:
         return False
     return True
 

@@ -16,7 +16,7 @@ import comity
 from comity.core import Key, Server
 from comity.core.codec import flatten
 from comity.engines.loop import LoopEngine
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments import config
 from comity.experiments.build import prepare
 from comity.parts.bank import Bank, Upload
@@ -58,8 +58,8 @@ def test_first_replies_are_the_same(text: str, tmp_path: Path, monkeypatch: pyte
     replies: dict[str, str] = {}
     function = LoopEngine.run
 
-    def listened(engine: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[Any]:
-        for i, answer in function(engine, call, messages, parcels):
+    def listened(engine: LoopEngine, call: Any, messages: Any, sealed_messages: Any) -> Iterator[Any]:
+        for i, answer in function(engine, call, messages, sealed_messages):
             if call.round == 1:
                 skeleton, tensors = flatten(answer.reply)
                 replies[engine.sites[i].party.name] = json.dumps(skeleton) + str([t.numpy().tobytes() for t in tensors])
@@ -106,7 +106,7 @@ def test_engines_agree_and_a_saved_experiment_repeats_it(text: str, tmp_path: Pa
     assert first.summary["parties"] == 3
     assert first.summary["without"] == ["east"]
     assert set(first.summary["accuracy"]["per_party"]) == set(OTHERS)
-    with pytest.raises(Refusal, match="east"):
+    with pytest.raises(UsageError, match="east"):
         first.model("east")
 
 
@@ -131,7 +131,7 @@ def test_it_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not (tmp_path / "cut" / "summary.json").exists()
     cut = run("scaffold", tmp_path / "cut", resume=True, **settings)
     assert tables(cut.folder) == tables(whole.folder)
-    with pytest.raises(Refusal, match="other settings"):
+    with pytest.raises(UsageError, match="other settings"):
         run("scaffold", tmp_path / "cut", resume=True, rounds=3)
 
 
@@ -155,7 +155,7 @@ def test_a_peer_that_is_left_out_is_not_heard() -> None:
     own = {"north": {"peers": ["east", "south"]}, "west": {"peers": ["east"]}}
     job = prepare(experiment(party=own, without="east"), ragged())
     assert job.info.peers == ((1,), None, ())
-    with pytest.raises(Refusal, match="eest"):
+    with pytest.raises(UsageError, match="eest"):
         prepare(experiment(party={"north": {"peers": ["eest"]}}, without="east"), ragged())
 
 
@@ -173,7 +173,7 @@ def experiment(**settings: Any) -> config.Experiment:
     ],
 )
 def test_refused(without: str, newcomers: int, said: str) -> None:
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(UsageError) as refusal:
         prepare(experiment(without=without, newcomers=newcomers), ragged())
     assert said in str(refusal.value)
 
@@ -183,7 +183,7 @@ def test_the_names_are_a_set() -> None:
     assert experiment(without=[]).without is None
     assert "without" not in config.write(experiment())
     assert 'without = ["a", "b"]' in config.write(experiment(without="b,a"))
-    with pytest.raises(Refusal, match="without"):
+    with pytest.raises(UsageError, match="without"):
         experiment(without=[3])
 
 

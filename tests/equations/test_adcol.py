@@ -16,7 +16,7 @@ from toys import batch_of, federation, fit, net_of, noise, party_of, rounds, sam
 import comity
 from comity.algorithms.adcol import Adcol, AdcolState, Game, Judges
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Info, Key, Samples, Task, Training, in_chunks
+from comity.core import Info, Key, Samples, LearningTask, Training, in_chunks
 from comity.models.stack import Builder, flat, linear, relu
 from comity.parts.divergence import kl_from_uniform
 
@@ -208,7 +208,7 @@ def test_section5_discriminator_of_2048_512_512_5_weighs_5257236_bytes() -> None
     assert Adcol().discriminator(2048, 5).bytes() == 5_257_236
 
 
-def _info(task: Task, names: int, size: int) -> Info:
+def _info(task: LearningTask, names: int, size: int) -> Info:
     return Info(tuple(f"p{i}" for i in range(names)), (size,) * names, (task,) * names, Training(), (1, 28, 28))
 
 
@@ -227,7 +227,7 @@ def test_section44_worked_example_adcol_37_and_42_megabytes(outputs: int, s_d: i
     60,000 representations are 4 * 60,000 * 128 = 30.72 MB (our closed form); our D has three layers, so theirs is built here.
     """
     D = Builder("two-layer", (128,)).stage("fc1", flat, linear(128), relu).stage("out", linear(outputs)).build()
-    theirs = Task(D, outputs, "fc1").bytes()
+    theirs = LearningTask(D, outputs, "fc1").bytes()
     assert theirs == s_d
     task = task_of("mlp2(width=128)", (1, 28, 28), 10)
     up = Adcol().traffic(_info(task, 100, 600), list(range(100))).up
@@ -268,5 +268,5 @@ def test_section44_bytes_a_round(
 @pytest.mark.parametrize("r", [0.0, -0.5, 1.5])
 def test_b11_a_rate_outside_0_to_1_is_refused(r: float) -> None:
     """No representations leave D nothing to learn from, and more than all there are cannot be drawn without replacement."""
-    with pytest.raises(comity.Refusal):
+    with pytest.raises(comity.UsageError):
         comity.run("adcol", federation((6, 7)), model="mlp2(width=4)", rounds=1, engine="loop", sampling=r)

@@ -36,7 +36,7 @@ from toys import (
 
 import comity
 from comity.algorithms.adcol import Adcol, AdcolState, Game, Judges
-from comity.core import Batch, Key, Params, Samples, Task, Training, batches, descent, payload
+from comity.core import Batch, Key, Params, Samples, LearningTask, Training, batches, descent, payload
 from comity.core.call import PartyResult
 from comity.core.key import BatchKey
 from comity.models import build
@@ -383,9 +383,9 @@ def test_b14_a_party_that_does_not_answer_is_not_asked_again() -> None:
     _, server, s = game(adcol)
     function, asked = server.engine.run, []
 
-    def without_party_1(call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, PartyResult]]:
+    def without_party_1(call: Any, messages: Any, sealed_messages: Any) -> Iterator[tuple[int, PartyResult]]:
         asked.append((call.function, list(messages)))
-        return function(call, {i: message for i, message in messages.items() if i != 1}, parcels)
+        return function(call, {i: message for i, message in messages.items() if i != 1}, sealed_messages)
 
     server.engine.run = without_party_1
     s = rounds(adcol, server, s, 1)
@@ -408,7 +408,7 @@ def test_b14_mu_0_is_two_plain_trainings(participation: float) -> None:
 
 
 def test_b14_past_discriminators_are_refused() -> None:
-    with pytest.raises(comity.Refusal, match="past"):
+    with pytest.raises(comity.UsageError, match="past"):
         ran("adcol(slots=cohort,past=2)")
 
 
@@ -600,14 +600,14 @@ def test_b10_parties_with_other_architectures_cannot_average(aggregate: str) -> 
     if aggregate == "none":
         assert "proj3.weight" in run().model("p1").theta
     else:
-        with pytest.raises(comity.Refusal, match=f"aggregate={aggregate}"):
+        with pytest.raises(comity.UsageError, match=f"aggregate={aggregate}"):
             run()
 
 
 @pytest.mark.parametrize("aggregate", ["predictor", "model"])
 def test_b10_with_b14_is_refused(aggregate: Literal["predictor", "model"]) -> None:
     """With slots=cohort parties go on training after they have sent: there is nothing right to average."""
-    with pytest.raises(comity.Refusal, match="aggregate"):
+    with pytest.raises(comity.UsageError, match="aggregate"):
         game(Adcol(slots="cohort", aggregate=aggregate, hidden=HIDDEN))
 
 
@@ -669,7 +669,7 @@ def test_a9_a_partys_data_are_not_written_to() -> None:
     """An encoder that is the identity when not training: flat inputs through dropout."""
     with torch.random.fork_rng(devices=[]):
         pair = nn.Sequential(nn.Flatten(), nn.Dropout(0.5)), nn.Linear(6, CLASSES)
-    task = Task(build(pair, SHAPE, CLASSES), CLASSES, "encoder")
+    task = LearningTask(build(pair, SHAPE, CLASSES), CLASSES, "encoder")
     data = samples(20, SHAPE, CLASSES)
     before, adcol = data.x.clone(), Adcol(rep_mode="last_epoch", hidden=HIDDEN)
     D = adcol.discriminator(6, 2).init(Key(2))
@@ -953,5 +953,5 @@ def test_b7_the_representation_that_is_sent_has_the_projections_width() -> None:
      "rep_mode=before", "objective=byol"],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: str) -> None:
-    with pytest.raises(comity.Refusal, match=options.partition("=")[0]):
+    with pytest.raises(comity.UsageError, match=options.partition("=")[0]):
         ran(f"adcol({options})")

@@ -11,13 +11,13 @@ from torch import Tensor
 from toys import OneNumber, net_of, rounds
 
 from comity.algorithms.affine_robust import CHANGE, OFFSET, AffineRobust
-from comity.core import Batch, Params, Refusal, Samples, Task, Training
+from comity.core import Batch, Params, UsageError, Samples, LearningTask, Training
 
 FULL_BATCH = Training(lr=0.1, batch=10, epochs=1)
 
 
 @dataclass(frozen=True)
-class Line(Task):
+class Line(LearningTask):
     """f(w; x) = (w x − 1)²/2."""
 
     def loss(self, theta: Params, batch: Batch) -> Tensor:
@@ -68,7 +68,7 @@ def test_no_option_is_without_effect(text: str) -> None:
 
 
 def test_what_cannot_settle_is_refused() -> None:
-    with pytest.raises(Refusal, match="at most 1/lam"):
+    with pytest.raises(UsageError, match="at most 1/lam"):
         ran("affine-robust(lam=10,ascent_lr=0.2)", "mlp2", 1.0)
-    with pytest.raises(Refusal, match="--optimizer sgd"):
+    with pytest.raises(UsageError, match="--optimizer sgd"):
         ran("affine-robust", "mlp2", 1.0, optimizer="adam")

@@ -17,14 +17,14 @@ from toys import OneNumber, assert_near, federation, net_of, rounds, rows, sampl
 import comity
 from comity.algorithms.afl import Afl
 from comity.algorithms.drfa import Drfa
-from comity.core import Batch, Key, Params, Task, Training
+from comity.core import Batch, Key, Params, LearningTask, Training
 from comity.parts.agnostic import Mixture, mean_loss, onto_simplex
 
 STEP = Training(lr=0.1, batch=1, epochs=1)
 
 
 @dataclass(frozen=True)
-class Bowl(Task):
+class Bowl(LearningTask):
     """f(w) = a/2 (w − b)², as a network whose answer is w: it can be judged without being trained."""
 
     def features(self, theta: Params, x: Tensor, train: bool = False) -> Tensor:

@@ -13,7 +13,7 @@ from toys import federation, net_of, party_of, quadratic, rounds, rows, same, sa
 import comity
 from comity.algorithms.fedavg import FedAvg
 from comity.algorithms.fedprox import FedProx
-from comity.core import Key, Model, Params, Party, Samples, Task, Training, average
+from comity.core import Key, Model, Params, Party, Samples, LearningTask, Training, average
 from comity.core.descent import train
 from comity.core.fit import FitRequest
 from comity.core.fit import plain as plain_loss
@@ -111,7 +111,7 @@ def test_fedprox_eq2_by_hand() -> None:
 def test_fedprox_eq2_holds_only_what_was_received_and_is_trained(policy: str) -> None:
     """Moved by 1: running statistics (policy all), and whatever BatchNorm keeps at home; nothing is pulled."""
     network = build(BN_NET, IMAGE, 3)
-    task = Task(network, 3, network.cut, batchnorm_private(network, policy))
+    task = LearningTask(network, 3, network.cut, batchnorm_private(network, policy))
     data, theta = samples(6, IMAGE, 3), task.init(Key(1))
     received = Model({k: v for k, v in theta.items() if k not in task.private})
 
@@ -127,7 +127,7 @@ def test_fedprox_eq2_holds_only_what_was_received_and_is_trained(policy: str) ->
 # --- FedBN, FedPer and the BatchNorm policies
 
 
-def _batchnorm(task: Task) -> set[str]:
+def _batchnorm(task: LearningTask) -> set[str]:
     """By hand: FedBN's digit net has a BatchNorm after each of its first five layers."""
     layers = ("conv1", "conv2", "conv3", "fc1", "fc2")
     names = {f"{layer}.bn.{part}" for layer in layers for part in ("weight", "bias", "~mean", "~var")}
@@ -135,7 +135,7 @@ def _batchnorm(task: Task) -> set[str]:
     return names
 
 
-def _expected_home(case: str, task: Task) -> set[str]:
+def _expected_home(case: str, task: LearningTask) -> set[str]:
     bn = _batchnorm(task)
     return {
         "fedavg/all": set(),

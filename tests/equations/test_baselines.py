@@ -40,7 +40,7 @@ def test_lg_fedavg_and_fedper_share_complementary_parts():
 
 @pytest.mark.parametrize("wrapper", ["dbe", "mr", "prbm"])
 def test_nothing_of_dbe_goes_around_a_method_without_a_shared_extractor(wrapper):
-    with pytest.raises(comity.Refusal, match="keeps the extractor"):
+    with pytest.raises(comity.UsageError, match="keeps the extractor"):
         comity.run(f"lg-fedavg+{wrapper}", federation(SIZES), **SETTINGS)
 
 
@@ -195,5 +195,5 @@ def test_ditto_mr_leaves_the_personal_model_alone_at_lambda_0():
 
 @pytest.mark.parametrize("host", ["ditto", "fedrep", "fedper"])
 def test_an_offset_is_refused_where_models_are_personal_already(host):
-    with pytest.raises(comity.Refusal, match=rf"use {host}\+mr"):
+    with pytest.raises(comity.UsageError, match=rf"use {host}\+mr"):
         comity.run(f"{host}+dbe", federation(SIZES), **SETTINGS)

@@ -16,13 +16,13 @@ import comity
 from comity.algorithms import compose
 from comity.algorithms.dbe import MEAN, OFFSET, Biased, Dbe
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Batch, Key, Params, Samples, Task, Training
+from comity.core import Batch, Key, Params, Samples, LearningTask, Training
 from comity.parts.pilot import Mean
 
 SHAPE, CLASSES, K = (6,), 3, 5
 
 
-def biased(kappa: float = 1.0, mu: float = 1.0, consensus: Tensor | None = None) -> Task:
+def biased(kappa: float = 1.0, mu: float = 1.0, consensus: Tensor | None = None) -> LearningTask:
     """A linear head behind a representation of 5 values, with DBE's offset and regulariser."""
     task = task_of(f"mlp2(width={K})", SHAPE, CLASSES)
     dbe = Dbe(host=FedAvg(), kappa=kappa, mu=mu)
@@ -30,7 +30,7 @@ def biased(kappa: float = 1.0, mu: float = 1.0, consensus: Tensor | None = None)
     return dbe.wrap_party(party_of(task, samples(4, SHAPE, CLASSES), Training()), extra).task
 
 
-def regulariser(task: Task, z: Tensor, scratch: dict[str, Tensor] | None = None) -> Tensor:
+def regulariser(task: LearningTask, z: Tensor, scratch: dict[str, Tensor] | None = None) -> Tensor:
     """kappa * MR: what the objective holds beyond the cross-entropy."""
     theta = task.init(Key(1))
     y = torch.arange(len(z)) % CLASSES
@@ -291,7 +291,7 @@ def test_table2_prbm_makes_no_exchange_of_its_own_and_mr_has_no_offset() -> None
 
 @pytest.mark.parametrize("text", ["solo+dbe", "adcol+dbe", "centralized+mr", "fedper+dbe", "fedper+prbm", "fedavg+dbe+mr"])
 def test_hosts_that_make_no_sense_are_refused(text: str) -> None:
-    with pytest.raises(comity.Refusal):
+    with pytest.raises(comity.UsageError):
         compose(text)
 
 

@@ -20,7 +20,7 @@ import comity
 from comity.algorithms import compose
 from comity.algorithms.dbe import OFFSET, Biased, Dbe
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Batch, Key, Params, Samples, Task, Training, batches
+from comity.core import Batch, Key, Params, Samples, LearningTask, Training, batches
 from comity.models import build
 from comity.parts.pilot import Mean
 
@@ -172,7 +172,7 @@ def test_eq9_debiasing_with_mu_0_is_refused_or_finite() -> None:
     """The paper's grid has mu = 0: the running mean stays at 0 then, and there is nothing to divide it by."""
     try:
         result = ran("fedavg+dbe(mu=0,ema_debias=true)")
-    except comity.Refusal:
+    except comity.UsageError:
         return
     assert all(v.isfinite().all() for v in result.model("p0").theta.values())
 
@@ -187,7 +187,7 @@ def reported(model: str, data: Samples, how: Training, shape: tuple[int, ...] = 
     return server.state(0).extra.z
 
 
-def watched(task: Task, data: Samples, how: Training) -> tuple[list[Tensor], Params]:
+def watched(task: LearningTask, data: Samples, how: Training) -> tuple[list[Tensor], Params]:
     """Means of the training-mode representations, batch by batch at the weights of the moment, and the weights afterwards."""
     means: list[Tensor] = []
 
@@ -368,7 +368,7 @@ def test_table7_offset_element_counts_of_resnet18(cut: str) -> None:
     depth, values = list(TABLE7).index(cut) + 1, TABLE7[cut]
     with torch.random.fork_rng(devices=[]):
         pair = nn.Sequential(*resnet18()[:depth]), nn.Sequential(nn.Flatten(), nn.Linear(values, 2))
-    task = Task(build(pair, (3, 64, 64), 2), 2, "encoder")
+    task = LearningTask(build(pair, (3, 64, 64), 2), 2, "encoder")
     party = party_of(task, samples(1, (3, 64, 64), 1), Training())
     dbe = Dbe(host=FedAvg())
     wrapped = dbe.wrap_party(party, dbe.extra(Key(0), party)).task
@@ -383,17 +383,17 @@ def test_table7_offset_element_counts_of_resnet18(cut: str) -> None:
     "option", ["half", "ema_debias", "init_mean", "init_epochs", "noise_s", "noise_q", "kappa", "mu", "pilot_rounds"]
 )
 def test_prbm_alone_has_no_options_of_the_regulariser(option: str) -> None:
-    with pytest.raises(comity.Refusal, match=option):
+    with pytest.raises(comity.UsageError, match=option):
         compose(f"fedavg+prbm({option}=1)")
 
 
 @pytest.mark.parametrize("option", ["init_mean=last", "init_epochs=-1", "init_epochs=0.5", "noise_q=1.1", "noise_s=-1", "mu=2"])
 def test_options_out_of_range_are_refused(option: str) -> None:
-    with pytest.raises(comity.Refusal, match=option.partition("=")[0]):
+    with pytest.raises(comity.UsageError, match=option.partition("=")[0]):
         compose(f"fedavg+dbe({option})")
 
 
 @pytest.mark.parametrize("options", ["init_mean=batch,init_epochs=0", "init_mean=ema,init_epochs=0", "init_mean=ema,mu=0"])
 def test_a_mean_that_runs_along_needs_something_to_run_along(options: str) -> None:
-    with pytest.raises(comity.Refusal, match="an epoch to run along"):
+    with pytest.raises(comity.UsageError, match="an epoch to run along"):
         ran(f"fedavg+dbe({options})")

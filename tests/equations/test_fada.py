@@ -11,7 +11,7 @@ from toys import assert_near, batch_of, distance, federation, net_of, noise, par
 
 import comity
 from comity.algorithms.fada import NOBODY, SOURCE, TARGET, Fada, Judges, Lesson
-from comity.core import Key, Params, Refusal, Samples, Training
+from comity.core import Key, Params, UsageError, Samples, Training
 from comity.parts.clusters import left_in_clusters
 from comity.parts.discriminator import labelled
 
@@ -154,9 +154,9 @@ def test_no_option_is_without_effect(option: str) -> None:
 
 
 def test_what_it_cannot_do_is_refused() -> None:
-    with pytest.raises(Refusal, match="no party 'p9'"):
+    with pytest.raises(UsageError, match="no party 'p9'"):
         thetas("fada(target=p9)")
-    with pytest.raises(Refusal, match="at least two parties"):
+    with pytest.raises(UsageError, match="at least two parties"):
         thetas("fada", federation((9,)))
-    with pytest.raises(Refusal, match="--opt-state reset"):
+    with pytest.raises(UsageError, match="--opt-state reset"):
         thetas("fada(target=each)", participation=0.7, opt_state="keep", optimizer="sgd(momentum=0.9)")

@@ -15,7 +15,7 @@ from toys import batch_of, federation, noise, party_of, same, samples, task_of, 
 import comity
 from comity.algorithms.fedcp import CONTEXT, OWN, POLICY, FedCp, Separated, mmd
 from comity.algorithms.gpfl import BETA, EMBEDDING, GAMMA, GENERIC, PERSONAL, Frozen, Gpfl, Valved, guided
-from comity.core import Key, Model, Params, Samples, Task, Training, drop, keep
+from comity.core import Key, Model, Params, Samples, LearningTask, Training, drop, keep
 from comity.studies import export
 
 SIZES = (9, 14, 6)
@@ -44,7 +44,7 @@ def stepped(value: Any, theta: Params, names: frozenset[str], lr: float) -> Para
 # --- FedCP
 
 
-def fedcp(method: FedCp | None = None) -> tuple[FedCp, Task, Params]:
+def fedcp(method: FedCp | None = None) -> tuple[FedCp, LearningTask, Params]:
     """A method, its task and weights whose two heads differ."""
     method = method or FedCp()
     task = method.extended(task_of("mlp2(width=5)", (6,), 3))
@@ -115,7 +115,7 @@ def test_fedcp_heads_begin_alike_and_only_the_own_stays_at_a_party() -> None:
 
 
 def test_fedcp_needs_a_head_of_linear_layers() -> None:
-    with pytest.raises(comity.Refusal, match="head of linear layers"):
+    with pytest.raises(comity.UsageError, match="head of linear layers"):
         comity.run("fedcp", comity.load("digits").partition("iid", parties=2), rounds=1, model="lenet5", cut="conv1")
 
 
@@ -232,7 +232,7 @@ def test_no_option_of_gpfl_is_without_effect(option: dict[str, Any]) -> None:
 def test_mr_goes_around_them_and_an_offset_does_not(method: str) -> None:
     plain, regularised = weights(method), weights(f"{method}+mr")
     assert not all(same(a, b) for a, b in zip(plain, regularised, strict=True))
-    with pytest.raises(comity.Refusal, match="offset would be redundant"):
+    with pytest.raises(comity.UsageError, match="offset would be redundant"):
         weights(f"{method}+dbe")
 
 

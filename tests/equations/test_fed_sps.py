@@ -22,7 +22,7 @@ from toys import LoopServer, batch_of, federation, net_of, noise, party_of, roun
 import comity
 from comity.algorithms.fed_sps import FedSps, FedSpsState
 from comity.algorithms.solo import Solo
-from comity.core import Empty, Key, Model, Params, PartyData, Samples, Sealed, Task, Training
+from comity.core import Empty, Key, Model, Params, PartyData, Samples, Sealed, LearningTask, Training
 from comity.core.call import PartyResult
 from comity.core.key import BatchKey
 from comity.core.record import unseal
@@ -41,7 +41,7 @@ SMALL = "mlp2(width=5)"
 FULL = Training(lr=0.2, batch=100)  # one step a round
 
 
-def mlp() -> Task:
+def mlp() -> LearningTask:
     return task_of(SMALL, SHAPE, CLASSES)
 
 
@@ -432,7 +432,7 @@ def test_units_pixel_in_a_run_is_twice_as_far_where_std_is_a_half() -> None:
 
 
 def test_units_pixel_is_for_images() -> None:
-    with pytest.raises(comity.Refusal, match="units=pixel is for images"):
+    with pytest.raises(comity.UsageError, match="units=pixel is for images"):
         comity.run("fed-sps", named(), model=SMALL, rounds=1, engine="loop", units="pixel")
 
 
@@ -460,9 +460,9 @@ def test_clamp_data_is_the_range_of_all_of_a_partys_data() -> None:
     fed = FedSps(mode="samples", select="all", epsilon=0.5, attack_lr=0.5)
     seen = set()
     for n in range(40):
-        _, parcels = worked(fed.assist(FedSpsState(line(1.0), 1.0, {}, {}), Empty(), party, Key(n)))
-        ((_, parcel),) = parcels.items()
-        seen.add(round(unseal(parcel).x.item(), 4))
+        _, sealed_messages = worked(fed.assist(FedSpsState(line(1.0), 1.0, {}, {}), Empty(), party, Key(n)))
+        ((_, sealed),) = sealed_messages.items()
+        seen.add(round(unseal(sealed).x.item(), 4))
     assert seen == {-4.5, 0.5, 0.6, 0.7, 5.0}
 
 
@@ -480,14 +480,14 @@ def assisted(
     h: Params,
     askers: dict[int, Params],
     data: Samples,
-    task: Task,
+    task: LearningTask,
     how: Training = FULL,
     first: Params | None = None,
 ) -> dict[int, Help]:
     """What a party with this model and these data tells each asker."""
     party = replace(party_of(task, data, how), inbox={i: Model(theirs) for i, theirs in askers.items()})
-    _, parcels = worked(fed.assist(FedSpsState(h, fed.lambda0, {}, first or {}), Empty(), party, Key(5)))
-    return {i: unseal(parcel) for i, parcel in parcels.items()}
+    _, sealed_messages = worked(fed.assist(FedSpsState(h, fed.lambda0, {}, first or {}), Empty(), party, Key(5)))
+    return {i: unseal(sealed) for i, sealed in sealed_messages.items()}
 
 
 def test_eq12_by_hand_and_asymmetric() -> None:
@@ -570,8 +570,8 @@ def test_l5_another_batch_each_round() -> None:
     party = replace(party_of(mlp(), three()[2], FULL), inbox={4: Model(mlp().init(Key(2)))})
     drawn = set()
     for n in range(6):
-        _, parcels = worked(fed.assist(FedSpsState(mlp().init(Key(1)), 1.0, {}, {}), Empty(), party, Key(n)))
-        drawn.add(tuple(sorted(torch.cdist(unseal(parcels[4]).x, three()[2].x).argmin(1).tolist())))
+        _, sealed_messages = worked(fed.assist(FedSpsState(mlp().init(Key(1)), 1.0, {}, {}), Empty(), party, Key(n)))
+        drawn.add(tuple(sorted(torch.cdist(unseal(sealed_messages[4]).x, three()[2].x).argmin(1).tolist())))
     assert len(drawn) > 1
 
 
@@ -752,16 +752,16 @@ def test_a_caution_where_collaborative_steps_forget(options: dict[str, Any], how
 
 def test_peer_steps_is_gone_and_says_where_to() -> None:
     for text in ("fed-sps(peer_steps=every)", "fed-sps(peer_steps=first)"):
-        with pytest.raises(comity.Refusal, match="Did you mean 'collab_steps'"):
+        with pytest.raises(comity.UsageError, match="Did you mean 'collab_steps'"):
             comity.run(text, named(), model=SMALL, rounds=1)
 
 
-def normed() -> tuple[Task, Samples]:
+def normed() -> tuple[LearningTask, Samples]:
     """A network with BatchNorm, and images."""
     return task_of("fedbn-cnn(scale=0.06)", (1, 8, 8), CLASSES), samples(12, (1, 8, 8), CLASSES)
 
 
-def alone_with(fed: FedSps, task: Task, data: Samples, how: Training) -> Params:
+def alone_with(fed: FedSps, task: LearningTask, data: Samples, how: Training) -> Params:
     party = party_of(task, data, how)
     return worked(fed.local(fed.init_party(Key(1), party), Empty(), party, Key(5)))[0].h
 
@@ -936,8 +936,8 @@ def test_spec7_order_of_calls_does_not_matter(monkeypatch: pytest.MonkeyPatch) -
     function = LoopEngine.run
     order = []
 
-    def backwards(self: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, PartyResult]]:
-        for i, answer in function(self, call, dict(reversed(messages.items())), parcels):
+    def backwards(self: LoopEngine, call: Any, messages: Any, sealed_messages: Any) -> Iterator[tuple[int, PartyResult]]:
+        for i, answer in function(self, call, dict(reversed(messages.items())), sealed_messages):
             order.append(i)
             yield i, answer
 
@@ -1292,13 +1292,13 @@ class Wire:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open: list[Any] = []
-        self.parcels: list[Any] = []
+        self.sealed_messages: list[Any] = []
         function = LoopEngine.run
 
-        def listening(engine: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, PartyResult]]:
+        def listening(engine: LoopEngine, call: Any, messages: Any, sealed_messages: Any) -> Iterator[tuple[int, PartyResult]]:
             self.open += [message.content for message in messages.values()]
-            self.parcels += parcels.values()
-            for i, answer in function(engine, call, messages, parcels):
+            self.sealed_messages += sealed_messages.values()
+            for i, answer in function(engine, call, messages, sealed_messages):
                 self.open.append(answer.reply)
                 yield i, answer
 
@@ -1326,9 +1326,9 @@ def test_the_server_holds_no_tensor(options: dict[str, Any], monkeypatch: pytest
     seen = [leaf for message in wire.open for leaf in leaves(message)]
     assert {type(leaf) for leaf in seen} <= {int, float, Sealed, type(None)}
     assert isinstance(s, Empty)
-    assert all(isinstance(parcel, Sealed) for parcel in wire.parcels)
-    assert bool(wire.parcels) == bool(fed.beta)
-    inside = [unseal(parcel) for parcel in wire.parcels]
+    assert all(isinstance(sealed, Sealed) for sealed in wire.sealed_messages)
+    assert bool(wire.sealed_messages) == bool(fed.beta)
+    inside = [unseal(sealed) for sealed in wire.sealed_messages]
     assert all(isinstance(content, Model | Help) for content in inside)
     for content in inside:
         assert any(isinstance(leaf, Tensor) for leaf in leaves(content))
@@ -1447,7 +1447,7 @@ def test_vectors_and_images_run(shape: tuple[int, ...], model: str, options: dic
 
 
 def test_architectures_must_be_equal() -> None:
-    with pytest.raises(comity.Refusal, match="one architecture"):
+    with pytest.raises(comity.UsageError, match="one architecture"):
         comity.run("fed-sps", named(), model=SMALL, rounds=1, party={"south": {"model": "mlp2(width=4)"}})
 
 
@@ -1455,7 +1455,7 @@ def test_architectures_must_be_equal() -> None:
     {"alpha": -1.0}, {"beta": -0.1}, {"epsilon": -0.1}, {"explore": 1.5}, {"temperature": 0.0}, {"lambda0": -1.0}, {"peers": -1},
 ])  # fmt: skip
 def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(comity.Refusal):
+    with pytest.raises(comity.UsageError):
         FedSps(**wrong)
 
 

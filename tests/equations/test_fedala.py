@@ -121,5 +121,5 @@ def test_no_option_is_without_effect(option: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("option", ["p=0", "s=0", "s=101", "eta=-1", "start_epochs=0"])
 def test_options_out_of_range_are_refused(option: str) -> None:
-    with pytest.raises(comity.Refusal, match="must be"):
+    with pytest.raises(comity.UsageError, match="must be"):
         weights(f"fedala({option})")

@@ -42,9 +42,9 @@ import comity
 from comity.algorithms import find, options
 from comity.algorithms.feduad import Both, FedUad, FedUadState, Prior
 from comity.algorithms.fedufo import FedUfo
-from comity.core import Batch, FitRequest, Key, Params, Party, Samples, Task, Training, batches
+from comity.core import Batch, FitRequest, Key, Params, Party, Samples, LearningTask, Training, batches
 from comity.core.call import PartyResult
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments import checkpoint
 from comity.experiments.outline import Quiet
 from comity.parts.choice import with_the_worst
@@ -201,11 +201,11 @@ class Wire:
         self.calls: list[tuple[int, str, dict[int, Any], list[tuple[int, int]], dict[int, Any]]] = []
         function = server.engine.run
 
-        def listening(call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, PartyResult]]:
+        def listening(call: Any, messages: Any, sealed_messages: Any) -> Iterator[tuple[int, PartyResult]]:
             replies: dict[int, Any] = {}
             contents = {i: message.content for i, message in messages.items()}
-            self.calls.append((call.round, call.function, contents, sorted(parcels), replies))
-            for i, answer in function(call, messages, parcels):
+            self.calls.append((call.round, call.function, contents, sorted(sealed_messages), replies))
+            for i, answer in function(call, messages, sealed_messages):
                 replies[i] = answer.reply
                 yield i, answer
 
@@ -310,7 +310,7 @@ def test_eq4_a_discriminator_without_an_opinion_changes_nothing() -> None:
 # --- eq. 5: the discriminator's loss
 
 
-def _three_way() -> tuple[Task, Params]:
+def _three_way() -> tuple[LearningTask, Params]:
     """A linear D on two values whose logits are (z_0, z_1, 0)."""
     return discriminator("linear", 2, 2, 3), {
         "out.weight": torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]), "out.bias": torch.zeros(3),
@@ -688,7 +688,7 @@ def test_a_mean_is_a_sum_with_smaller_weights(alternate: str) -> None:
 
 
 def test_begin_prior_needs_a_prior() -> None:
-    with pytest.raises(Refusal, match="begin=prior needs priors"):
+    with pytest.raises(UsageError, match="begin=prior needs priors"):
         ran("fedufo(uad=false,cgr=false,begin=prior)")
 
 
@@ -922,10 +922,10 @@ def _silent(server: LoopServer, name: str, who: int, when: int) -> None:
     """Party `who` is not reached by that work in round `when`."""
     function = server.engine.run
 
-    def without(call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, PartyResult]]:
+    def without(call: Any, messages: Any, sealed_messages: Any) -> Iterator[tuple[int, PartyResult]]:
         gone = who if (call.function, call.round) == (name, when) else -1
         messages = {i: m for i, m in messages.items() if i != gone}
-        return function(call, messages, {e: p for e, p in parcels.items() if e[1] != gone})
+        return function(call, messages, {e: p for e, p in sealed_messages.items() if e[1] != gone})
 
     server.engine.run = without
 
@@ -965,7 +965,7 @@ def test_a_party_that_missed_a_fresh_look_does_not_train_an_old_model(missed: in
 def test_eq12_classification_loss_is_the_tasks() -> None:
     """L_cls is the task's criterion, where wrappers add their terms: 5 more here, in both stages."""
 
-    class Dearer(Task):
+    class Dearer(LearningTask):
         def criterion(self, logits: Tensor, z: Tensor, batch: Batch) -> Tensor:
             return super().criterion(logits, z, batch) + 5.0
 
@@ -1002,7 +1002,7 @@ def test_eq2_outputs_and_labels_of_the_discriminator(
     """K = 5 outputs under the parties' own numbers, or K_c = 3 in the order of the group."""
     seen = []
 
-    def noting(disc: Task, D: Params, batch: Batch, owners: Owners) -> Tensor:
+    def noting(disc: LearningTask, D: Params, batch: Batch, owners: Owners) -> Tensor:
         seen.append((disc.classes, owners.me.item(), sorted(owners.others.tolist())))
         return tell_apart(disc, D, batch, owners)
 

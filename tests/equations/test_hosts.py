@@ -22,7 +22,7 @@ from comity.algorithms.fedgen import Ensemble, FedGen, Wanted, sameness
 from comity.algorithms.fedgen import Generator as Given
 from comity.algorithms.fedrod import OWN, FedRod
 from comity.algorithms.mr import Mr
-from comity.core import Algorithm, Batch, Key, Model, Params, Party, Samples, Task, Training, descent, drop, keep
+from comity.core import Algorithm, Batch, Key, Model, Params, Party, Samples, LearningTask, Training, descent, drop, keep
 from comity.core.key import BatchKey
 from comity.parts.pilot import Mean
 
@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 3, "engine": "lo
 SMALL = "gen_steps=4,noise=3,hidden=6"
 
 
-def small() -> Task:
+def small() -> LearningTask:
     return task_of(f"mlp2(width={K})", SHAPE, CLASSES)
 
 
@@ -106,13 +106,13 @@ def eps_of(key: Key, count: int, width: int = 4) -> Tensor:
     return torch.randn((count, width), generator=key.fold("noise").generator())
 
 
-def j_g(method: FedGen, task: Task, G: Params, y: Tensor, heads: Ensemble) -> Tensor:
+def j_g(method: FedGen, task: LearningTask, G: Params, y: Tensor, heads: Ensemble) -> Tensor:
     """The generator's objective on one batch of labels, with the noise that belongs to it."""
     batch = batch_of(Samples(y, y))
     return method.j_g(task, G, replace(batch, drawn=method.noises(batch, BatchKey(0, batch.number), heads)), heads)
 
 
-def j_k(method: FedGen, task: Task, theta: Params, data: Samples, given: Given) -> Tensor:
+def j_k(method: FedGen, task: LearningTask, theta: Params, data: Samples, given: Given) -> Tensor:
     """A party's objective on one batch, with the labels and the noise that belong to it."""
     batch = batch_of(data)
     return method.j_k(task, theta, replace(batch, drawn=method.wanted(batch, BatchKey(0, batch.number), given)), given)
@@ -268,7 +268,7 @@ def test_fedgen_takes_dbe_at_another_cut() -> None:
 
 def test_fedgen_needs_whole_heads_at_the_server() -> None:
     fed, how = federation(SIZES, shape=(1, 8, 8)), SETTINGS | {"model": "fedbn-cnn(scale=0.03)", "cut": "fc1"}
-    with pytest.raises(comity.Refusal, match="needs whole heads"):
+    with pytest.raises(comity.UsageError, match="needs whole heads"):
         comity.run("fedgen", fed, **how, bn="params_only")
 
 
@@ -280,7 +280,7 @@ def uneven() -> Samples:
     return Samples(noise(7, *SHAPE, seed=3), torch.tensor([0, 0, 2, 2, 2, 2, 2]))
 
 
-def rod(data: Samples) -> tuple[Task, Params]:
+def rod(data: Samples) -> tuple[LearningTask, Params]:
     party = FedRod().party_for(party_of(small(), data, Training()), {})
     theta = party.task.init(Key(1))
     return party.task, theta | {k: v + 0.1 * noise(*v.shape, seed=8) for k, v in theta.items() if k.startswith(OWN)}
@@ -579,7 +579,7 @@ def test_apfl_mr_is_asked_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("wrapper", ["dbe", "prbm"])
 @pytest.mark.parametrize("host", ["fedrod", "fedbabu", "apfl"])
 def test_an_offset_is_refused_where_models_are_personal_already(host: str, wrapper: str) -> None:
-    with pytest.raises(comity.Refusal, match=rf"use {host}\+mr"):
+    with pytest.raises(comity.UsageError, match=rf"use {host}\+mr"):
         run(f"{host}+{wrapper}")
 
 

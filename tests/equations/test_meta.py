@@ -146,13 +146,13 @@ def test_per_fedavg_hf_needs_one_function_at_both_points():
         torch.manual_seed(0)
         pair = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3)), nn.Linear(16, 3)
     assert ran("per-fedavg", model=pair).summary["diverged"] == []
-    with pytest.raises(comity.Refusal, match="layers draw at random: use order=fo"):
+    with pytest.raises(comity.UsageError, match="layers draw at random: use order=fo"):
         ran("per-fedavg(order=hf)", model=pair)
 
 
 @pytest.mark.parametrize("wrong", ["alpha=-1", "order=third", "delta=0"])
 def test_per_fedavg_refuses(wrong):
-    with pytest.raises(comity.Refusal):
+    with pytest.raises(comity.UsageError):
         comity.algorithms.compose(f"per-fedavg({wrong})")
 
 
@@ -324,7 +324,7 @@ def test_fedmeta_options_are_not_without_effect():
     ],
 )
 def test_fedmeta_refuses(text, settings, why):
-    with pytest.raises(comity.Refusal, match=why):
+    with pytest.raises(comity.UsageError, match=why):
         ran(text, **settings)
 
 

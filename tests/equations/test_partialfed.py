@@ -11,7 +11,7 @@ from torch import nn
 from toys import net_of, party_of, quadratic, rounds, rows, samples, task_of, worked
 
 from comity.algorithms.partialfed import LOGITS, PartialFed, PartialState, Sources, gap, layers
-from comity.core import Key, Model, Task, Training
+from comity.core import Key, Model, LearningTask, Training
 from comity.core.task import Batch
 from comity.models.modules import Modules
 
@@ -45,7 +45,7 @@ def test_layers_of_a_model_are_its_layers() -> None:
     with torch.random.fork_rng():
         encoder = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Linear(9, 5), nn.BatchNorm1d(5))
         network = Modules(encoder, nn.Linear(5, 3), (6,))
-    number = layers(Task(network, 3, network.cut))
+    number = layers(LearningTask(network, 3, network.cut))
     assert {number[f"encoder.{n}.{kind}"] for n in (0, 1) for kind in ("weight", "bias")} == {0}
     wanted = {"encoder.1.~running_var": 0, "encoder.2.bias": 1, "encoder.3.~running_mean": 1, "head.weight": 2}
     assert {k: number[k] for k in wanted} == wanted

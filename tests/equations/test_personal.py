@@ -17,13 +17,13 @@ from comity.algorithms.fedavg import FedAvg
 from comity.algorithms.fedfomo import FedFomo, FomoState, Offered, chosen
 from comity.algorithms.fml import Fml, FmlState
 from comity.algorithms.pfedme import PFedMe
-from comity.core import Empty, Key, Model, Params, Party, Samples, Task, Training
+from comity.core import Empty, Key, Model, Params, Party, Samples, LearningTask, Training
 
 SIZES = (9, 14, 6)
 SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 3, "engine": "loop", "lr": 0.1, "batch": 4}
 
 
-def small() -> Task:
+def small() -> LearningTask:
     return task_of("mlp2(width=5)", (6,), 3)
 
 
@@ -172,7 +172,7 @@ def test_fedfomo_no_option_is_without_effect() -> None:
 def test_fedfomo_takes_mr_and_no_offset() -> None:
     assert not all_same(deployed("fedfomo+mr", kappa=50), deployed("fedfomo"))
     assert all_same(deployed("fedfomo+mr", kappa=0), deployed("fedfomo"))
-    with pytest.raises(comity.Refusal, match=r"use fedfomo\+mr"):
+    with pytest.raises(comity.UsageError, match=r"use fedfomo\+mr"):
         comity.run("fedfomo+dbe", federation(SIZES), **SETTINGS)
 
 
@@ -186,7 +186,7 @@ def test_mr_sends_no_model_to_parties_that_have_theirs() -> None:
 # --- pFedMe
 
 
-def step(theta: Params, data: Samples, task: Task) -> Params:
+def step(theta: Params, data: Samples, task: LearningTask) -> Params:
     """The gradient of the whole batch's loss."""
     free = {k: v.clone().requires_grad_() for k, v in theta.items()}
     grads = torch.autograd.grad(F.cross_entropy(task.logits(free, data.x), data.y), list(free.values()))
@@ -261,7 +261,7 @@ def test_pfedme_without_a_pull_never_moves_the_global_model() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd(momentum=0.5)", "sgd(decay=0.1)"])
 def test_pfedme_refuses_other_optimizers(optimizer: str) -> None:
-    with pytest.raises(comity.Refusal, match="steps are its own"):
+    with pytest.raises(comity.UsageError, match="steps are its own"):
         comity.run("pfedme", federation(SIZES), optimizer=optimizer, **SETTINGS)
 
 
@@ -389,9 +389,9 @@ def test_apple_no_option_is_without_effect() -> None:
 
 
 def test_apple_refuses_adam_and_mr() -> None:
-    with pytest.raises(comity.Refusal, match="two learning rates"):
+    with pytest.raises(comity.UsageError, match="two learning rates"):
         comity.run("apple", federation(SIZES), optimizer="adam", **SETTINGS)
-    with pytest.raises(comity.Refusal, match="no averaged extractor"):
+    with pytest.raises(comity.UsageError, match="no averaged extractor"):
         comity.run("apple+mr", federation(SIZES), **SETTINGS)
 
 

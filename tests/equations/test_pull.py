@@ -13,13 +13,13 @@ from toys import assert_near, fit, noise, party_of, quadratic, rows, same, sampl
 
 from comity.algorithms.ditto import Ditto, DittoState
 from comity.algorithms.fedprox import FedProx
-from comity.core import Batch, FitRequest, Key, Model, Params, Pull, Samples, Task, Training, plain
+from comity.core import Batch, FitRequest, Key, Model, Params, Pull, Samples, LearningTask, Training, plain
 from comity.core.descent import train
 from comity.engines.stacked.together import train_together
 
 SHAPE, CLASSES = (5,), 3
-LINEAR: Task = task_of("mlp2(width=4)", SHAPE, CLASSES)
-BATCHNORM: Task = task_of("mlp2(width=4,projection=4)", SHAPE, CLASSES)
+LINEAR: LearningTask = task_of("mlp2(width=4)", SHAPE, CLASSES)
+BATCHNORM: LearningTask = task_of("mlp2(width=4,projection=4)", SHAPE, CLASSES)
 HOW = {
     "sgd": Training(lr=0.05),
     "decay": Training(lr=0.05, decay=0.1),
@@ -36,7 +36,7 @@ COVERED = {
 TRAINED = {"all": None, "some": frozenset({"fc1.weight", "fc2.bias", "fc3.weight"})}
 
 
-def in_64_bits(task: Task) -> tuple[Params, Samples]:
+def in_64_bits(task: LearningTask) -> tuple[Params, Samples]:
     data = samples(18, SHAPE, CLASSES)
     return {k: v.double() if v.is_floating_point() else v for k, v in task.init(Key(1)).items()}, replace(data, x=data.x.double())
 
@@ -47,7 +47,7 @@ def elsewhere(theta: Params, covers: Callable[[str], bool]) -> Params:
     return {k: v for k, v in there.items() if covers(k)}
 
 
-def with_term(task: Task, pull: Pull) -> Callable[[Params, Batch], Tensor]:
+def with_term(task: LearningTask, pull: Pull) -> Callable[[Params, Batch], Tensor]:
     """The loss with weight/2 · ‖θ − to‖² written out, for autograd to differentiate."""
 
     def loss(theta: Params, batch: Batch) -> Tensor:
@@ -170,7 +170,7 @@ def test_it_ends_between_the_optimum_and_the_point() -> None:
 # --- several parties at once
 
 
-def fitted(task: Task, theta: Params, batch: Batch, own: None) -> Tensor:
+def fitted(task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
     """The plain loss, of a module: parties that ask for it are trained together."""
     return task.loss(theta, batch)
 
@@ -191,7 +191,7 @@ def test_parties_that_are_trained_together_are_pulled_each_to_its_own_point(how:
         assert_near(done.theta, train(replace(request, objective=written_out, own=request.pull, pull=None)).theta, atol=1e-12)
 
 
-def written_out(task: Task, theta: Params, batch: Batch, own: Pull) -> Tensor:
+def written_out(task: LearningTask, theta: Params, batch: Batch, own: Pull) -> Tensor:
     return with_term(task, own)(theta, batch)
 
 

@@ -27,7 +27,7 @@ from comity.algorithms import find, options
 from comity.algorithms.fedavg import FedAvg
 from comity.algorithms.relay import Relay, V
 from comity.algorithms.relay_p2p import RelayP2p, RelayPeerState
-from comity.core import Batch, Empty, Info, Key, Params, Samples, Sealed, Task, Training
+from comity.core import Batch, Empty, Info, Key, Params, Samples, Sealed, LearningTask, Training
 from comity.core.call import PartyResult
 from comity.core.fit import FitRequest
 from comity.core.key import BatchKey
@@ -149,7 +149,7 @@ def heard_of(m: Teacher, k: int = 0) -> Heard:
     return Heard(bar, [row if ok else None for row, ok in zip(m.obs[k], m.seen[k].tolist(), strict=True)])
 
 
-def asked(made: Relay | RelayP2p, of: Task, m: Teacher) -> FitRequest[Any]:
+def asked(made: Relay | RelayP2p, of: LearningTask, m: Teacher) -> FitRequest[Any]:
     """The training that a party asks for when it has heard this."""
     training = made.taught(of.init(Key(1)), m, party_of(of, samples(1, SHAPE, C), STILL), Key(0))
     request = training.send(None)
@@ -157,7 +157,7 @@ def asked(made: Relay | RelayP2p, of: Task, m: Teacher) -> FitRequest[Any]:
     return request
 
 
-def loss_of(made: Relay | RelayP2p, of: Task, m: Teacher) -> Callable[[Params, Batch], Tensor]:
+def loss_of(made: Relay | RelayP2p, of: LearningTask, m: Teacher) -> Callable[[Params, Batch], Tensor]:
     """What a party minimises when it has heard this: its draws are made for each batch."""
     request = asked(made, of, m)
     own = read_only(request.own)
@@ -176,7 +176,7 @@ class Turn:
     round: int
     function: str
     messages: dict[int, Any]
-    parcels: dict[tuple[int, int], Any]
+    sealed_messages: dict[tuple[int, int], Any]
     replies: dict[int, Any]
 
 
@@ -186,11 +186,11 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> list[Turn]:
     seen: list[Turn] = []
     function = LoopEngine.run
 
-    def listening(self: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, PartyResult]]:
-        opened = {edge: unseal(parcel) for edge, parcel in parcels.items()}
+    def listening(self: LoopEngine, call: Any, messages: Any, sealed_messages: Any) -> Iterator[tuple[int, PartyResult]]:
+        opened = {edge: unseal(sealed) for edge, sealed in sealed_messages.items()}
         turn = Turn(call.round, call.function, {i: message.content for i, message in messages.items()}, opened, {})
         seen.append(turn)
-        for i, answer in function(self, call, messages, parcels):
+        for i, answer in function(self, call, messages, sealed_messages):
             turn.replies[i] = answer.reply
             yield i, answer
 
@@ -216,12 +216,12 @@ def tensors(tree: Any) -> list[Tensor]:
     return [t for part in tree for t in tensors(part)] if isinstance(tree, list | tuple) else []
 
 
-def start_of(task: Task) -> Params:
+def start_of(task: LearningTask) -> Params:
     """The first weights of every party."""
     return task.init(Key.root(0).fold("init"))
 
 
-def task() -> Task:
+def task() -> LearningTask:
     return task_of(MODEL, SHAPE, C)
 
 
@@ -246,7 +246,7 @@ def test_no_option_is_without_a_test() -> None:
     for name in relayed:
         foreign: dict[str, Any] = {name: 1}
         assert not hasattr(RelayP2p(), name)
-        with pytest.raises(comity.Refusal):
+        with pytest.raises(comity.UsageError):
             comity.run("relay-p2p", federation((6, 6)), model=MODEL, rounds=1, engine="loop", **foreign)
 
 
@@ -583,8 +583,8 @@ def test_alg1_the_order_of_parties_does_not_matter(text: str, monkeypatch: pytes
     function = LoopEngine.run
     order = []
 
-    def backwards(self: LoopEngine, call: Any, messages: Any, parcels: Any) -> Iterator[tuple[int, PartyResult]]:
-        for i, answer in function(self, call, dict(reversed(messages.items())), dict(reversed(parcels.items()))):
+    def backwards(self: LoopEngine, call: Any, messages: Any, sealed_messages: Any) -> Iterator[tuple[int, PartyResult]]:
+        for i, answer in function(self, call, dict(reversed(messages.items())), dict(reversed(sealed_messages.items()))):
             order.append(i)
             yield i, answer
 
@@ -606,8 +606,8 @@ def show(made: Relay, theta: Params, data: Samples, key: Key | None = None, i: i
         _, up = worked(made.show(theta, Empty(), party, key))
         return up.means, up.counts, up.obs, up.seen
     mine = RelayPeerState(theta, torch.zeros(C, D), torch.zeros(C))
-    _, parcels = worked(made.tell(mine, Group([i + 1]), party, key))
-    (told,) = map(unseal, parcels.values())
+    _, sealed_messages = worked(made.tell(mine, Group([i + 1]), party, key))
+    (told,) = map(unseal, sealed_messages.values())
     return None, None, told.obs, told.seen
 
 
@@ -910,7 +910,7 @@ def test_aggregate_bytes_and_architectures(aggregate: str, extra: int) -> None:
     if aggregate == "none":
         comity.run("relay", mix, model=MODEL, rounds=1, engine="loop", **mixed)
     else:
-        with pytest.raises(comity.Refusal, match="architecture"):
+        with pytest.raises(comity.UsageError, match="architecture"):
             comity.run("relay", mix, model=MODEL, rounds=1, engine="loop", aggregate=aggregate, **mixed)
 
 
@@ -1034,7 +1034,7 @@ def test_privacy_smaller_observations_than_min_count_are_refused(text: str) -> N
     fed = federation((6, 6))
     how: dict[str, Any] = {"model": MODEL, "rounds": 1, "engine": "loop"}
     for n_avg, least in ((1, 2), (3, 4)):
-        with pytest.raises(comity.Refusal, match="n_avg must be at least min_count"):
+        with pytest.raises(comity.UsageError, match="n_avg must be at least min_count"):
             comity.run(text, fed, n_avg=n_avg, min_count=least, **how)
     for n_avg, least in ((1, 1), (0, 4), (2, 2)):
         comity.run(text, fed, n_avg=n_avg, min_count=least, **how)
@@ -1106,7 +1106,7 @@ def test_privacy_who_shows_nothing_still_learns(text: str) -> None:
 
 
 def test_privacy_shares_above_one_are_refused() -> None:
-    with pytest.raises(comity.Refusal):
+    with pytest.raises(comity.UsageError):
         comity.run("relay(secret=0.8,guarded=0.8)", federation((9, 9)), model=MODEL, rounds=1, engine="loop")
 
 
@@ -1147,13 +1147,13 @@ def test_peers_are_charged_once_with_the_setup() -> None:
 
 
 def test_peers_unknown_are_refused() -> None:
-    with pytest.raises(comity.Refusal, match="north"):
+    with pytest.raises(comity.UsageError, match="north"):
         comity.run("relay", federation((9, 9)), model=MODEL, rounds=1, engine="loop", party={"p0": {"peers": ["north"]}})
 
 
 def test_peers_unknown_to_a_newcomer_are_refused_too() -> None:
     settings: dict[str, Any] = {"model": MODEL, "rounds": 1, "engine": "loop", "newcomers": 1}
-    with pytest.raises(comity.Refusal, match="north"):
+    with pytest.raises(comity.UsageError, match="north"):
         comity.run("relay", federation((9, 9, 9)), party={"p2": {"peers": ["north"]}}, **settings)
 
 
@@ -1162,7 +1162,7 @@ def test_peers_without_a_relay(wire: list[Turn]) -> None:
     party, fed = {"p0": {"peers": ["p1"]}}, federation((9, 14, 11))
     result = comity.run("relay-p2p", fed, model=MODEL, rounds=3, engine="loop", party=party, neighbours=2)
     for t in (1, 2, 3):
-        assert set(turns(wire, "local")[t].parcels) == {(0, 1), (0, 2), (1, 0), (1, 2), (2, 1)}
+        assert set(turns(wire, "local")[t].sealed_messages) == {(0, 1), (0, 2), (1, 0), (1, 2), (2, 1)}
     charged: Counter[tuple[int, str]] = Counter()
     for row in result.ledger:
         charged[row.round, row.kind] += row.bytes
@@ -1183,7 +1183,7 @@ def test_peers_chosen_or_not_everybody_gets_the_first_noise(wire: list[Turn]) ->
 # --- communication
 
 
-def _info(made: Task, names: int = 1) -> Info:
+def _info(made: LearningTask, names: int = 1) -> Info:
     return Info(tuple(f"p{i}" for i in range(names)), (100,) * names, (made,) * names, Training(), (1, 28, 28))
 
 
@@ -1202,12 +1202,12 @@ def test_communication_of_lenet5() -> None:
 def test_communication_of_resnet9_is_a_thousandth_of_fedavgs() -> None:
     """K5: 2,470,730 parameters against 2 * 10 * 128 numbers: 965; with counts, marks and BatchNorm statistics 961.6."""
     network = build("resnet9", (1, 28, 28), 10)
-    thesis = Task(network, 10, network.cut, batchnorm_private(network, "params_only"))
+    thesis = LearningTask(network, 10, network.cut, batchnorm_private(network, "params_only"))
     up, model = Relay().traffic(_info(thesis), [0]).up, FedAvg().traffic(_info(thesis), [0]).up
     assert model == 4 * 2_470_730
     assert up == 4 * 2 * 10 * 128 + 50
     assert round(model / (up - 50)) == 965
-    whole = Task(network, 10, network.cut)
+    whole = LearningTask(network, 10, network.cut)
     assert FedAvg().traffic(_info(whole), [0]).up / up == pytest.approx(961.6, abs=0.05)
 
 
@@ -1261,7 +1261,7 @@ def test_k8_three_architectures_learn_together(wire: list[Turn]) -> None:
 
 @pytest.mark.parametrize("text", ["relay", "relay-p2p"])
 def test_k8_different_widths_are_refused(text: str) -> None:
-    with pytest.raises(comity.Refusal, match="width"):
+    with pytest.raises(comity.UsageError, match="width"):
         comity.run(text, federation((9, 9)), model=MODEL, rounds=1, engine="loop", party={"p1": {"model": "mlp2(width=6)"}})
 
 
@@ -1378,7 +1378,7 @@ def test_p2p_who_hears_nothing_now_remembers(wire: list[Turn]) -> None:
     before = server.state(0)
     server.sample = lambda t: [0]
     rounds(p2p, server, s, 1, first=2)
-    assert not turns(wire, "local")[2].parcels
+    assert not turns(wire, "local")[2].sealed_messages
     bar = list(before.mean)
     assert_near(server.state(0).theta, descend(before.theta, TRIO[0], Heard(bar, [None] * C), 0.05, 1, 4 / D, 0.0))
     assert torch.equal(server.state(0).mean, before.mean)
@@ -1403,10 +1403,10 @@ def test_p2p_sealed_parcels_to_m_neighbours_and_nothing_up(parties: int, neighbo
         assert sum(row.bytes for row in result.ledger if row.round == t and row.kind == "down") == 4 * parties * m
         graphs.add(frozenset(edges))
         tell, local = turns(wire, "tell")[t], turns(wire, "local")[t]
-        assert all(isinstance(parcel, Sealed) for reply in tell.replies.values() for parcel in reply.values())
+        assert all(isinstance(sealed, Sealed) for reply in tell.replies.values() for sealed in reply.values())
         assert all(reply is None for reply in local.replies.values())
         assert not [x for turn in (tell, local) for message in turn.messages.values() for x in tensors(message)]
-        assert all(told.obs.shape == (m_up, C, D) for told in local.parcels.values())
+        assert all(told.obs.shape == (m_up, C, D) for told in local.sealed_messages.values())
     assert (len(graphs) > 1) == (m < parties - 1), "neighbours are drawn anew each round"
     assert result.summary["bytes"]["peer"] == 8 * parties * m * C * (4 * m_up * D + 1)
 
@@ -1418,7 +1418,7 @@ def test_p2p_only_those_present_are_told(wire: list[Turn]) -> None:
     before = [server.state(u) for u in range(4)]
     rounds(p2p, server, s, 1)
     here = server.sample(1)
-    assert set(turns(wire, "local")[1].parcels) == {(here[0], here[1]), (here[1], here[0])}
+    assert set(turns(wire, "local")[1].sealed_messages) == {(here[0], here[1]), (here[1], here[0])}
     for u in range(4):
         assert (server.state(u) is before[u]) == (u not in here)
 
@@ -1429,7 +1429,7 @@ def test_p2p_external_discriminators_do_not_travel(wire: list[Turn]) -> None:
     first = server.state(0).theta[V].clone()
     rounds(p2p, server, s, 2)
     assert not torch.equal(server.state(0).theta[V], first)
-    sent = [x for turn in wire for told in turn.parcels.values() for x in tensors(told)]
+    sent = [x for turn in wire for told in turn.sealed_messages.values() for x in tensors(told)]
     states = [server.state(u).theta[V] for u in range(3)]
     assert sent
     assert not [1 for x in sent for v in (first, *states) if x.shape == v.shape and torch.equal(x, v)]

@@ -18,7 +18,7 @@ from comity.algorithms import compose
 from comity.algorithms.krum import Krum, distances
 from comity.algorithms.trimmed import Trimmed
 from comity.core import AnyAlgorithm, Averaging, Params, Training
-from comity.errors import ComityError, Refusal
+from comity.errors import ComityError, UsageError
 from comity.parts.robust import Gathering, trimmed_mean
 
 FAULTY = str(Path(__file__).with_name("faulty.py"))
@@ -222,7 +222,7 @@ def test_a_users_whole_numbers(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_before_round_one(text: str, settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(Refusal, match=sentence):
+    with pytest.raises(UsageError, match=sentence):
         comity.run(text, easy(), **SMALL | settings)
 
 
@@ -237,7 +237,7 @@ def test_a_round_of_its_own_is_refused(tmp_path: Path) -> None:
         "    def round(self, theta, net, t):\n"
         "        return super().round(theta, net, t)\n"
     )
-    with pytest.raises(Refusal, match="cannot tell how"):
+    with pytest.raises(UsageError, match="cannot tell how"):
         comity.run(f"{own}+median", easy(), **SMALL)
 
 

@@ -138,7 +138,7 @@ def test_alg1_l12_a_party_without_a_step_changes_nothing() -> None:
 @pytest.mark.parametrize("optimizer", ["sgd(momentum=0.9)", "adam"])
 @pytest.mark.parametrize("method", ["scaffold", "scaffold+dbe"])
 def test_option_ii_assumes_plain_sgd(method: str, optimizer: str) -> None:
-    with pytest.raises(comity.Refusal, match="SGD"):
+    with pytest.raises(comity.UsageError, match="SGD"):
         comity.run(method, federation((6, 7)), rounds=1, optimizer=optimizer, engine="loop")
 
 

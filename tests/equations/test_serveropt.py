@@ -12,7 +12,7 @@ from toys import distance, federation, net_of, quadratic, rounds, rows, same
 
 import comity
 from comity.algorithms import compose
-from comity.core import Params, Refusal, Training
+from comity.core import Params, UsageError, Training
 
 SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 3, "engine": "loop", "lr": 0.1, "batch": 4}
 TAU, BETA2 = 0.001, 0.99
@@ -114,7 +114,7 @@ def test_statistics_are_averaged():
     ],
 )
 def test_what_is_refused(text, why):
-    with pytest.raises(Refusal, match=why):
+    with pytest.raises(UsageError, match=why):
         compose(text)
 
 

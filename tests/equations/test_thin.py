@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.func import vmap
 from toys import fit, noise, quadratic, samples, task_of
 
-from comity.core import Batch, Key, Params, Task, Training, descent
+from comity.core import Batch, Key, Params, LearningTask, Training, descent
 from comity.core.fit import FitRequest, Loss
 from comity.core.kernels import Tape, cross_entropy, over_rows
 
 SHAPE, CLASSES = (5,), 3
-TASK: Task = task_of("mlp2(width=4)", SHAPE, CLASSES)
-BATCHNORM: Task = task_of("mlp2(width=4,projection=4)", SHAPE, CLASSES)
+TASK: LearningTask = task_of("mlp2(width=4)", SHAPE, CLASSES)
+BATCHNORM: LearningTask = task_of("mlp2(width=4,projection=4)", SHAPE, CLASSES)
 
 
 def plain(theta: Params, batch: Batch) -> Tensor:

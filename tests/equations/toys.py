@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import comity
-from comity.core import AnyAlgorithm, Batch, Fitted, Info, Key, Params, Party, PartyData, Samples, Server, Task, Training
+from comity.core import AnyAlgorithm, Batch, Fitted, Info, Key, Params, Party, PartyData, Samples, Server, LearningTask, Training
 from comity.core.call import CallId
 from comity.core.descent import train
 from comity.core.fit import FitRequest, Pull, Working
@@ -51,7 +51,7 @@ class OneNumber:
 
 
 @dataclass(frozen=True)
-class Quadratic(Task):
+class Quadratic(LearningTask):
     """f(w) = a/2 (w - b)^2; a sample is the row (a, b), so a party's rows are its curvature and its optimum."""
 
     def loss(self, theta: Params, batch: Batch) -> Tensor:
@@ -68,12 +68,12 @@ def rows(a: float, b: float, count: int = 1) -> Samples:
     return Samples(torch.tensor([[a, b]] * count, dtype=torch.float64), torch.zeros(count, dtype=torch.int64))
 
 
-def task_of(model: str, shape: tuple[int, ...], classes: int, cut: str = "", private: frozenset[str] = frozenset()) -> Task:
+def task_of(model: str, shape: tuple[int, ...], classes: int, cut: str = "", private: frozenset[str] = frozenset()) -> LearningTask:
     network = build(model, shape, classes)
-    return Task(network, classes, cut or network.cut, private)
+    return LearningTask(network, classes, cut or network.cut, private)
 
 
-def party_of(task: Task, train: Samples, training: Training, i: int = 0, parties: int = 1) -> Party:
+def party_of(task: LearningTask, train: Samples, training: Training, i: int = 0, parties: int = 1) -> Party:
     nothing = train.take(torch.zeros(0, dtype=torch.int64))
     return Party(i, f"p{i}", task, training, PartyData(train, nothing, nothing), parties)
 
@@ -92,7 +92,7 @@ class LoopServer(Server):
 
 def net_of(
     algorithm: AnyAlgorithm,
-    task: Task,
+    task: LearningTask,
     data: Sequence[Samples],
     training: Training,
     participation: float = 1.0,

@@ -18,7 +18,7 @@ import pytest
 import comity
 from comity.checksums import Checksum, with_crc, without_crc
 from comity.engines.saved import Saved, read_state, write_state
-from comity.errors import ComityError, Refusal
+from comity.errors import ComityError, UsageError
 from comity.experiments import checkpoint, environment
 from comity.experiments import loop as rounds_of
 from comity.experiments.folder import RunFolder
@@ -461,5 +461,5 @@ def test_an_engine_that_a_run_was_not_begun_with(stopped: Path) -> None:
 
 
 def test_a_run_with_other_settings_is_still_refused(stopped: Path) -> None:
-    with pytest.raises(Refusal, match="other settings"):
+    with pytest.raises(UsageError, match="other settings"):
         comity.run(METHOD, out=stopped, resume=True, **SETTINGS | {"lr": 0.5})

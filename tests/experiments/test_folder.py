@@ -10,11 +10,11 @@ import torch
 
 import comity
 from comity.checksums import Checksum
-from comity.core.attendance import Absence
+from comity.core.participation import Absence
 from comity.core.evaluation import Answers
 from comity.core.ledger import Charge
 from comity.core.server import Note
-from comity.errors import ComityError, Refusal
+from comity.errors import ComityError, UsageError
 from comity.experiments.folder import NEVER_OVERWRITTEN, RunFolder
 from comity.experiments.tables import ABSENCES, LEDGER, METRICS, PRIVACY, TABLES, TIMING, Growing, Timing, Writer
 from comity.privacy.account import Spent
@@ -24,17 +24,17 @@ def test_settings_alone_are_no_run(tmp_path: Path) -> None:
     """Anybody may have a config.toml: it is neither continued nor overwritten."""
     (tmp_path / "config.toml").write_text("mine = true", encoding="utf-8")
     assert not RunFolder(tmp_path).begun
-    with pytest.raises(Refusal, match=r"already has a config\.toml"):
+    with pytest.raises(UsageError, match=r"already has a config\.toml"):
         RunFolder(tmp_path).check_free()
-    with pytest.raises(Refusal, match=r"holds no run: it has no env\.json"):
+    with pytest.raises(UsageError, match=r"holds no run: it has no env\.json"):
         RunFolder(tmp_path).check_begun()
-    with pytest.raises(Refusal, match=r"already has a config\.toml"):
+    with pytest.raises(UsageError, match=r"already has a config\.toml"):
         comity.run("solo", data="digits", parties=2, model="linear", rounds=1, out=tmp_path, resume=True)
 
 
 def test_a_run_has_begun_with_its_settings(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    with pytest.raises(Refusal, match=r"holds no run: it has no config\.toml"):
+    with pytest.raises(UsageError, match=r"holds no run: it has no config\.toml"):
         folder.check_begun()
     folder.begin("seed = 1\n", {"code": "a commit"}, split="{}")
     folder.check_begun()
@@ -43,7 +43,7 @@ def test_a_run_has_begun_with_its_settings(tmp_path: Path) -> None:
     assert not folder.ended
     assert folder.read_experiment().seed == 1
     assert folder.read_environment() == {"code": "a commit"}
-    with pytest.raises(Refusal, match="already holds a run"):
+    with pytest.raises(UsageError, match="already holds a run"):
         folder.check_free()
 
 
@@ -51,14 +51,14 @@ def test_a_run_has_begun_with_its_settings(tmp_path: Path) -> None:
 def test_nothing_is_overwritten(name: str, tmp_path: Path) -> None:
     RunFolder(tmp_path).check_free()
     (tmp_path / name).touch()
-    with pytest.raises(Refusal, match=f"already has a {name}"):
+    with pytest.raises(UsageError, match=f"already has a {name}"):
         RunFolder(tmp_path).check_free()
 
 
 def test_a_name_that_no_folder_can_have(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / ("x" * 300))
     assert not folder.begun
-    with pytest.raises(Refusal, match="holds no run"):
+    with pytest.raises(UsageError, match="holds no run"):
         folder.check_begun()
 
 

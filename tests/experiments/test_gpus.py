@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import comity
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments import build, config
 from comity.experiments.build import federation_of, prepare
 
@@ -32,7 +32,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_cannot_be(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(Refusal, match=said):
+    with pytest.raises(UsageError, match=said):
         config.experiment(SMALL | settings)
 
 
@@ -42,7 +42,7 @@ def job(**settings: Any) -> build.Job:
 
 
 def test_a_gpu_of_workers_needs_a_share() -> None:
-    with pytest.raises(Refusal, match="Workers on Ray compute on the CPU unless --gpus says how much of a GPU each takes"):
+    with pytest.raises(UsageError, match="Workers on Ray compute on the CPU unless --gpus says how much of a GPU each takes"):
         job(device="cuda")
 
 
@@ -66,5 +66,5 @@ def test_runs_differ_in_where_they_are_computed_only() -> None:
 
 
 def test_the_calls_take_it() -> None:
-    with pytest.raises(Refusal, match="needs --engine ray"):
+    with pytest.raises(UsageError, match="needs --engine ray"):
         comity.run("fedavg", data="digits", gpus=0.5)

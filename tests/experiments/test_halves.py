@@ -10,7 +10,7 @@ import torch
 import comity
 from comity.core.metrics import ACCURACY
 from comity.core.samples import PartyData, Samples
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.build import prepare
 from comity.experiments.common import CommonGround, Introduction, Introductions, Seats
 from comity.experiments.config import Experiment, experiment
@@ -89,7 +89,7 @@ def test_the_smallest_batch() -> None:
     assert least_batch(model="mlp2", batch=1) == 1
     assert least_batch(model="mlp2", batch=8, last_batch="drop") == 3
     assert least_batch(model="fedbn-cnn(scale=0.1)", batch=8) == 2
-    with pytest.raises(Refusal, match="BatchNorm, which needs batches of at least 2"):
+    with pytest.raises(UsageError, match="BatchNorm, which needs batches of at least 2"):
         least_batch(model="fedbn-cnn(scale=0.1)", batch=1)
 
 
@@ -103,7 +103,7 @@ def test_the_smallest_batch() -> None:
     ],
 )
 def test_seats_that_cannot_be(changes: dict[str, object], sentence: str) -> None:
-    with pytest.raises(Refusal, match=sentence):
+    with pytest.raises(UsageError, match=sentence):
         Seats.of(experiment(changes), ["p0", "p1", "p2"])
 
 

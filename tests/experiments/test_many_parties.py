@@ -15,7 +15,7 @@ import comity
 from comity.core import ledger as ledgers
 from comity.core.ledger import ADDED_UP, EVERYBODY, Charge, Ledger
 from comity.data import Dataset
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments import config
 from comity.experiments.build import prepare
 from comity.experiments.evaluation import SHARE
@@ -92,7 +92,7 @@ def test_who_evaluates_does_not_depend_on_who_is_left_out(tmp_path: Path) -> Non
 
 
 def test_patience_needs_everybody() -> None:
-    with pytest.raises(Refusal, match="either patience or eval_share"):
+    with pytest.raises(UsageError, match="either patience or eval_share"):
         config.experiment({"patience": 3, "eval_share": 0.5})
 
 
@@ -150,5 +150,5 @@ def test_a_resumed_ledger_of_many_is_the_same(tmp_path: Path, monkeypatch: pytes
 
 def test_no_party_is_called_parties() -> None:
     x, y = torch.rand(20, 3), torch.arange(20) % 2
-    with pytest.raises(Refusal, match="stands for all parties together"):
+    with pytest.raises(UsageError, match="stands for all parties together"):
         comity.Federation.from_arrays({"Parties": (x, y), "b": (x, y)})

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from comity.core.key import Key
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.measure.mdl import CHEAP, FULL, Curve, Settings, curve, halves, sizes
 from comity.measure.probe import Probes, standardised
 
@@ -141,5 +141,5 @@ def test_keys_decide_and_classes_may_be_missing():
 
 
 def test_too_few_samples_are_refused():
-    with pytest.raises(Refusal, match="at least 20"):
+    with pytest.raises(UsageError, match="at least 20"):
         curve(torch.ones(19, 2), torch.zeros(19).long(), Key.root(0), SMALL)

@@ -15,7 +15,7 @@ import comity
 from comity.algorithms.dbe import OFFSET
 from comity.core import Key, plain
 from comity.core.descent import train
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.measure.mdl import Settings
 from comity.measure.representations import Projection, representations
 from comity.measure.study import study
@@ -93,12 +93,12 @@ def test_samples_are_drawn_from_all_parties_together_and_from_any_split(runs):
     assert any(not torch.equal(a.labels, b.labels) for a, b in zip(few, other, strict=False))
     train = by_party(representations(run.folder, ["fc1"], split="train"), "fc1", "before")
     assert {p: len(r.labels) for p, r in train.items()} == {p.name: len(p.data.train) for p in run.job.parties}
-    with pytest.raises(Refusal, match="train, validation or test"):
+    with pytest.raises(UsageError, match="train, validation or test"):
         representations(run.folder, split="all")
 
 
 def test_unknown_layers_are_refused(runs):
-    with pytest.raises(Refusal, match="fc2"):
+    with pytest.raises(UsageError, match="fc2"):
         representations(runs["fedavg"].folder, ["fc22"])
 
 

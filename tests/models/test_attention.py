@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 import comity
 from comity import models
-from comity.core import Key, Params, Task, gradient
+from comity.core import Key, Params, LearningTask, gradient
 from comity.core.kernels import over_rows
 
 
-def task_of(model: str, shape: tuple[int, ...], classes: int) -> tuple[Task, Params]:
+def task_of(model: str, shape: tuple[int, ...], classes: int) -> tuple[LearningTask, Params]:
     network = models.build(model, shape, classes)
-    return Task(network, classes, network.cut), network.init(Key(0))
+    return LearningTask(network, classes, network.cut), network.init(Key(0))
 
 
 def words(rows: int = 6, length: int = 12, vocabulary: int = 30) -> Tensor:
@@ -126,7 +126,7 @@ def test_tokens_are_looked_at_within_vmap_too(model: str) -> None:
     for k in range(2):
         torch.testing.assert_close(found[k], task.logits({n: v[k] for n, v in both.items()}, x[k]), rtol=1e-4, atol=1e-5)
     x[1, 2, 3] = 2.5
-    with pytest.raises(comity.Refusal, match="needs token numbers from 0"):
+    with pytest.raises(comity.UsageError, match="needs token numbers from 0"):
         over_rows(answers, both, {"x": x})
 
 

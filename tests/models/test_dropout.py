@@ -12,15 +12,15 @@ from torch import Tensor
 
 import comity
 from comity import models
-from comity.core import Key, Params, Task
+from comity.core import Key, Params, LearningTask
 
 SHAPE = (3, 16, 16)
 
 
 @cache
-def server(name: str = "lg-cifar100") -> tuple[Task, Params]:
+def server(name: str = "lg-cifar100") -> tuple[LearningTask, Params]:
     network = models.build(name, SHAPE, 10)
-    return Task(network, 10, network.cut), network.init(Key(0))
+    return LearningTask(network, 10, network.cut), network.init(Key(0))
 
 
 def samples(rows: int) -> Tensor:

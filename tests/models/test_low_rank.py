@@ -12,7 +12,7 @@ from torch import Tensor
 
 import comity
 from comity import models
-from comity.core import Key, Params, Task, gradient
+from comity.core import Key, Params, LearningTask, gradient
 from comity.models.low_rank import LowRank, base_file, located, low_rank, without_factors
 from comity.models.stack import Builder, Stack, linear
 from comity.studies.export import export, load
@@ -194,7 +194,7 @@ def test_it_learns_and_the_base_does_not_move() -> None:
 def test_parties_with_other_bases_are_not_averaged() -> None:
     """Their factors have the same names and shapes, and mean something else."""
     own = {"p1": {"model": f"{SMALL},rank=2,base=9)"}}
-    with pytest.raises(comity.Refusal, match="exchanges factors, which mean something else at p1: it has another base"):
+    with pytest.raises(comity.UsageError, match="exchanges factors, which mean something else at p1: it has another base"):
         comity.run("fedavg", digits(), model=VIT, party=own, **RUN)
     comity.run("solo", digits(), model=VIT, party=own, **RUN | {"rounds": 1})
 
@@ -217,7 +217,7 @@ def test_a_trained_base(trained: Path, tmp_path: Path) -> None:
     held = load(trained).theta
     assert all(torch.equal(network.base[k], held[k]) for k in network.base)
     assert built(f"{SMALL},rank=2,base={trained / 'weights.safetensors'})").fixed == network.fixed
-    with pytest.raises(comity.Refusal, match=r"is no base for this vit: it wants encoder.begin.weight of shape \(8, 4\)"):
+    with pytest.raises(comity.UsageError, match=r"is no base for this vit: it wants encoder.begin.weight of shape \(8, 4\)"):
         models.build(f"vit(patch=2,width=8,heads=2,rank=2,base={trained})", (1, 8, 8), 10)
     x = rows(5, 1, 8, 8)  # at first it is the model that was exported, head and all
     assert torch.equal(network.run(network.init(Key(0)), x, False, 0, 2), load(trained).task.logits(held, x))
@@ -245,7 +245,7 @@ def test_a_run_knows_its_base_again(trained: Path, tmp_path: Path, monkeypatch: 
     trained.rename(moved)
     try:
         (tmp_path / "other").rename(trained)
-        with pytest.raises(comity.Refusal, match="holds a run of another network"):
+        with pytest.raises(comity.UsageError, match="holds a run of another network"):
             opened(tmp_path / "run")
         trained.rename(tmp_path / "other")
         with pytest.raises(comity.ComityError, match="holds no exported model"):
@@ -301,4 +301,4 @@ def test_networks_are_themselves() -> None:
     network = built(VIT)
     assert network == network  # noqa: PLR0124
     assert network != built(VIT)
-    assert Task(network, 10, network.cut) == Task(network, 10, network.cut)
+    assert LearningTask(network, 10, network.cut) == LearningTask(network, 10, network.cut)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from comity import models
-from comity.core import Key, Params, Task
+from comity.core import Key, Params, LearningTask
 
 F64 = torch.float64
 
@@ -94,7 +94,7 @@ def test_outputs_are_those_of_plain_torch(name: str) -> None:
     names = [n for n in module.state_dict() if "num_batches" not in n]
     module.load_state_dict(dict(zip(names, (v.clone() for v in theta.values()), strict=True)), strict=False)
     x = torch.randn(2, 3, 40, 32, generator=Key(1).generator(), dtype=F64)
-    task = Task(network, 10, network.cut)
+    task = LearningTask(network, 10, network.cut)
     with torch.no_grad():
         assert torch.allclose(task.head(theta, task.features(theta, x, train=True), train=True), module.train()(x), atol=1e-9)
         assert torch.allclose(task.logits(theta, x), module.eval()(x), atol=1e-9)  # the running statistics moved alike
@@ -107,7 +107,7 @@ def test_resnet18_can_be_cut_where_dbe_cuts_it() -> None:
     assert network.stages == (*offsets, "fc")
     theta, x = network.init(Key(0)), torch.zeros(1, 3, 64, 64)
     for stage, count in offsets.items():
-        task = Task(network, 200, stage)
+        task = LearningTask(network, 200, stage)
         assert task.width == count
         assert task.features(theta, x).shape == (1, *task.z_shape)
         assert {n.partition(".")[0] for n in task.head_names} == set(network.stages[network.stages.index(stage) + 1 :]) - {"pool"}
@@ -120,7 +120,7 @@ def test_resnet18_has_its_representation_after_the_mean_over_the_image() -> None
 @pytest.mark.parametrize("side", [28, 64])
 def test_resnet50_takes_the_images_of_adcol(side: int) -> None:
     network = models.build("resnet50(projection=512)", (3, side, side), 7)
-    task = Task(network, 7, network.cut)
+    task = LearningTask(network, 7, network.cut)
     theta, x = network.init(Key(0)), torch.zeros(2, 3, side, side)
     assert network.shape_after("pool") == (2048,)
     assert task.z_shape == (512,)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import comity
 from comity import models
-from comity.core import Key, Params, Task, gradient
+from comity.core import Key, Params, LearningTask, gradient
 
 
 def words(rows: int = 6, length: int = 12, vocabulary: int = 30) -> Tensor:
@@ -23,9 +23,9 @@ def words(rows: int = 6, length: int = 12, vocabulary: int = 30) -> Tensor:
     return made
 
 
-def task_of(model: str, shape: tuple[int, ...], classes: int) -> tuple[Task, Params]:
+def task_of(model: str, shape: tuple[int, ...], classes: int) -> tuple[LearningTask, Params]:
     network = models.build(model, shape, classes)
-    return Task(network, classes, network.cut), network.init(Key(0))
+    return LearningTask(network, classes, network.cut), network.init(Key(0))
 
 
 # --- fastText
@@ -92,13 +92,13 @@ def test_fasttext_refuses_what_are_no_tokens(value: float) -> None:
     task, theta = task_of("fasttext(vocabulary=30)", (12,), 4)
     x = words()
     x[2, 3] = value
-    with pytest.raises(comity.Refusal, match=r"from 0 .padding. to 29.*try mlp2"):
+    with pytest.raises(comity.UsageError, match=r"from 0 .padding. to 29.*try mlp2"):
         task.logits(theta, x)
 
 
 def test_fasttext_refuses_methods_that_perturb_samples() -> None:
     task, theta = task_of("fasttext(vocabulary=30)", (12,), 4)
-    with pytest.raises(comity.Refusal, match="perturb"):
+    with pytest.raises(comity.UsageError, match="perturb"):
         task.logits(theta, words().requires_grad_())
 
 
@@ -123,7 +123,7 @@ def test_har_cnns_head_is_all_its_fc_layers_unless_cut_elsewhere() -> None:
     task, _ = task_of("har-cnn", (9, 128), 6)
     assert task.width == 1664
     assert task.head_names == {f"fc{k}.{part}" for k in (1, 2, 3) for part in ("weight", "bias")}
-    assert Task(task.network, 6, "fc2").width == 512
+    assert LearningTask(task.network, 6, "fc2").width == 512
 
 
 def test_har_cnn_takes_signals_as_images_one_line_high() -> None:

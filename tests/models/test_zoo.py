@@ -10,7 +10,7 @@ from torch import nn
 
 import comity
 from comity import models
-from comity.core import Key, Task, trainable
+from comity.core import Key, LearningTask, trainable
 
 
 def parameters(name: str, shape: tuple[int, ...], classes: int = 10) -> int:
@@ -66,7 +66,7 @@ def test_cnn4_flattens_to_the_sizes_of_dbe(size, dim):
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 16, 20)])
 def test_models_size_themselves(name, shape):
     network = models.build(name, shape, 7)
-    task = Task(network, 7, network.cut)
+    task = LearningTask(network, 7, network.cut)
     x = torch.randn(3, *shape, generator=Key(1).generator())
     theta = network.init(Key(0))
     assert task.logits(theta, x).shape == (3, 7)
@@ -90,7 +90,7 @@ def test_models_size_themselves(name, shape):
     ],
 )
 def test_models_say_why_they_cannot(name, shape, word):
-    with pytest.raises(comity.Refusal, match=word):
+    with pytest.raises(comity.UsageError, match=word):
         models.build(name, shape, 10)
 
 
@@ -121,7 +121,7 @@ def test_fedbn_cnn_is_what_plain_torch_computes():
     names = [n for n in plain.state_dict() if "num_batches" not in n]
     plain.load_state_dict(dict(zip(names, values, strict=True)), strict=False)
     x = torch.randn(9, 1, 8, 8, generator=Key(1).generator())
-    task = Task(network, 10, network.cut)
+    task = LearningTask(network, 10, network.cut)
     mine = {k: v.clone() for k, v in theta.items()}
     trained = task.head(mine, task.features(mine, x, train=True), train=True)
     assert torch.allclose(trained, plain.train()(x), atol=1e-6)
@@ -165,7 +165,7 @@ def test_small_cnns_are_what_plain_torch_computes(name, shape, layers):
     theta, plain = network.init(Key(0)), nn.Sequential(*layers)
     plain.load_state_dict(dict(zip(plain.state_dict(), theta.values(), strict=True)))
     x = torch.randn(4, *shape, generator=Key(1).generator())
-    task = Task(network, 10, network.cut)
+    task = LearningTask(network, 10, network.cut)
     assert torch.allclose(task.logits(theta, x), plain(x), atol=1e-6)
     assert torch.allclose(task.features(theta, x), plain[:-1](x), atol=1e-6)
 
@@ -189,14 +189,14 @@ def test_a_pair_of_modules_is_left_alone_and_initialised_from_the_key():
 
 def test_an_unknown_cut_is_refused():
     network = models.build("mlp2", (4,), 2)
-    with pytest.raises(comity.Refusal, match="fc1, fc2"):
-        Task(network, 2, "fc3")
+    with pytest.raises(comity.UsageError, match="fc1, fc2"):
+        LearningTask(network, 2, "fc3")
 
 
 def test_options_may_be_false_but_not_zero():
     network = models.build("fasttext(vocabulary=5,compat_logsoftmax=false)", (4,), 2)
     assert network.stages == ("embedding", "fc1", "fc2")
-    with pytest.raises(comity.Refusal, match="positive"):
+    with pytest.raises(comity.UsageError, match="positive"):
         models.build("fasttext(width=0)", (4,), 2)
 
 

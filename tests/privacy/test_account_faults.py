@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import comity
 from comity.cli import main
-from comity.core import FitRequest, Key, Release, Samples, Task, Training, plain
+from comity.core import FitRequest, Key, Release, Samples, LearningTask, Training, plain
 from comity.core import private as private_module
 from comity.core.call import CallId, Message
 from comity.core.descent import train
@@ -154,7 +154,7 @@ def test_5_two_gaussians_at_one_delta() -> None:
 def check_noise_in_every_step(noise: float = 1.0) -> None:
     """61 records in batches of 60: the second step has noise of 1/60 as well, not of 1 over the record that is left."""
     network = build("linear", (900,), 10)
-    task = Task(network, 10, network.cut)
+    task = LearningTask(network, 10, network.cut)
     samples = Samples(torch.zeros(61, 900), torch.zeros(61, dtype=torch.int64))
     theta = task.init(Key(1))
     steps = []
@@ -240,7 +240,7 @@ def networks() -> list[tuple[str, tuple[int, ...]]]:
 @pytest.mark.parametrize(("model", "shape"), networks())
 def test_clipped_gradients_are_those_of_a_loop_over_records(model: str, shape: tuple[int, ...]) -> None:
     network = build(model, shape, 4)
-    task = Task(network, 4, network.cut)
+    task = LearningTask(network, 4, network.cut)
     theta = {k: v.clone().requires_grad_() for k, v in task.init(Key(1)).items()}
     x, y = torch.randn(7, *shape, generator=Key(2).generator()), torch.arange(7) % 4
 
@@ -269,7 +269,7 @@ def test_clipped_gradients_are_those_of_a_loop_over_records(model: str, shape: t
 def check_one_record_moves_a_step_by_no_more_than_declared(seed: int = 3) -> None:
     """Without noise: the step's sum with a record and without it differ by the declared sensitivity, C, at most."""
     network = build("mlp2(width=6)", (5,), 3)
-    task = Task(network, 3, network.cut)
+    task = LearningTask(network, 3, network.cut)
     theta = {k: v.clone().requires_grad_() for k, v in task.init(Key(seed)).items()}
     x, y = 30 * torch.randn(9, 5, generator=Key(seed).generator()), torch.arange(9) % 3
     sums = []

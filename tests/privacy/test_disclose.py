@@ -23,7 +23,7 @@ from comity.core.wrapper import Wrapper
 from comity.disclosure.content import Page
 from comity.disclosure.pdf import HEIGHT, LOST, MARGIN, WIDTH, pdf, width, wrapped
 from comity.disclosure.words import KINDS, MEANINGS
-from comity.errors import ComityError, Refusal
+from comity.errors import ComityError, UsageError
 from comity.experiments.folder import RunFolder
 from comity.privacy.account import Account
 from comity.report.blocks import Facts, Section, Table
@@ -112,8 +112,8 @@ def test_rounds_and_times_are_the_ledgers(made: dict[str, Path]) -> None:
     cells = next(cells for cells in rows_of(page_of(made["relay"])) if "(Upload.means)" in cells[0])
     assert cells[3] == "to the server; rounds 0 to 2; 3 times"
     assert cells[1] == "10 x 8 numbers, 80 in all"
-    parcels = next(cells for cells in rows_of(page_of(made["fed-sps"])) if "(Help.grads)" in cells[0])
-    assert parcels[3].startswith("to p0, p2, sealed")
+    sealed_messages = next(cells for cells in rows_of(page_of(made["fed-sps"])) if "(Help.grads)" in cells[0])
+    assert sealed_messages[3].startswith("to p0, p2, sealed")
 
 
 def test_epsilon_unit_and_noise_are_those_of_the_account(made: dict[str, Path]) -> None:
@@ -338,18 +338,18 @@ def test_a_damaged_run_is_refused(name: str, copied: Path, federation: comity.Fe
 
 def test_a_run_that_has_not_ended_is_refused(copied: Path, federation: comity.Federation) -> None:
     (copied / "summary.json").unlink()
-    with pytest.raises(Refusal, match="not finished"):
+    with pytest.raises(UsageError, match="not finished"):
         disclosed(copied, federation)
 
 
 def test_an_unknown_party_gets_a_hint(made: dict[str, Path], federation: comity.Federation) -> None:
-    with pytest.raises(Refusal, match=r"There is no party called 'north'\. Known: p0, p1, p2\."):
+    with pytest.raises(UsageError, match=r"There is no party called 'north'\. Known: p0, p1, p2\."):
         comity.disclose(made["fedavg"], "north", federation=federation)
 
 
 def test_a_temporary_run_needs_a_place(federation: comity.Federation, tmp_path: Path) -> None:
     done = comity.run("solo", federation, **SMALL)
-    with pytest.raises(Refusal, match="temporary"):
+    with pytest.raises(UsageError, match="temporary"):
         comity.disclose(done, PARTY)
     assert [path.parent for path in comity.disclose(done, PARTY, tmp_path / "there")] == [tmp_path / "there"] * 2
 

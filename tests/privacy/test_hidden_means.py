@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import comity
 from comity import algorithms
 from comity.cli import main
-from comity.core import Key, Refusal, Samples, Wrapper
+from comity.core import Key, UsageError, Samples, Wrapper
 from comity.core.call import CallId, Message
 from comity.core.fit import HiddenMeans, Level
 from comity.core.noise import gaussian
@@ -257,7 +257,7 @@ def test_every_method_is_hidden_or_refused(name: str, federation: comity.Federat
     if name in ("adcol", *MEANS):
         algorithms.compose(f"{name}+ldp(noise=1)")
         return
-    with pytest.raises(Refusal, match=rf"{name}\+ldp cannot be: its parties send "):
+    with pytest.raises(UsageError, match=rf"{name}\+ldp cannot be: its parties send "):
         algorithms.compose(f"{name}+ldp(noise=1)")
 
 
@@ -278,7 +278,7 @@ def test_every_method_is_hidden_or_refused(name: str, federation: comity.Federat
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_cannot_be_says_why(text: str, why: str, federation: comity.Federation) -> None:
-    with pytest.raises(Refusal, match=why):
+    with pytest.raises(UsageError, match=why):
         run(text, federation)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import comity
 from comity.algorithms.adcol import Adcol, Judges
-from comity.core import Batch, FitRequest, Key, Params, Samples, Task, Training, plain
+from comity.core import Batch, FitRequest, Key, Params, Samples, LearningTask, Training, plain
 from comity.core.descent import train
 from comity.core.fit import Private
 from comity.models import build
@@ -118,12 +118,12 @@ def test_gaussian_noise_has_the_analytic_scale() -> None:
     assert noise.std().item() == pytest.approx(3.7306, rel=0.02)  # Balle and Wang's mechanism at (1, 1e-5)
 
 
-def _task() -> tuple[Task, Samples]:
+def _task() -> tuple[LearningTask, Samples]:
     task = discriminator("linear", 3, 0, 2)
     return task, Samples(torch.randn(12, 3, generator=Key(3).generator()), torch.arange(12) % 2)
 
 
-def private_fit(task: Task, theta: Params, data: Samples, key: Key, how: Training, clip: float, noise: float) -> Params:
+def private_fit(task: LearningTask, theta: Params, data: Samples, key: Key, how: Training, clip: float, noise: float) -> Params:
     """What a private training makes of a model."""
     private = Private(data, clip, noise, [])
     return train(FitRequest(plain, theta, data, key, how, task, None, private=private)).theta
@@ -160,7 +160,7 @@ def test_dp_sgd_clips_each_sample_by_hand() -> None:
 
 def test_dp_sgd_noise_has_the_scale_of_the_clip() -> None:
     network = build("linear", (500,), 100)
-    task, data = Task(network, 100, network.cut), Samples(torch.zeros(4, 500), torch.arange(4))
+    task, data = LearningTask(network, 100, network.cut), Samples(torch.zeros(4, 500), torch.arange(4))
     theta, how = task.init(Key(1)), Training(lr=1.0, batch=4)
     still, moved = (private_fit(task, theta, data, Key(4), how, clip=0.5, noise=n)["fc.weight"] for n in (0.0, 3.0))
     assert (moved - still).std().item() == pytest.approx(3.0 * 0.5 / 4, rel=0.02)
@@ -171,7 +171,7 @@ def test_dp_sgd_noise_has_the_scale_of_the_clip() -> None:
 
 def test_b12_the_penalty_sees_the_same_bounded_representation_without_noise() -> None:
     network = build("mlp2(width=5)", (6,), 3)
-    task = Task(network, 3, network.cut)
+    task = LearningTask(network, 3, network.cut)
     x, y = torch.randn(7, 6, generator=Key(1).generator()), torch.arange(7) % 3
     theta, disc = task.init(Key(2)), discriminator("mlp", 5, 8, 4)
     D = disc.init(Key(3))

@@ -11,7 +11,7 @@ import torch
 
 import comity
 from comity import algorithms
-from comity.core import Refusal, Wrapper
+from comity.core import UsageError, Wrapper
 from comity.core.wrapper import chain
 from comity.experiments.longer import ask_for
 
@@ -42,7 +42,7 @@ def run(text: str, federation: comity.Federation, **more: Any) -> comity.Result:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_runs_with_a_bound_or_is_refused(name: str, federation: comity.Federation) -> None:
     if name not in RUN:
-        with pytest.raises(Refusal, match=r"\+dp cannot be: "):
+        with pytest.raises(UsageError, match=r"\+dp cannot be: "):
             run(f"{name}+dp(noise=1)", federation)
         return
     result = run(f"{name}+dp(noise=1)", federation)
@@ -62,12 +62,12 @@ def test_every_method_runs_with_a_bound_or_is_refused(name: str, federation: com
 
 @pytest.mark.parametrize(("text", "why"), REFUSED.items())
 def test_what_cannot_be_private_says_why(text: str, why: str, federation: comity.Federation) -> None:
-    with pytest.raises(Refusal, match=why):
+    with pytest.raises(UsageError, match=why):
         run(f"{text}+dp(noise=1)", federation)
 
 
 def test_a_network_with_batchnorm_is_refused(federation: comity.Federation) -> None:
-    with pytest.raises(Refusal, match="BatchNorm couples"):
+    with pytest.raises(UsageError, match="BatchNorm couples"):
         run("fedavg+dp(noise=1)", federation, model="fedbn-cnn(scale=0.06)")
 
 
@@ -151,7 +151,7 @@ def test_a_budget_finds_the_noise_and_is_kept_to(federation: comity.Federation, 
     assert 3.9 < result.summary["privacy"]["epsilon"] <= 4
     assert result.job.experiment.set["dp.noise"] > 0.5
     assert result.summary["rounds"] == 2
-    with pytest.raises(Refusal, match="has a privacy budget"):
+    with pytest.raises(UsageError, match="has a privacy budget"):
         ask_for(tmp_path / "run", 4)
 
 
@@ -195,7 +195,7 @@ def test_a_call_beyond_the_budget_is_not_made_and_the_run_ends_there_also_when_r
     ],
 )
 def test_bad_budgets(text: str, budget: str | None, why: str, federation: comity.Federation) -> None:
-    with pytest.raises(Refusal, match=why):
+    with pytest.raises(UsageError, match=why):
         run(text, federation, budget=budget)
 
 

@@ -11,7 +11,7 @@ from written import Written, compared, rows
 
 from comity import algorithms
 from comity.core.diagnostics import CurveByRound, ParameterNorms, PartyMatrix
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.report import report
 
 METHOD = """
@@ -183,5 +183,5 @@ def test_what_comitys_own_methods_declare() -> None:
 @pytest.mark.parametrize("value", ["round", "party", "two words", ""])
 def test_a_value_is_one_word_of_its_own(value: str) -> None:
     settings: dict[str, Any] = {"name": "x", "title": "x", "meaning": "x", "metric": "x/y"}
-    with pytest.raises(Refusal, match="must be one word"):
+    with pytest.raises(UsageError, match="must be one word"):
         CurveByRound(value=value, **settings)

@@ -14,7 +14,7 @@ from written import SMALL, Written, compared, loaded
 
 from comity import Federation, run
 from comity.core.ledger import Ledger
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.config import experiment
 from comity.experiments.outline import Outline, Quiet
 from comity.experiments.result import Result
@@ -330,14 +330,14 @@ def test_many_parties(tmp_path: Path) -> None:
 
 
 def test_refusals(tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match="is no folder"):
+    with pytest.raises(UsageError, match="is no folder"):
         report(tmp_path / "nothing")
-    with pytest.raises(Refusal, match="holds no runs"):
+    with pytest.raises(UsageError, match="holds no runs"):
         report(tmp_path)
     made(tmp_path / "it")
     for target in (0, -0.5, 90, float("nan")):
-        with pytest.raises(Refusal, match="between 0 and 1"):
+        with pytest.raises(UsageError, match="between 0 and 1"):
             report(tmp_path / "it", target=target)
-    with pytest.raises(Refusal, match="no finished method called 'fedavgg'"):
+    with pytest.raises(UsageError, match="no finished method called 'fedavgg'"):
         report(tmp_path / "it", methods=["fedavgg"])
     assert not (tmp_path / "it" / "report.html").exists()

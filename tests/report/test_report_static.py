@@ -11,7 +11,7 @@ import pytest
 import vl_convert
 from written import compared
 
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.report import report, sections_of
 from comity.report.blocks import Chart, Table
 from comity.report.gather import Group, gather
@@ -95,11 +95,11 @@ def test_figures_as_files(kind: str, folder: Path) -> None:
 
 
 def test_refusals(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match="Figures are pdf, svg, png, not 'gif'"):
+    with pytest.raises(UsageError, match="Figures are pdf, svg, png, not 'gif'"):
         report(folder, figures="gif")
-    with pytest.raises(Refusal, match="markdown or latex, not 'html'"):
+    with pytest.raises(UsageError, match="markdown or latex, not 'html'"):
         ranking(folder, "html")
-    with pytest.raises(Refusal, match="holds no runs"):
+    with pytest.raises(UsageError, match="holds no runs"):
         ranking(tmp_path, "latex")
 
 

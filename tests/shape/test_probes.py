@@ -47,10 +47,10 @@ class TestProbe:
         function = LoopEngine.run
         calls = []
 
-        def watched(self, call, messages, parcels):
-            held = [*leaves(list(messages.values())), *leaves([unseal(p) for p in parcels.values()])]
+        def watched(self, call, messages, sealed_messages):
+            held = [*leaves(list(messages.values())), *leaves([unseal(p) for p in sealed_messages.values()])]
             before = [t.clone() for t in held if isinstance(t, torch.Tensor)]
-            yield from function(self, call, messages, parcels)
+            yield from function(self, call, messages, sealed_messages)
             after = [t for t in held if isinstance(t, torch.Tensor)]
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
             calls.append(call.function)
@@ -74,11 +74,11 @@ def test_relay_trains_different_architectures_together(federation, tmp_path):
 
 @pytest.mark.parametrize(("method", "word"), [("fedavg", "architecture"), ("adcol", "width")])
 def test_what_does_not_fit_is_refused_before_round_1(method, word, federation):
-    with pytest.raises(comity.Refusal, match=word):
+    with pytest.raises(comity.UsageError, match=word):
         comity.run(method, federation, model="lenet5", party={"p1": {"model": "mlp2"}})
 
 
 def test_a_sealed_parcel_weighs_nothing_in_the_reply_that_carries_it():
-    parcel = seal({"w": torch.zeros(10)}, to=1)
-    assert isinstance(parcel, Sealed)
-    assert payload([parcel, torch.zeros(2)]) == 8
+    sealed = seal({"w": torch.zeros(10)}, to=1)
+    assert isinstance(sealed, Sealed)
+    assert payload([sealed, torch.zeros(2)]) == 8

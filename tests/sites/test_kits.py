@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.sites.flare import hardening, kits
 
 
@@ -50,19 +50,19 @@ def test_keys_are_their_owners_only(hub: Path, joined: tuple[Path, Path]) -> Non
 
 
 def test_a_root_is_not_made_twice(hub: Path) -> None:
-    with pytest.raises(Refusal, match="has a root already"):
+    with pytest.raises(UsageError, match="has a root already"):
         kits.init(hub, "localhost", 18999)
 
 
 def test_nothing_is_left_of_an_init_that_failed(tmp_path: Path) -> None:
-    with pytest.raises(Refusal):
+    with pytest.raises(UsageError):
         kits.init(tmp_path, "not a host", 18999)
     assert not (tmp_path / kits.ROOT).exists()
 
 
 @pytest.mark.parametrize("name", ["", "no/rth", "n" * 64, "a b", "-north"])
 def test_names_that_sites_cannot_have(hub: Path, tmp_path: Path, name: str) -> None:
-    with pytest.raises(Refusal, match="letters, digits and hyphens"):
+    with pytest.raises(UsageError, match="letters, digits and hyphens"):
         kits.join(kits.Invite.load(hub / kits.INVITE), name, tmp_path)
 
 
@@ -70,11 +70,11 @@ def test_only_sites_are_approved(hub: Path, tmp_path: Path) -> None:
     """A request that asks for more than a site's place would make its owner a researcher."""
     entry = {"name": "eve@comity.local", "type": "admin", "org": "comity", "role": "org_admin"}
     request = kits._request(tmp_path / "eve", "comity", entry)
-    with pytest.raises(Refusal, match="'user', not a site"):
+    with pytest.raises(UsageError, match="'user', not a site"):
         kits.approve(hub, request)
-    with pytest.raises(Refusal, match="is not a request"):
+    with pytest.raises(UsageError, match="is not a request"):
         kits.approve(hub, hub / kits.INVITE)
-    with pytest.raises(Refusal, match="No such file"):
+    with pytest.raises(UsageError, match="No such file"):
         kits.approve(hub, tmp_path / "none.request.zip")
 
 
@@ -88,7 +88,7 @@ def test_a_request_that_lies_about_its_kind_is_refused(hub: Path, tmp_path: Path
             if name == "request.json":
                 content = json.dumps(json.loads(content) | {"kind": "site", "cert_type": "client", "cert_role": None}).encode()
             out.writestr(name, content)
-    with pytest.raises(Refusal):
+    with pytest.raises(UsageError):
         kits.approve(hub, lie)
     assert not list(tmp_path.glob("*.signed.zip"))
 
@@ -99,19 +99,19 @@ def test_from_request_to_kit(hub: Path, joined: tuple[Path, Path], tmp_path: Pat
     signed = kits.approve(hub, request)
     assert kits.approve(hub, request, again=False) == signed  # the same key once more
     other = kits.join(invite, "north", tmp_path / "other")
-    with pytest.raises(Refusal, match="another key was approved"):
+    with pytest.raises(UsageError, match="another key was approved"):
         kits.approve(hub, other)
 
     wrong = invite.fingerprint[:-2] + ("00" if invite.fingerprint[-2:] != "00" else "01")
-    with pytest.raises(Refusal, match=r"(?i)fingerprint"):
+    with pytest.raises(UsageError, match=r"(?i)fingerprint"):
         kits.accept(signed, site, wrong)
     assert not (site / kits.KIT).exists()
-    with pytest.raises(Refusal):  # signed for another key than the one that lies here
+    with pytest.raises(UsageError):  # signed for another key than the one that lies here
         kits.accept(signed, tmp_path / "other", invite.fingerprint)
     kit = kits.accept(signed, site, invite.fingerprint)
     assert not (site / kits.REQUEST).exists()
     assert stat.S_IMODE((kit / "startup" / "client.key").stat().st_mode) == 0o600
-    with pytest.raises(Refusal, match="has a kit already"):
+    with pytest.raises(UsageError, match="has a kit already"):
         kits.join(invite, "north", site)
 
 

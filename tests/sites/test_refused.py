@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from deployed import Deployed
 
-from comity.errors import ComityError, Refusal
+from comity.errors import ComityError, UsageError
 from comity.sites.flare import kits
 from comity.sites.flare.jobs import Jobs, write_job
 
@@ -90,7 +90,7 @@ def test_a_class_that_is_not_listed(place: Deployed, where: str, file: str, path
 def test_a_role_that_may_not(place: Deployed) -> None:
     if not (place.hub / "member").exists():
         kits.add_user(place.hub, "member", "member@comity.local", "member")
-    with place.jobs("member") as jobs, pytest.raises(Refusal, match="not authorized for 'submit_job'"):
+    with place.jobs("member") as jobs, pytest.raises(UsageError, match="not authorized for 'submit_job'"):
         jobs.submit({"steps": []})
 
 

@@ -15,7 +15,7 @@ from comity.core.algorithm import Algorithm, AnyAlgorithm
 from comity.core.release import reply_fields
 from comity.core.signature import party_functions
 from comity.core.wrapper import Wrapper
-from comity.errors import Refusal, unknown
+from comity.errors import UsageError, unknown
 from comity.plugins import is_code, module_from
 from comity.spec import Spec, coerce, parse, split
 
@@ -40,7 +40,7 @@ def find(name: str) -> type[AnyAlgorithm]:
     found = [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, Algorithm)]
     marked = [c for c in found if getattr(c, "__algorithm__", None) == module.__name__]
     if len(marked) != 1:
-        raise Refusal(f"{name} must mark exactly one class with @algorithm, but marks {len(marked)}.")
+        raise UsageError(f"{name} must mark exactly one class with @algorithm, but marks {len(marked)}.")
     return marked[0]
 
 
@@ -78,7 +78,7 @@ def compose(text: str, settings: Mapping[str, Any] | None = None) -> AnyAlgorith
     given = [dict(spec.options) for spec in specs]
     for spec in specs:
         if spec.args:
-            raise Refusal(f"{spec} needs names for its options, as in {spec.name}(option=value).")
+            raise UsageError(f"{spec} needs names for its options, as in {spec.name}(option=value).")
     for setting, value in (settings or {}).items():
         given[_owner(setting, specs, classes)][setting.rpartition(".")[2]] = value
     made: AnyAlgorithm | None = None
@@ -90,11 +90,11 @@ def compose(text: str, settings: Mapping[str, Any] | None = None) -> AnyAlgorith
         values = {n: coerce(f"{n} of {spec.name}", v, known[n].kind) for n, v in chosen.items()}
         if issubclass(cls, Wrapper):
             if made is None:
-                raise Refusal(f"{spec.name} wraps another method: write fedavg+{spec.name}, for instance.")
+                raise UsageError(f"{spec.name} wraps another method: write fedavg+{spec.name}, for instance.")
             cls.check_host(made, specs[0].name, spec.name)
             made = _built(spec, cls, {"host": made, **values})
         elif made is not None:
-            raise Refusal(f"{spec.name} is a method of its own, not a wrapper, so it cannot follow a '+'.")
+            raise UsageError(f"{spec.name} is a method of its own, not a wrapper, so it cannot follow a '+'.")
         else:
             made = _built(spec, cls, values)
     assert made is not None
@@ -105,7 +105,7 @@ def _built(spec: Spec, cls: type[AnyAlgorithm], values: dict[str, Any]) -> AnyAl
     try:
         return cls(**values)
     except TypeError as why:  # a user's class that lacks a method, or has a field without a default
-        raise Refusal(f"{spec.name} cannot be built: {why}.") from why
+        raise UsageError(f"{spec.name} cannot be built: {why}.") from why
 
 
 def _owner(setting: str, specs: list[Spec], classes: list[type[AnyAlgorithm]]) -> int:
@@ -121,7 +121,7 @@ def _owner(setting: str, specs: list[Spec], classes: list[type[AnyAlgorithm]]) -
         raise unknown(f"option of {'+'.join(s.name for s in specs)} called", name, {n for c in classes for n in options(c)})
     if len(places) > 1:
         both = " and ".join(f"{specs[k].name}.{name}" for k in places)
-        raise Refusal(f"{name} could mean {both}: say which.")
+        raise UsageError(f"{name} could mean {both}: say which.")
     return places[0]
 
 

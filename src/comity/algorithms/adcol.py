@@ -117,13 +117,13 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         if self.aggregate != "none":
             info.same_architecture(f"adcol with aggregate={self.aggregate}")
         if self.slots == "cohort" and (self.past > 1 or self.aggregate != "none"):
-            raise Refusal("slots=cohort goes with neither past discriminators nor aggregate: slots and senders change.")
+            raise UsageError("slots=cohort goes with neither past discriminators nor aggregate: slots and senders change.")
 
     def releases(self, function: str, asked: Asked) -> Releases:
         rows = self.row_releases("Reps.z", asked.info.width)
         return rows if self.aggregate != "none" else {**rows, "Reps.shared": NOTHING}
 
-    def discriminator(self, d: int, n: int) -> Task:
+    def discriminator(self, d: int, n: int) -> LearningTask:
         return discriminator(self.disc, d, self.hidden, n)
 
     def init_server(self, key: Key, info: Info) -> Game:
@@ -133,14 +133,14 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     def init_party(self, key: Key, party: Party) -> AdcolState:
         return AdcolState(self.task(party).init(key), [])
 
-    def task(self, party: Party) -> Task:
+    def task(self, party: Party) -> LearningTask:
         task = party.task
         return task if self.objective == "ce" else SelfSupervised(task.network, task.classes, task.cut, kind=self.objective)
 
     def message_for(self, s: Game, i: int) -> Game:
         return s
 
-    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         D = None if self.slots == "cohort" else self.discriminator(task.width, parties)
         return {"Game.D": D, "Reps.z": (-1, task.width)}
 
@@ -198,7 +198,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
             F_i = (await party.fit(probe, F_i, key.fold("probe"), only=task.head_names)).theta
         return F_i, done.scratch.get(SEEN)
 
-    def eq2(self, task: Task, F_i: Params, batch: Batch, judges: Judges) -> Tensor:
+    def eq2(self, task: LearningTask, F_i: Params, batch: Batch, judges: Judges) -> Tensor:
         z = task.features(F_i, batch.x, train=True)
         if judges.seen is not None:  # later batches overwrite: the last epoch remains
             seen = batch.scratch.get(SEEN, judges.seen)

@@ -69,9 +69,9 @@ class AffineRobust(AveragedModel[FlraState]):
     def check(self, info: Info) -> None:
         super().check(info)
         if info.training.optimizer != "sgd":
-            raise Refusal("affine-robust climbs by the experiment's optimizer, whose steps must know λ: use --optimizer sgd.")
+            raise UsageError("affine-robust climbs by the experiment's optimizer, whose steps must know λ: use --optimizer sgd.")
         if self.eta2 * self.lam > 1:
-            raise Refusal(f"With ascent_lr={self.ascent_lr:g} and lam={self.lam:g} the ascent cannot settle: at most 1/lam.")
+            raise UsageError(f"With ascent_lr={self.ascent_lr:g} and lam={self.lam:g} the ascent cannot settle: at most 1/lam.")
 
     def init_party(self, key: Key, party: Party) -> FlraState:
         like = party.data.train.x[0]
@@ -87,7 +87,7 @@ class AffineRobust(AveragedModel[FlraState]):
         theta = drop(theta, frozenset(mine.shift))
         return FlraState(self.private(theta, party.task), shift), Model(self.shared(theta, party.task))
 
-    def minimax(self, task: Task, theta: Params, batch: Batch, own: Reversed) -> Tensor:
+    def minimax(self, task: LearningTask, theta: Params, batch: Batch, own: Reversed) -> Tensor:
         """F_i(w; Λx + δ), and what a change costs: w descends on it, Λ and δ climb."""
         change, delta = theta[CHANGE], theta[OFFSET]
         price = own.lam * (change.square().sum() + delta.square().sum())

@@ -71,7 +71,7 @@ class Apfl(AveragedModel[ApflState]):
         w = part(theta, W)
         return ApflState(w, part(theta, V), theta[ALPHA].clamp(0, 1)), Model(self.shared(w, party.task))
 
-    def both(self, task: Task, theta: Params, batch: Batch, own: None) -> Tensor:
+    def both(self, task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
         """f(w) + f(αv + (1 − α) sg(w)); what a wrapper notes from batch to batch it notes of each."""
         with torch.no_grad():
             theta[ALPHA].clamp_(0, 1)  # where the last step may have left it

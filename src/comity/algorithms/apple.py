@@ -110,7 +110,7 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
     def check(self, info: Info) -> None:
         info.same_architecture("apple")
         if info.training.optimizer != "sgd":
-            raise Refusal("apple has two learning rates, which only SGD keeps apart: use --optimizer sgd.")
+            raise UsageError("apple has two learning rates, which only SGD keeps apart: use --optimizer sgd.")
 
     def fewer(self, parties: int) -> bool:
         return 0 < self.downloads < parties - 1
@@ -139,7 +139,7 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
         asked = s.asked.get(i) or [(i + k) % n for k in range(1, 1 + self.downloads)]
         return Cores({j: s.cores[j] for j in (asked if self.fewer(n) else range(n)) if j != i}, s.p0, pull, base)
 
-    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         return {"Cores.p0": (parties,)}
 
     def round(self, s: AppleServer, server: Server, t: int) -> AppleServer:
@@ -168,7 +168,7 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
         mixed = mixture(core, p, own.others)
         return AppleState(core, p, mixed, had, mine.first), Core(drop(core, party.task.private), asks)
 
-    def objective(self, task: Task, theta: Params, batch: Batch, own: Mixing) -> Tensor:
+    def objective(self, task: LearningTask, theta: Params, batch: Batch, own: Mixing) -> Tensor:
         p = own.scale * theta[P]
         value = task.loss(mixture(drop(theta, frozenset({P})), p, own.others), batch)
         return value + own.pull / 2 * (p - own.p0).square().sum() if own.pull else value

@@ -68,7 +68,7 @@ class Centralized(Algorithm[Pool, Empty, Model]):
     def message_for(self, s: Pool, i: int) -> Model:
         return Model(s.theta)
 
-    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         return {"Data.x": None, "Data.y": (-1,)}
 
     def round(self, s: Pool, server: Server, t: int) -> Pool:

@@ -37,10 +37,10 @@ MEAN = "dbe.mean"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Biased(Task):
+class Biased(LearningTask):
     """A task with a private offset before its head and a mean regulariser in its objective."""
 
-    host: Task
+    host: LearningTask
     offset: bool = True
     frozen: bool = False
     kappa: float = 0.0
@@ -54,11 +54,11 @@ class Biased(Task):
         return self.plain.head_names  # what the host calls its head: a cut of the wrapper's own must not move it
 
     @property
-    def plain(self) -> Task:
+    def plain(self) -> LearningTask:
         return self.host
 
     @property
-    def personal(self) -> Task:
+    def personal(self) -> LearningTask:
         return replace(self, kappa=0.0)  # MR is for shared parameters
 
     def init(self, key: Key) -> Params:
@@ -124,21 +124,21 @@ class Dbe(NoisyMean, Piloted):
     @classmethod
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
         if isinstance(host, Wrapper):
-            raise Refusal(f"{wrapper} cannot go around a method that is already wrapped.")
+            raise UsageError(f"{wrapper} cannot go around a method that is already wrapped.")
         if not isinstance(host, AveragesWeights) or host.shares not in ("model", "generic", "body"):
-            raise Refusal(f"{name}+{wrapper} makes no sense: {name} {SHARES[host.shares]}; there is no averaged extractor.")
+            raise UsageError(f"{name}+{wrapper} makes no sense: {name} {SHARES[host.shares]}; there is no averaged extractor.")
         if cls.has_offset and (host.shares != "model" or host.self_contained):
-            raise Refusal(f"{name} is personalised already, so an offset would be redundant: use {name}+mr.")
+            raise UsageError(f"{name} is personalised already, so an offset would be redundant: use {name}+mr.")
 
     def check(self, info: Info) -> None:
         for task in info.tasks:
             self.at_cut(task)  # refuses a stage that is not there
         runs_along = self.init_mean == "batch" or (self.init_mean == "ema" and self.mu)
         if (self.init_mean != "exact" and not (runs_along and self.init_epochs)) or (self.ema_debias and not self.mu):
-            raise Refusal("A running mean needs mu > 0, and init_mean=ema and batch an epoch to run along.")
+            raise UsageError("A running mean needs mu > 0, and init_mean=ema and batch an epoch to run along.")
         super().check(info)
 
-    def at_cut(self, task: Task) -> Task:
+    def at_cut(self, task: LearningTask) -> LearningTask:
         return replace(task, cut=self.cut) if self.cut else task
 
     def extra(self, key: Key, party: Party) -> Mean:
@@ -195,7 +195,7 @@ class Dbe(NoisyMean, Piloted):
             z = done.scratch.get(MEAN, torch.zeros_like(mine.extra.z))
         return mine, Mean(self.noised(z, key.fold("noise")))
 
-    def running(self, task: Task, theta: Params, batch: Batch, own: None) -> Tensor:
+    def running(self, task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
         """The plain loss; the mean runs along in the scratch."""
         z = task.features(theta, batch.x, train=True)
         now = z.detach().mean(0)

@@ -59,28 +59,28 @@ class Dp(AsHost[None]):
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
         if host.not_private:
             first = f" ({name}+ldp+{wrapper} hides them)" if isinstance(host, SendsMeans) else ""
-            raise Refusal(f"{name}+{wrapper} cannot be: {host.not_private}{first}.")
+            raise UsageError(f"{name}+{wrapper} cannot be: {host.not_private}{first}.")
 
     def check(self, info: Info) -> None:
         if self.level == "record" and any(task.network.norms for task in info.tasks):
-            raise Refusal(f"dp cannot train {info.task.network.name}: BatchNorm couples the records of a batch.")
+            raise UsageError(f"dp cannot train {info.task.network.name}: BatchNorm couples the records of a batch.")
         if self.level == "party" and not isinstance(self.host, AveragedModel):
-            raise Refusal("dp with level=party goes around methods that average models, as fedavg and fedbn do.")
+            raise UsageError("dp with level=party goes around methods that average models, as fedavg and fedbn do.")
         if self.level == "party" and any(is_buffer(name) for name in info.task.shapes if name not in self._kept(info.task)):
-            raise Refusal("dp with level=party has no noise for BatchNorm's statistics, which would be shared: use fedbn+dp.")
+            raise UsageError("dp with level=party has no noise for BatchNorm's statistics, which would be shared: use fedbn+dp.")
         super().check(info)
 
     def cautions(self, info: Info) -> list[str]:
         return [] if self.noise else ["with noise=0 nothing is hidden: gradients are clipped, and that is all."]
 
-    def _kept(self, task: Task) -> frozenset[str]:
+    def _kept(self, task: LearningTask) -> frozenset[str]:
         assert isinstance(self.host, AveragedModel)
         return self.host.kept(task)
 
     @property
     def sigma(self) -> float:
         if self.noise == "auto":
-            raise Refusal("dp needs to know how much noise: give a budget (--budget epsilon=8,delta=1e-5), or noise=1.")
+            raise UsageError("dp needs to know how much noise: give a budget (--budget epsilon=8,delta=1e-5), or noise=1.")
         return self.noise
 
     @property
@@ -116,7 +116,7 @@ class Dp(AsHost[None]):
         """Refuse a reply that came of more training than was accounted for before it was asked for."""
         declared = sorted((r.rate, r.steps) for r in self._trained(function, len(party.data.train), party.training))
         if sorted(made) != declared:
-            raise Refusal(f"{function} trains otherwise than its method declares (trainings): {sorted(made)}, not {declared}.")
+            raise UsageError(f"{function} trains otherwise than its method declares (trainings): {sorted(made)}, not {declared}.")
 
     def covers(self, function: str, said: Releases, asked: Asked) -> Releases:
         if self.level == "party":

@@ -89,7 +89,7 @@ class Drfa(Agnostic[Until]):
         w_i = self.shared(done.theta, party.task)
         return self.private(done.theta, party.task), Snapped(w_i, self.shared(taken, party.task) or w_i)
 
-    def snapping(self, task: Task, w_i: Params, batch: Batch, steps: int | None) -> Tensor:
+    def snapping(self, task: LearningTask, w_i: Params, batch: Batch, steps: int | None) -> Tensor:
         """F_i, and a snapshot of the weights before this step if so many came before it."""
         if batch.number == steps:
             batch.scratch.update({SNAPSHOT + k: v.detach().clone() for k, v in w_i.items()})

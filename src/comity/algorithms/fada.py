@@ -107,11 +107,11 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         info.needs_classes("fada", "looks for as many clusters as there are classes")
         info.same_architecture("fada")
         if len(info.names) < 2:
-            raise Refusal("fada needs a source beside the target: at least two parties.")
+            raise UsageError("fada needs a source beside the target: at least two parties.")
         if self.target == "each" and info.training.keep and 0 < info.cohort < len(info.names):
-            raise Refusal("With cohorts target=each would mix up what optimizers keep of its models: use --opt-state reset.")
+            raise UsageError("With cohorts target=each would mix up what optimizers keep of its models: use --opt-state reset.")
         if self.target not in ("", "each", *info.names):
-            raise Refusal(f"There is no party {self.target!r} to be fada's target; there are {', '.join(info.names[:10])}.")
+            raise UsageError(f"There is no party {self.target!r} to be fada's target; there are {', '.join(info.names[:10])}.")
 
     def targets(self, info: Info, cohort: Sequence[int]) -> dict[int, list[int]]:
         """The targets of a round, and the sources of each; one target has a part in every round that has sources."""
@@ -119,7 +119,7 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         found = {k: [i for i in cohort if i != k] for k in (cohort if self.target == "each" else [one])}
         return {k: sources for k, sources in found.items() if sources}
 
-    def identifier(self, width: int) -> Task:
+    def identifier(self, width: int) -> LearningTask:
         return discriminator(self.disc, width, self.hidden, 2)
 
     def init_server(self, key: Key, info: Info) -> Targets:
@@ -137,7 +137,7 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
             return Model(s.models[i] if i in s.models else average(s.models, dict.fromkeys(s.models, 1.0)))
         return Model(*s.models.values())
 
-    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         rows = (-1, task.width)
         return {"Lesson.DI": self.identifier(task.width), "Shown.z": rows, "Adapted.z": rows}
 
@@ -205,14 +205,14 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         reply = Adapted(drop(theta, task.private), features_of(task, theta, unlabelled), share)
         return {**mine, party.id: keep(theta, task.private)}, reply
 
-    def taught(self, task: Task, theta: Params, batch: Batch, judges: Judges) -> Tensor:
+    def taught(self, task: LearningTask, theta: Params, batch: Batch, judges: Judges) -> Tensor:
         z = task.features(theta, batch.x, train=True)
         return task.objective(theta, z, batch) + self.mu * self.told(task, z, judges)
 
-    def confused(self, task: Task, theta: Params, batch: Batch, judges: Judges) -> Tensor:
+    def confused(self, task: LearningTask, theta: Params, batch: Batch, judges: Judges) -> Tensor:
         return self.mu * self.told(task, task.features(theta, batch.x, train=True), judges)
 
-    def told(self, task: Task, z: Tensor, judges: Judges) -> Tensor:
+    def told(self, task: LearningTask, z: Tensor, judges: Judges) -> Tensor:
         """How far the identifiers are from taking z for what is wanted."""
         disc, wanted = self.identifier(task.width), judges.wanted.expand(len(z))
         return torch.stack([cross_entropy(disc.logits(D, z), wanted) for D in judges.DI]).mean()

@@ -82,7 +82,7 @@ class Fd(SendsMeans[Bank, Params, Teacher]):
                 total = total + answers.counts.cpu()
         return Teacher(sums / total.clamp(min=1)[:, None], total > 0)
 
-    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         c = task.classes
         return {"Answers.logits": (c, c), "Answers.counts": (c,), "Teacher.logits": (c, c), "Teacher.known": (c,)}
 
@@ -95,7 +95,7 @@ class Fd(SendsMeans[Bank, Params, Teacher]):
         F_i = (await party.fit(self.eq1, F_i, key, on_device(m, party.device))).theta
         return F_i, Answers(*self.told(party, lambda x: task.logits(F_i, x), key))
 
-    def eq1(self, task: Task, F_i: Params, batch: Batch, m: Teacher) -> Tensor:
+    def eq1(self, task: LearningTask, F_i: Params, batch: Batch, m: Teacher) -> Tensor:
         logits = task.head(F_i, task.features(F_i, batch.x, train=True), train=True)
         taught = m.known[batch.y].float()
         target = m.logits[batch.y]

@@ -1,4 +1,4 @@
-"""Fed-MTL: Smith et al., Federated Multi-Task Learning, NeurIPS 2017 (MOCHA).
+"""Fed-MTL: Smith et al., Federated Multi-LearningTask Learning, NeurIPS 2017 (MOCHA).
 
 Idea: every party has a model of its own. Which of them are alike is learned along with them, and those that are hold on to each
 other.
@@ -75,9 +75,9 @@ class FedMtl(Algorithm[Relations, Params, Held]):
     def check(self, info: Info) -> None:
         info.same_architecture("fed-mtl")
         if not self.sent(info.task.init(Key(0)), info.task):
-            raise Refusal(f"Nothing of {info.task.network.name} would be shared: all its weights stay at the party.")
+            raise UsageError(f"Nothing of {info.task.network.name} would be shared: all its weights stay at the party.")
 
-    def sent(self, theta: Params, task: Task) -> Params:
+    def sent(self, theta: Params, task: LearningTask) -> Params:
         return trainable(drop(theta, task.private))
 
     def init_server(self, key: Key, info: Info) -> Relations:

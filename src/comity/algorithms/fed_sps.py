@@ -118,8 +118,8 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
     def exchange(self, server: Server, learners: list[int], others: list[int]) -> None:
         found: dict[Edge, list[float]] = {}
         for message in self.messages(self.holds):
-            parcels = self.answers(server, learners, others) if self.beta else {}
-            for i, overlaps in server.call(self.local, dict.fromkeys(learners, message), parcels).items():  # l.12-14
+            sealed_messages = self.answers(server, learners, others) if self.beta else {}
+            for i, overlaps in server.call(self.local, dict.fromkeys(learners, message), sealed_messages).items():  # l.12-14
                 for j, value in overlaps.items():
                     found.setdefault((i, j), []).append(value)
         for (i, j), values in found.items():
@@ -127,9 +127,9 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
 
     def answers(self, server: Server, learners: list[int], others: list[int]) -> dict[Edge, Sealed]:
         sent = server.call(self.send, {i: Group(self.asks(server.info, i, others)) for i in learners})  # l.10
-        models = {(i, j): parcel for i, to in sent.items() for j, parcel in to.items()}
+        models = {(i, j): sealed for i, to in sent.items() for j, sealed in to.items()}
         given = server.call(self.assist, {j: Empty() for _, j in models}, models) if models else {}  # l.11
-        return {(j, i): parcel for j, to in given.items() for i, parcel in to.items() if i in sent}
+        return {(j, i): sealed for j, to in given.items() for i, sealed in to.items() if i in sent}
 
     @on_party
     async def send(self, mine: FedSpsState, m: Group, party: Party, key: Key) -> tuple[FedSpsState, dict[int, Sealed[Model]]]:
@@ -155,7 +155,7 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         bad, lam = T(party.task, mine.first or mine.h, clean.x, clean.y, noise, lam, range_)  # l.6
         return clean, bad, lam.item()
 
-    def help(self, h: Params, clean: Samples, bad: Tensor, task: Task) -> Help:
+    def help(self, h: Params, clean: Samples, bad: Tensor, task: LearningTask) -> Help:
         use_clean = self.code_compat and self.select != "all"
         return help_for(task, h, clean, bad, self.select, use_clean, self.holds)  # eq. 12
 
@@ -182,7 +182,7 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
     def noise(self, batch: Batch, key: Key, own: Overlapping) -> Tensor | None:
         return self.attacker(self.code_compat).noise(batch.x, key.fold("attack"))
 
-    def eq13(self, task: Task, h: Params, batch: Batch, own: Overlapping) -> Tensor:
+    def eq13(self, task: LearningTask, h: Params, batch: Batch, own: Overlapping) -> Tensor:
         helps = own.helps if batch.number < (self.collab_steps if self.holds else 1) else {}
         g = pull(task, h, helps, self.reduce)  # before the loss moves BatchNorm's running values
         value = task.loss(h, batch)

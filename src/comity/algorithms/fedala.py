@@ -75,7 +75,7 @@ class FedAla(AveragedModel[AlaState]):
     def one_model(self) -> bool:
         return False
 
-    def highest(self, task: Task) -> frozenset[str]:
+    def highest(self, task: LearningTask) -> frozenset[str]:
         """The names that W is about: what the p highest stages with weights share."""
         names = [k for k in task.shapes if not is_buffer(k) and k not in self.kept(task)]
         stages = [stage for stage in task.network.stages if any(k.partition(".")[0] == stage for k in names)]
@@ -111,7 +111,7 @@ class FedAla(AveragedModel[AlaState]):
                 break
         return W
 
-    def eq5(self, task: Task, theta: Params, batch: Batch, both: Both) -> Tensor:
+    def eq5(self, task: LearningTask, theta: Params, batch: Batch, both: Both) -> Tensor:
         """L(Θ̂_i) as a function of W_i, whose gradient is ∇_Θ̂ L ⊙ (Θ − Θ_i)."""
         W = {k: theta[W_OF + k] for k in both.mine}
         with torch.no_grad():

@@ -31,5 +31,5 @@ class FedBN(FedAvg):
         alike = self.kept(info.task) == info.task.private
         return ["the model has no BatchNorm that would be shared otherwise, so that this is fedavg here."] if alike else []
 
-    def kept(self, task: Task) -> frozenset[str]:
+    def kept(self, task: LearningTask) -> frozenset[str]:
         return task.private | task.norm_names

@@ -97,19 +97,19 @@ class FedCp(FedAvg):
         super().check(info)
         task = info.task
         if len(task.z_shape) != 1 or not self.layers(task):
-            raise Refusal(f"fedcp needs a head of linear layers alone, which {task.network.name} has not after {task.cut}.")
+            raise UsageError(f"fedcp needs a head of linear layers alone, which {task.network.name} has not after {task.cut}.")
 
-    def layers(self, task: Task) -> list[str]:
+    def layers(self, task: LearningTask) -> list[str]:
         """The matrices of a head's layers, from the last to the first; none if it does not consist of such layers."""
         names = [k for k in task.shapes if k in task.head_names and k.endswith("weight")]
         shapes = [task.shapes[k][0] for k in names]
         wide = [task.width, *(shape[0] for shape in shapes)]
         return names[::-1] if all(shape[1:] == (before,) for shape, before in zip(shapes, wide, strict=False)) else []
 
-    def extended(self, task: Task) -> Task:
+    def extended(self, task: LearningTask) -> LearningTask:
         return Separated.of(task, frozenset(OWN + k for k in task.head_names))
 
-    def in_context(self, theta: Params, task: Task) -> Params:
+    def in_context(self, theta: Params, task: LearningTask) -> Params:
         """With v_i/‖v_i‖ among the parameters."""
         matrices = [theta[OWN + k] for k in self.layers(task)]
         return theta | {CONTEXT: F.normalize(reduce(torch.matmul, matrices).sum(0), dim=0)}
@@ -129,7 +129,7 @@ class FedCp(FedAvg):
         drawn = torch.rand(len(batch.y), 2, d, generator=key.fold("gumbel").generator()).clamp(1e-12, 1 - 1e-7)
         return -(-drawn.log()).log().to(batch.y.device)
 
-    def loss(self, task: Task, theta: Params, batch: Batch, frozen: Model) -> Tensor:
+    def loss(self, task: LearningTask, theta: Params, batch: Batch, frozen: Model) -> Tensor:
         assert isinstance(task, Separated)
         h = task.features(theta, batch.x, train=True)
         value = task.inner.criterion(task.separated(theta, h, True, batch.drawn), h, batch)

@@ -117,14 +117,14 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         super().check(info)
         info.needs_classes("fedgen", "generates representations of each class")
         if kept := sorted(self.kept(info.task) & info.task.head_names):
-            raise Refusal(f"fedgen's server needs whole heads, but {kept[0]} stays at the party: use --bn all or another --cut.")
+            raise UsageError(f"fedgen's server needs whole heads, but {kept[0]} stays at the party: use --bn all or another --cut.")
 
-    def generator(self, task: Task) -> Task:
+    def generator(self, task: LearningTask) -> LearningTask:
         build = Builder("generator", (self.noise + task.classes,)).stage("gen1", linear(self.hidden), batchnorm(), relu)
         network = build.stage("gen2", linear(task.width)).build()
-        return Task(network, classes=task.width, cut=network.cut)
+        return LearningTask(network, classes=task.width, cut=network.cut)
 
-    def made(self, task: Task, G: Params, wanted: Wanted, train: bool = False) -> Tensor:
+    def made(self, task: LearningTask, G: Params, wanted: Wanted, train: bool = False) -> Tensor:
         """G(y, ε) in the shape of the task's representations."""
         gen = self.generator(task)
         given = torch.cat([wanted.eps, F.one_hot(wanted.y, task.classes).float()], dim=1)
@@ -146,7 +146,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
     def message_for(self, s: Source, i: int) -> Taught:
         return Taught(s.theta, s.G)
 
-    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         return {"Taught.G": self.generator(task), "Labels.counts": (task.classes,)}
 
     def start(self, s: Source, server: Server) -> Source:
@@ -189,7 +189,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         """ε for a batch of the generator's."""
         return self.eps(len(batch.y), key.fold("made"), batch.y.device)
 
-    def j_g(self, task: Task, G: Params, batch: Batch, ensemble: Ensemble) -> Tensor:
+    def j_g(self, task: LearningTask, G: Params, batch: Batch, ensemble: Ensemble) -> Tensor:
         eps: Tensor = batch.drawn
         z = self.made(task, G, Wanted(batch.y, eps), train=True)
         answers = zip(ensemble.shares, ensemble.heads, strict=True)
@@ -209,7 +209,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         y = drawn(own.labels, len(batch.y), key)
         return Wanted(y, self.eps(len(y), key, y.device))
 
-    def j_k(self, task: Task, theta: Params, batch: Batch, own: Generator) -> Tensor:
+    def j_k(self, task: LearningTask, theta: Params, batch: Batch, own: Generator) -> Tensor:
         wanted: Wanted = batch.drawn
         z = self.made(task.plain, own.G, wanted)
         return task.loss(theta, batch) + self.weight * cross_entropy(task.plain.head(theta, z), wanted.y)

@@ -62,7 +62,7 @@ def plus(w: Params, by: float, along: Params) -> Params:
     return w | {k: w[k] + by * step for k, step in along.items()}
 
 
-def adding(task: Task, w: Params) -> Callable[[Tally, Batch], Tally]:
+def adding(task: LearningTask, w: Params) -> Callable[[Tally, Batch], Tally]:
     """A step that adds up the gradient at w over batches."""
 
     def add(tally: Tally, batch: Batch) -> Tally:
@@ -99,9 +99,9 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
     def check(self, info: Info) -> None:
         super().check(info)
         if info.training.optimizer != "sgd":
-            raise Refusal("fedmeta goes back through the steps of SGD: use --optimizer sgd, with momentum if wanted.")
+            raise UsageError("fedmeta goes back through the steps of SGD: use --optimizer sgd, with momentum if wanted.")
         if not self.first_order and any(task.network.draws for task in info.tasks):
-            raise Refusal("fedmeta cannot go back through steps in which layers draw at random: use first_order=true.")
+            raise UsageError("fedmeta cannot go back through steps in which layers draw at random: use first_order=true.")
 
     def cautions(self, info: Info) -> list[str]:
         how = info.training
@@ -118,7 +118,7 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
     def message_for(self, s: Guided, i: int) -> Model:
         return Model(s.theta)
 
-    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         return {"Data.x": None, "Data.y": (-1,)}
 
     def start(self, s: Guided, server: Server) -> Guided:
@@ -178,7 +178,7 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
         how, dv = party.training, zeros(g)
         for w, batch in reversed(past):
             if batch.scratch:
-                raise Refusal("fedmeta cannot go back through a loss that remembers its last batches: use first_order=true.")
+                raise UsageError("fedmeta cannot go back through a loss that remembers its last batches: use first_order=true.")
             dv = plus(dv, -how.lr, g)
             bend = curvature(partial(party.task.loss, batch=batch), w, dv)
             g = {k: g[k] + bend[k] + how.decay * dv[k] for k in g}

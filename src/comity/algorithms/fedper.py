@@ -26,5 +26,5 @@ class FedPer(FedAvg):
     def one_model(self) -> bool:
         return False
 
-    def kept(self, task: Task) -> frozenset[str]:
+    def kept(self, task: LearningTask) -> frozenset[str]:
         return task.private | task.head_names

@@ -95,7 +95,7 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
     def init_party(self, key: Key, party: Party) -> Params:
         return party.task.init(key)
 
-    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         c, d = task.classes, task.width
         return {"Prototypes.means": (c, d), "Prototypes.counts": (c,), "Guide.means": (c, d), "Guide.known": (c,)}
 
@@ -105,7 +105,7 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
         theta = (await party.fit(loss, theta, key, m)).theta
         return theta, self.shown(theta, party)
 
-    def eq7(self, task: Task, theta: Params, batch: Batch, m: Guide) -> Tensor:
+    def eq7(self, task: LearningTask, theta: Params, batch: Batch, m: Guide) -> Tensor:
         z = task.features(theta, batch.x, train=True)
         apart = m.known[batch.y][:, None] * (z.flatten(1) - m.means[batch.y])
         pull: Tensor

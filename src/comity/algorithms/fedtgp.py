@@ -108,7 +108,7 @@ class FedTgp(SharesPrototypes[Learnt]):
         widest = others.max() if self.margin == "pairs" else others.amin(1).max()
         return widest.clamp(max=self.tau), shown
 
-    def acl(self, task: Task, theta: Params, batch: Batch, delta: Tensor) -> Tensor:
+    def acl(self, task: LearningTask, theta: Params, batch: Batch, delta: Tensor) -> Tensor:
         distance = apart(batch.x, made(theta))
         return F.cross_entropy(-(distance + delta * F.one_hot(batch.y, distance.shape[1])), batch.y)
 

@@ -107,9 +107,9 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         info.needs_classes("fedufo", "weighs answers by class")
         info.same_architecture("averaging")
         if self.begin == "prior" and not (self.uad or self.cgr):
-            raise Refusal("begin=prior needs priors, but without uad and cgr nobody trains one.")
+            raise UsageError("begin=prior needs priors, but without uad and cgr nobody trains one.")
 
-    def discriminator(self, d: int, k: int) -> Task:
+    def discriminator(self, d: int, k: int) -> LearningTask:
         return discriminator(self.disc, d, d, k)
 
     def init_server(self, key: Key, info: Info) -> FedUadServer:
@@ -123,19 +123,19 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     def message_for(self, s: FedUadServer, i: int) -> Both:
         return Both(s.w, {})
 
-    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         return {"Both.D": self.discriminator(task.width, parties), "Prior.counts": (task.classes,)}
 
     def round(self, s: FedUadServer, server: Server, t: int) -> FedUadServer:
         return self.averaged(s, server, self.align, {k: self.message_for(s, k) for k in server.sample(t)})
 
     def averaged(self, s: FedUadServer, server: Server, posterior: PartyFunction, messages: dict[int, Both]) -> FedUadServer:
-        parcels: dict[Edge, Sealed] = {}
+        sealed_messages: dict[Edge, Sealed] = {}
         if self.uad or self.cgr:
             priors = server.call(self.prior, {k: replace(m, others=[j for j in messages if j != k]) for k, m in messages.items()})
-            parcels = {(j, k): priors[j] for j in priors for k in priors if j != k}
+            sealed_messages = {(j, k): priors[j] for j in priors for k in priors if j != k}
             messages = dict.fromkeys(priors, Both({}, s.D))
-        replies: dict[int, Both] = server.call(posterior, messages, parcels)
+        replies: dict[int, Both] = server.call(posterior, messages, sealed_messages)
         sizes = {k: server.info.sizes[k] for k in replies}
         w = average({k: reply.theta for k, reply in replies.items()}, sizes)
         D = average({k: reply.D for k, reply in replies.items()}, sizes)
@@ -190,21 +190,21 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         kept, sent = keep(theta, task.private), drop(theta, task.private)
         return FedUadState(kept, {}, None, D if self.lives("local") else {}), Both(sent, D if self.lives("federated") else {})
 
-    def objective(self, task: Task, theta: Params, z: Tensor, batch: Batch) -> Tensor:
+    def objective(self, task: LearningTask, theta: Params, z: Tensor, batch: Batch) -> Tensor:
         """What the posterior is asked for beside eq. 4: the labels; fedufo adds a consensus."""
         return task.objective(theta, z, batch)
 
-    def eq11(self, task: Task, theta: Params, batch: Batch, adversary: Adversary) -> Tensor:
+    def eq11(self, task: LearningTask, theta: Params, batch: Batch, adversary: Adversary) -> Tensor:
         z = task.features(theta, batch.x, train=True)
         value = self.objective(task, theta, z, batch)
         return value + self.weight * self.eq4(task, adversary.D, z) if self.uad else value
 
-    def eq4(self, task: Task, D: Params, z: Tensor) -> Tensor:
+    def eq4(self, task: LearningTask, D: Params, z: Tensor) -> Tensor:
         outputs = len(D["out.bias"])
         logits = self.discriminator(task.width, outputs).logits({k: v.detach() for k, v in D.items()}, z)
         return uniform_cross_entropy(logits) / (outputs if self.reduction == "mean" else 1)
 
-    def eqs_5_and_11(self, task: Task, both: Params, batch: Batch, owners: Owners) -> Tensor:
+    def eqs_5_and_11(self, task: LearningTask, both: Params, batch: Batch, owners: Owners) -> Tensor:
         """The posterior and D take each step together, each on the other as a constant."""
         D = {k.removeprefix(DISC): v for k, v in both.items() if k.startswith(DISC)}
         z = task.features(both, batch.x, train=True)

@@ -119,7 +119,7 @@ class FedUfo(FedUad):
             answers[GLOBAL] = F.log_softmax(in_chunks(lambda x: task.logits(w, x), party.data.train.x), dim=1)
         return answers
 
-    def objective(self, task: Task, theta: Params, z: Tensor, batch: Batch) -> Tensor:
+    def objective(self, task: LearningTask, theta: Params, z: Tensor, batch: Batch) -> Tensor:
         weights = {GROUP: self.cgr_weight, GLOBAL: self.lam}
         teachers = [(weight, batch.rows[name]) for name, weight in weights.items() if name in batch.rows]
         if not teachers:

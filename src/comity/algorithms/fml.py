@@ -71,7 +71,7 @@ class Fml(AveragedModel[FmlState]):
         copy = part(theta, COPY)
         return FmlState(self.private(copy, party.task), part(theta, OWN)), Model(self.shared(copy, party.task))
 
-    def mutual(self, task: Task, theta: Params, batch: Batch, own: None) -> Tensor:
+    def mutual(self, task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
         """L_p + L_m."""
         of_p, alone = part(theta, OWN), task.personal
         of_m = part(theta, COPY)

@@ -94,7 +94,7 @@ class Gpfl(FedPer):
         super().check(info)
         info.needs_classes("gpfl", "has an embedding of each class")
 
-    def extended(self, task: Task) -> Task:
+    def extended(self, task: LearningTask) -> LearningTask:
         return Valved.of(task)
 
     def conditioned(self, theta: Params, party: Party) -> Params:
@@ -110,7 +110,7 @@ class Gpfl(FedPer):
         done = await party.fit(self.loss, begin, key, Frozen(theta[EMBEDDING]), only=frozenset(theta), pull=decay)
         return keep(done.theta, frozenset(theta))
 
-    def loss(self, task: Task, theta: Params, batch: Batch, frozen: Frozen) -> Tensor:
+    def loss(self, task: LearningTask, theta: Params, batch: Batch, frozen: Frozen) -> Tensor:
         assert isinstance(task, Valved)
         f = task.features(theta, batch.x, train=True)
         f_P, f_G = task.valve(theta, f, PERSONAL, GENERIC)

@@ -48,24 +48,24 @@ class Ldp(Wrapper[None]):
     @classmethod
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
         if others := sorted(host.leaves - HIDES, reverse=True):
-            raise Refusal(f"{name}+{wrapper} cannot be: its parties send {LEAVES[others[0]]}, which this noise does not hide.")
+            raise UsageError(f"{name}+{wrapper} cannot be: its parties send {LEAVES[others[0]]}, which this noise does not hide.")
         if isinstance(host, Wrapper):
-            raise Refusal(f"{wrapper} goes around a method itself, and others around it, as in relay+{wrapper}+dp.")
+            raise UsageError(f"{wrapper} goes around a method itself, and others around it, as in relay+{wrapper}+dp.")
         if not host.leaves:
-            raise Refusal(f"{name}+{wrapper} cannot be: its parties send nothing that could be hidden.")
+            raise UsageError(f"{name}+{wrapper} cannot be: its parties send nothing that could be hidden.")
         if not isinstance(host, SendsMeans | PrivateRows):
-            raise Refusal(f"{name}+{wrapper} cannot be: its parties send {LEAVES[min(host.leaves)]}, and {UNBOUNDED}.")
+            raise UsageError(f"{name}+{wrapper} cannot be: its parties send {LEAVES[min(host.leaves)]}, and {UNBOUNDED}.")
         if isinstance(host, PrivateRows) and host.noise != "none":
-            raise Refusal(f"{name} has noise={host.noise} already: leave that out, or {wrapper}.")
+            raise UsageError(f"{name} has noise={host.noise} already: leave that out, or {wrapper}.")
         if getattr(host, "guarded", 0) or getattr(host, "secret", 0):
-            raise Refusal(f"{name}+{wrapper} cannot be with guarded or secret samples: the noise is for all of them.")
+            raise UsageError(f"{name}+{wrapper} cannot be with guarded or secret samples: the noise is for all of them.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.host, PrivateRows):
             return
         if self.level == "party" or self.clip != 1.0:
-            raise Refusal("ldp's level=party and clip are for class means: rows are hidden one by one, and bounded by ½.")
+            raise UsageError("ldp's level=party and clip are for class means: rows are hidden one by one, and bounded by ½.")
         if self.noise and self.noise != "auto" and self.host.noise == "none":
             object.__setattr__(self, "host", self.host.behind(self.noise))  # the method's own noise, which its loss knows of
 
@@ -82,7 +82,7 @@ class Ldp(Wrapper[None]):
     @property
     def sigma(self) -> float:
         if self.noise == "auto":
-            raise Refusal("ldp needs to know how much noise: give a budget (--budget epsilon=8,delta=1e-5), or noise=1.")
+            raise UsageError("ldp needs to know how much noise: give a budget (--budget epsilon=8,delta=1e-5), or noise=1.")
         return self.noise
 
     @property
@@ -115,7 +115,7 @@ class Ldp(Wrapper[None]):
             state, reply = await function(mine.host, message, self.wrap_party(party, None, made), key)
             declared = [party.task.classes] if isinstance(self.host, SendsMeans) and function.__name__ in self.host.means_in else []
             if reply is not None and made != declared:
-                raise Refusal(f"{function.__name__} sends other means than its method declares (means_in): {made}, not {declared}.")
+                raise UsageError(f"{function.__name__} sends other means than its method declares (means_in): {made}, not {declared}.")
             return Wrapped(state, None), reply
 
         return wrapped

@@ -25,5 +25,5 @@ class LgFedAvg(FedAvg):
     def one_model(self) -> bool:
         return False
 
-    def kept(self, task: Task) -> frozenset[str]:
+    def kept(self, task: LearningTask) -> frozenset[str]:
         return task.private | (task.shapes.keys() - task.head_names)

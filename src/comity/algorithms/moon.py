@@ -62,7 +62,7 @@ class Moon(AveragedModel[MoonState]):
         w_i = (await party.fit(self.eq4, w, key, Compared(w, mine.previous or w))).theta
         return MoonState(self.private(w_i, party.task), w_i), Model(self.shared(w_i, party.task))
 
-    def eq4(self, task: Task, w_i: Params, batch: Batch, frozen: Compared) -> Tensor:
+    def eq4(self, task: LearningTask, w_i: Params, batch: Batch, frozen: Compared) -> Tensor:
         z = task.features(w_i, batch.x, train=True)
         with torch.no_grad():
             z_glob = task.features(frozen.glob, batch.x)

@@ -63,7 +63,7 @@ class Sources:
     layer: dict[str, int]
 
 
-def layers(task: Task) -> dict[str, int]:
+def layers(task: LearningTask) -> dict[str, int]:
     """By name the number of its layer, of all that is sent; a BatchNorm belongs to the layer before it."""
     names = [k for k in task.shapes if k not in task.private]
     norms = {layer_of(k) for k in task.norm_names}
@@ -104,12 +104,12 @@ class PartialFed(AveragedModel[PartialState]):
         theta = party.task.init(key)
         return self.kept_of(theta, torch.zeros(1 + max(layers(party.task).values()), 2), party.task)
 
-    def kept_of(self, theta: Params, logits: Tensor, task: Task) -> PartialState:
+    def kept_of(self, theta: Params, logits: Tensor, task: LearningTask) -> PartialState:
         """A party's state after a training that ended at `theta`."""
         own = self.unloaded(logits, theta, task)
         return PartialState(keep(theta, own), drop(theta, own) if self.strategy == "adaptive" else {}, logits)
 
-    def unloaded(self, logits: Tensor, theta: Params, task: Task) -> frozenset[str]:
+    def unloaded(self, logits: Tensor, theta: Params, task: LearningTask) -> frozenset[str]:
         """A_i: the names that are not loaded from the global model."""
         if self.strategy == "fix":
             head = task.head_names
@@ -136,7 +136,7 @@ class PartialFed(AveragedModel[PartialState]):
         uniform = torch.rand(1 + max(sources.layer.values()), 2, generator=key.fold("gumbel").generator())
         return -(-uniform.clamp(min=1e-20).log()).log().to(batch.x.device)
 
-    def relaxed(self, task: Task, theta: Params, batch: Batch, sources: Sources) -> Tensor:
+    def relaxed(self, task: LearningTask, theta: Params, batch: Batch, sources: Sources) -> Tensor:
         """F_i of p_l,1 w_l + p_l,2 θ_i,l = θ_i,l + p_l,1 (w_l − θ_i,l); what BatchNorm notes of it is forgotten."""
         share = ((theta[LOGITS] + batch.drawn) / self.temperature).softmax(1)[:, 0].unbind()
         mixed = {k: sources.last[k] + share[sources.layer[k]] * more for k, more in sources.gap.items()}

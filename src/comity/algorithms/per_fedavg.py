@@ -66,14 +66,14 @@ class PerFedAvg(FedAvg):
     def check(self, info: Info) -> None:
         super().check(info)
         if self.order == "hf" and any(task.network.draws for task in info.tasks):
-            raise Refusal("order=hf compares gradients at two points, but layers draw at random: use order=fo.")
+            raise UsageError("order=hf compares gradients at two points, but layers draw at random: use order=fo.")
 
     def cautions(self, info: Info) -> list[str]:
         few = [name for name, n, task in zip(info.names, info.sizes, info.tasks, strict=True) if n < self.least(task)]
         said = [f"{', '.join(few)} cannot cut a batch into {self.parts} and trains nothing."] if few else []
         return said if self.alpha else [*said, "with alpha=0 nothing is adapted."]
 
-    def least(self, task: Task) -> int:
+    def least(self, task: LearningTask) -> int:
         """The smallest batch whose parts can be trained on."""
         return self.parts * (2 if task.network.norms else 1)
 
@@ -87,7 +87,7 @@ class PerFedAvg(FedAvg):
         # Not together: w̃ and its gradient are as large as the weights, and one party's stay in the cache.
         return (await party.fit(self.meta, theta, key, self.inner(party), training=how, together=False)).theta
 
-    def meta(self, task: Task, w: Params, batch: Batch, own: Inner) -> Tensor:
+    def meta(self, task: LearningTask, w: Params, batch: Batch, own: Inner) -> Tensor:
         """A function whose gradient is that of a local step."""
         xs, ys = batch.x.tensor_split(self.parts), batch.y.tensor_split(self.parts)
         D = [replace(batch, x=x, y=y) for x, y in zip(xs, ys, strict=True)]

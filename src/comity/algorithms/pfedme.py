@@ -54,7 +54,7 @@ class PFedMe(AveragesWeights[Params, Params, Model]):
         super().check(info)
         how = info.training
         if how.optimizer != "sgd" or how.momentum or how.decay:
-            raise Refusal("pfedme's steps are its own: use --optimizer sgd without momentum and weight decay.")
+            raise UsageError("pfedme's steps are its own: use --optimizer sgd without momentum and weight decay.")
 
     def cautions(self, info: Info) -> list[str]:
         fast = info.training.lr * self.lam

@@ -70,9 +70,9 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         info.needs_classes("relay", "sends a mean representation of each class")
         info.same_width("relay")
         if 0 < self.n_avg < self.min_count:
-            raise Refusal(f"n_avg must be at least min_count ({self.min_count}): smaller means are not sent.")
+            raise UsageError(f"n_avg must be at least min_count ({self.min_count}): smaller means are not sent.")
         if self.guarded + self.secret > 1:
-            raise Refusal("guarded and secret are shares of the same samples: together at most 1.")
+            raise UsageError("guarded and secret are shares of the same samples: together at most 1.")
 
     def first(self, key: Key, party: Party) -> Params:
         """A party's model before round 1."""
@@ -90,7 +90,7 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         several = len(m.obs) > 1 or self.negatives == "marginal"
         return (await party.fit(self.loss, theta, key, own, draw=self.drawn if several else None)).theta
 
-    def loss(self, task: Task, theta: Params, batch: Batch, m: Teacher) -> Tensor:
+    def loss(self, task: LearningTask, theta: Params, batch: Batch, m: Teacher) -> Tensor:
         s = task.features(theta, batch.x, train=True)
         logits = task.head(theta, s, train=True)
         y = batch.y
@@ -186,7 +186,7 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
     def message_for(self, s: Bank, u: int) -> Teacher:
         return s.teacher(u, s.heard_by(u, self.max_age), self.m_down, self.age_decay, self.exclude_self)
 
-    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         c, d = task.classes, task.width
         up = {"Upload.means": (c, d), "Upload.counts": (c,), "Upload.obs": (-1, c, d), "Upload.seen": (c,)}
         return up | {"Teacher.means": (c, d), "Teacher.known": (c,), "Teacher.obs": (-1, c, d), "Teacher.seen": (-1, c)}

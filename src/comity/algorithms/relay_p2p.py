@@ -65,8 +65,8 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
         asked = {v: [us[k] for k in keys[v].choose(self.few(us), len(us))] for v, us in asked.items()}
         tellers = {u: Group([v for v in learners if u in asked[v]]) for u in others}
         told = server.call(self.tell, {u: group for u, group in tellers.items() if group.ids})
-        parcels = {(u, v): parcel for u, to in told.items() for v, parcel in to.items()}
-        server.call(self.local, dict.fromkeys(learners, Empty()), parcels)
+        sealed_messages = {(u, v): sealed for u, to in told.items() for v, sealed in to.items()}
+        server.call(self.local, dict.fromkeys(learners, Empty()), sealed_messages)
 
     def sources(self, info: Info, v: int, others: list[int]) -> list[int]:
         return [u for u in others if info.listens(v, u)]
@@ -74,7 +74,7 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
     def few(self, sources: list[int]) -> int:
         return min(self.neighbours, len(sources))
 
-    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         return {"Told.obs": (-1, task.classes, task.width), "Told.seen": (task.classes,)}
 
     @on_party

@@ -61,7 +61,7 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
     def check(self, info: Info) -> None:
         super().check(info)
         if info.training.optimizer != "sgd" or info.training.momentum:
-            raise Refusal("scaffold's control variates assume plain SGD: use --optimizer sgd without momentum.")
+            raise UsageError("scaffold's control variates assume plain SGD: use --optimizer sgd without momentum.")
 
     def init_server(self, key: Key, info: Info) -> Control:
         x = self.shared(info.task.init(key), info.task)

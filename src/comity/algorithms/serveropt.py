@@ -56,7 +56,7 @@ class ServerOpt(AsHost[Remembered]):
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
         check_averages(host, name, wrapper)
         if any(isinstance(one, ServerOpt) for one in chain(host)):
-            raise Refusal(f"{name} has a {wrapper} already.")
+            raise UsageError(f"{name} has a {wrapper} already.")
 
     @property
     def eta(self) -> float:

@@ -27,11 +27,11 @@ from comity.audit.view import View
 from comity.checksums import with_crc
 from comity.core.algorithm import LEAVES
 from comity.data import Federation
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.folder import CONFIG, RunFolder
 from comity.models import OwnModel
-from comity.names import called
+from comity.names import display_name
 from comity.units import size
 
 JSON, PAGE, PICTURES = "audit.json", "audit.html", "audit"
@@ -168,7 +168,7 @@ def audit(
         told(f"attacking {run}")
         found.append(audit_run(run, federation, model, several=several, trust=trust))
     if not found:
-        raise Refusal(f"No run in {place} has a tape: messages are kept by runs with --tape (in Python tape=True).")
+        raise UsageError(f"No run in {place} has a tape: messages are kept by runs with --tape (in Python tape=True).")
     write(place, found)
     write_atomically(place / PAGE, page(place, found))
     return found
@@ -177,12 +177,12 @@ def audit(
 def runs_in(place: Path) -> list[Path]:
     """The folder itself if it is a run's, else all runs below it."""
     if not place.is_dir():
-        raise Refusal(f"There is no folder {place}.")
+        raise UsageError(f"There is no folder {place}.")
     if RunFolder(place).begun:
         return [place]
     inside = sorted(path.parent for path in place.rglob(CONFIG) if RunFolder(path.parent).begun)
     if not inside:
-        raise Refusal(f"{place} holds no run.")
+        raise UsageError(f"{place} holds no run.")
     return inside
 
 
@@ -210,7 +210,7 @@ def audit_run(
     block = summary.get(experiment.metric) or {}
     return Audited(
         folder,
-        called(experiment.algorithm) + (f", seed {experiment.seed}" if several else ""),
+        display_name(experiment.algorithm) + (f", seed {experiment.seed}" if several else ""),
         sum(n for kind, n in summary["bytes"].items() if kind in ("up", "down", "peer")),
         block.get("mean"),
         view.claimed,

@@ -18,7 +18,7 @@ from comity.audit.finding import Outcome, membership
 from comity.audit.sent import updates
 from comity.audit.view import View
 from comity.core.record import Params, is_buffer
-from comity.core.task import Task
+from comity.core.task import LearningTask
 
 ATTACK = "membership: updates"
 HOW = "The server compares what each round's training took from the weights with the gradient of a candidate."
@@ -39,7 +39,7 @@ def by_updates(view: View) -> list[Outcome]:
     return [membership(ATTACK, HOW, parties, view.drawn, view.delta, view.key.fold(ATTACK))]
 
 
-def descents(task: Task, theta: Params, moved: Params, x: Tensor, y: Tensor) -> Tensor:
+def descents(task: LearningTask, theta: Params, moved: Params, x: Tensor, y: Tensor) -> Tensor:
     """The inner product of each sample's gradient with `moved`: a derivative along it, which takes no gradient of a sample."""
     parts = []
     fixed = {k: v for k, v in theta.items() if k not in moved}

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from comity.audit.chance import share
 from comity.core.record import Params
-from comity.core.task import Batch, Task
+from comity.core.task import Batch, LearningTask
 from comity.privacy.accounting import gaussian_delta
 
 Step = Callable[[Tensor], Tensor]
@@ -167,6 +167,6 @@ def _gaussian(hits: Outcomes, alarms: Outcomes, delta: float) -> float:
     return low
 
 
-def row_loss(task: Task, theta: Params, batch: Batch, own: None) -> Tensor:
+def row_loss(task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
     """The loss whose gradient of a sample is the sample itself: with it, a trainer is given gradients as they are."""
     return (batch.x @ theta["w"]).mean()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from comity.core.record import Params
-from comity.core.task import Task
+from comity.core.task import LearningTask
 
 NEGLIGIBLE = 1e-5  # of the largest singular value: what is less is rounding
 
@@ -21,7 +21,7 @@ class FirstLayer(NamedTuple):
     bias: Tensor | None
 
 
-def first_layer(task: Task, shape: tuple[int, ...], grads: Params) -> FirstLayer | None:
+def first_layer(task: LearningTask, shape: tuple[int, ...], grads: Params) -> FirstLayer | None:
     """That part of a gradient, if the network's first weights are a matrix with a column for each value of a sample."""
     name = next(iter(task.shapes))
     weight = grads.get(name)

@@ -19,7 +19,7 @@ from comity.core.descent import train
 from comity.core.fit import FitRequest, Fitted, Private
 from comity.core.key import Key
 from comity.core.samples import Samples
-from comity.core.task import Task
+from comity.core.task import LearningTask
 from comity.core.training import Training
 from comity.privacy.account import Spent
 
@@ -54,7 +54,7 @@ def private_training(view: View, trainer: Trainer = train) -> Shown | Untried | 
     return attack(made, gradients, view.claimed, view.delta, whole=whole, trials=min(MOST_TRIALS, trials))
 
 
-def mechanism(row: Spent, steps: int, size: int, task: Task, key: Key, trainer: Trainer = train) -> Mechanism:
+def mechanism(row: Spent, steps: int, size: int, task: LearningTask, key: Key, trainer: Trainer = train) -> Mechanism:
     """A trainer as a mechanism: all `steps` of a release's kind at once, on as many rows as the party has records."""
     calls = count()
 

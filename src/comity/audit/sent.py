@@ -9,7 +9,7 @@ from torch import Tensor
 
 from comity.audit.view import View
 from comity.core.record import Params, is_record
-from comity.core.task import Task
+from comity.core.task import LearningTask
 from comity.experiments.tape import RecordedMessage
 
 NO_WEIGHTS = frozenset(("grads", "c", "dc"))
@@ -67,7 +67,7 @@ def inside(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from inside(value, name)
 
 
-def params_in(tree: Any, task: Task) -> dict[str, Params]:
+def params_in(tree: Any, task: LearningTask) -> dict[str, Params]:
     """By field: what has the names and shapes of a model's weights."""
     shapes = task.shapes
     return {
@@ -146,6 +146,6 @@ def means(view: View) -> Iterator[Means]:
             yield Means(message.call.round, party, node, counts if isinstance(counts, Tensor) else None, space)
 
 
-def _by_class(table: Tensor, task: Task) -> bool:
+def _by_class(table: Tensor, task: LearningTask) -> bool:
     """Whether it has a row for each class, of representations or of logits."""
     return table.dim() == 2 and len(table) == task.classes and table.shape[1] in (task.width, task.classes)

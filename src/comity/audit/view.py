@@ -15,10 +15,10 @@ from comity.core.key import Key
 from comity.core.party import Party
 from comity.core.record import Params
 from comity.core.samples import Samples
-from comity.core.task import Task, in_chunks
+from comity.core.task import LearningTask, in_chunks
 from comity.core.wrapper import chain
 from comity.data import Federation
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.build import Job
 from comity.experiments.folder import RunFolder
 from comity.experiments.result import Result
@@ -42,7 +42,7 @@ class Attacker(NamedTuple):
     """Weights that somebody besides the victim has, and what it sees through them."""
 
     who: str
-    task: Task
+    task: LearningTask
     theta: Params
     data: Samples
     """Its own."""
@@ -65,7 +65,7 @@ class View:
         self.folder.check_begun()
         self.summary: dict[str, Any] = self._summary()
         if not self.folder.taped:
-            raise Refusal(f"{folder} has no tape: messages are kept by runs with --tape (in Python tape=True).")
+            raise UsageError(f"{folder} has no tape: messages are kept by runs with --tape (in Python tape=True).")
         self.folder.check()
         self.job: Job = reopen(folder, federation, model, trust=trust)
         self.job.info.needs_classes("audit", "tells samples apart by the loss of their classes")
@@ -73,7 +73,7 @@ class View:
     def _summary(self) -> dict[str, Any]:
         summary = self.folder.read_summary()
         if summary is None:
-            raise Refusal(f"The run in {self.folder.path} is not finished: go on with 'comity resume {self.folder.path}'.")
+            raise UsageError(f"The run in {self.folder.path} is not finished: go on with 'comity resume {self.folder.path}'.")
         return summary
 
     @property
@@ -144,17 +144,17 @@ class View:
         return self.party(i).task.init(self.party(i).first_key(self.job.root))
 
     @cached_property
-    def _models(self) -> dict[int, tuple[Task, Params]]:
+    def _models(self) -> dict[int, tuple[LearningTask, Params]]:
         return {}
 
-    def _deployed(self, i: int) -> tuple[Task, Params]:
+    def _deployed(self, i: int) -> tuple[LearningTask, Params]:
         if i not in self._models:
             made = Result(self.folder.path, self.job, self.summary).model(self.party(i).name)
             self._models[i] = made.task, made.theta
         return self._models[i]
 
 
-def losses(task: Task, theta: Params, x: Tensor, y: Tensor) -> Tensor:
+def losses(task: LearningTask, theta: Params, x: Tensor, y: Tensor) -> Tensor:
     """The loss of each sample."""
     return F.cross_entropy(in_chunks(lambda part: task.logits(theta, part), x), y, reduction="none")
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from comity.cli.options import Settings, caution, free_folder, resumable
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.config import Experiment
-from comity.names import called
+from comity.names import display_name
 
 if TYPE_CHECKING:
     from comity.sites.ordering import Ordered
@@ -27,7 +27,7 @@ def check_at_sites(settings: Settings, track: list[str] | None) -> None:
     here = {"data", "partition", "parties", "engine", "workers", "device", "gpus", "partial_sums"} & settings.keys()
     if here or track:
         named = f"--{min(here).replace('_', '-')}" if here else "--track"
-        raise Refusal(f"{named} is not for a run between sites: they have their own data, and each computes for itself.")
+        raise UsageError(f"{named} is not for a run between sites: they have their own data, and each computes for itself.")
 
 
 def order(
@@ -43,7 +43,7 @@ def order(
     from comity.sites.ordering import Ordered
 
     check_at_sites(settings, track)
-    folder = out or free_folder(f"{called(chosen.algorithm)}-{federation.resolve().name}-s{chosen.seed}")
+    folder = out or free_folder(f"{display_name(chosen.algorithm)}-{federation.resolve().name}-s{chosen.seed}")
     ordered = Ordered.new(federation, chosen, folder, deadline, wait)
     conduct(ordered, folder)
 
@@ -90,7 +90,7 @@ def compare_sites(
     folder = out or free_folder(f"compare-{federation.resolve().name}")
 
     def one(ordered: Ordered, there: Path) -> dict[str, Any]:
-        screen.out.print(f"{called(ordered.settings['algorithm'])}, seed {ordered.settings['seed']}:", style="bold")
+        screen.out.print(f"{display_name(ordered.settings['algorithm'])}, seed {ordered.settings['seed']}:", style="bold")
         return _followed(ordered, there)
 
     with resumable(f"the same command and --out {folder}"):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from comity.cli.options import Settings, data_app, with_experiment, with_options
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.config import experiment
 
 
@@ -135,7 +135,7 @@ def _meanings(given: Iterable[str]) -> dict[str, dict[str, str]]:
         column, colon, pair = text.rpartition(":")
         written, sign, meant = (side.strip() for side in pair.partition("="))
         if not (column.strip() and colon and written and sign and meant):
-            raise Refusal(f"--word takes column:written=meant, as in --word sex:m=male, not {text!r}.")
+            raise UsageError(f"--word takes column:written=meant, as in --word sex:m=male, not {text!r}.")
         made.setdefault(column.strip(), {})[written] = meant
     return made
 
@@ -148,7 +148,7 @@ def _paired(option: str, given: Iterable[str]) -> dict[str, str]:
         for part in parts if all("=" in one for one in parts) else [text]:
             name, sign, value = (side.strip() for side in part.partition("="))
             if not (name and sign and value) or "=" in value:
-                raise Refusal(f"{PAIRS[option].split()[0]} takes name=value, as in {PAIRS[option]}, not {text!r}.")
+                raise UsageError(f"{PAIRS[option].split()[0]} takes name=value, as in {PAIRS[option]}, not {text!r}.")
             made[name] = value
     return made
 
@@ -217,7 +217,7 @@ def schema(
 
     made = agreed_schema(sources, skip_unlabelled=skip_unlabelled, **wishes)
     if out.exists():
-        raise Refusal(f"{out} is there already: choose another --out.")
+        raise UsageError(f"{out} is there already: choose another --out.")
     made.write(out)
     rows = [[c.name, c.kind, few(c.words, 6) if c.words else c.unit, "yes" if c.may_be_missing else "no"] for c in made.columns]
     screen.table(

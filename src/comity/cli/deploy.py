@@ -14,7 +14,7 @@ import typer
 
 from comity.cli.finished import AsJson, Full, Samples, Some, listed, measuring, show_own_measures
 from comity.cli.options import deploy_app
-from comity.errors import ComityError, Refusal, unknown
+from comity.errors import ComityError, UsageError, unknown
 from comity.units import size
 
 Site = Annotated[Path, typer.Argument(metavar="SITE", help="the site's folder")]
@@ -36,11 +36,11 @@ def init(
 
     host, _, port = server.rpartition(":")
     if not host or not port.isdecimal():
-        raise Refusal(f"--server takes an address and a port, as in hub.example.org:8102, not {server!r}.")
+        raise UsageError(f"--server takes an address and a port, as in hub.example.org:8102, not {server!r}.")
     try:
         agreed = Schema.read(schema) if schema else None
     except Unusable as why:
-        raise Refusal(str(why)) from why
+        raise UsageError(str(why)) from why
     invite = kits.init(folder, host, int(port), researcher)
     if agreed:
         agreed.write(folder / SCHEMA)
@@ -70,12 +70,12 @@ def join(
 
     asked = kits.Invite.load(invite)
     told = json.loads(invite.read_text(encoding="utf-8")).get("schema")
-    called = name or stem(data)
-    folder = out or Path(called)
+    display_name = name or stem(data)
+    folder = out or Path(display_name)
     if folder.exists():
-        raise Refusal(f"{folder} is there already: choose another --out.")
+        raise UsageError(f"{folder} is there already: choose another --out.")
     if not data.exists():
-        raise Refusal(f"There is no {data}.")
+        raise UsageError(f"There is no {data}.")
     folder.mkdir(parents=True)
     try:
         agreed = None
@@ -83,14 +83,14 @@ def join(
             agreed = folder / "schema.json"
             Schema.of(told).write(agreed)
         made = bring(data, folder / "data", agreed, classes)
-        law.write(folder, called, "data")
-        request = kits.join(asked, called, folder)
+        law.write(folder, display_name, "data")
+        request = kits.join(asked, display_name, folder)
     except (Exception, KeyboardInterrupt) as why:
         shutil.rmtree(folder)
         if isinstance(why, Unusable):
-            raise Refusal(str(why)) from why
+            raise UsageError(str(why)) from why
         raise
-    sent = Path(f"{called}.request.zip")
+    sent = Path(f"{display_name}.request.zip")
     shutil.copy(request, sent)
     for note in made.notes:
         screen.out.print(note, soft_wrap=True)
@@ -110,7 +110,7 @@ def approve(
     from comity.sites.flare import kits
 
     if not (federation / kits.ROOT).is_dir():
-        raise Refusal(f"{federation} is no operator's folder: name it with --federation.")
+        raise UsageError(f"{federation} is no operator's folder: name it with --federation.")
     asked = kits.requested(request)
     signed = kits.approve(federation, request, Path(request.name.removesuffix(".request.zip") + ".signed.zip"), again)
     screen.out.print(f"{asked['name']} may take part; its key: {asked.get('public_key_sha256')}", soft_wrap=True)
@@ -195,7 +195,7 @@ def check(site: Site = Path()) -> None:
     screen.out.print(f"data: {said.train + said.validation + said.test} samples of shape {'x'.join(map(str, own.shape))}")
     identity = Identity.read(site / KIT / "startup")
     if identity.name != law.name:
-        raise Refusal(f"The certificate is made out to {identity.name}, but site.toml says that this is {law.name}.")
+        raise UsageError(f"The certificate is made out to {identity.name}, but site.toml says that this is {law.name}.")
     until = identity.certificate.not_valid_after_utc
     screen.out.print(f"certificate: {identity.name}, until {until:%Y-%m-%d}")
     methods = f"methods {', '.join(law.methods)}, never {', '.join(law.never)}"
@@ -218,7 +218,7 @@ def _server_of(kit: Path) -> tuple[str, int]:
         host, _, port = told["servers"][0]["service"]["target"].rpartition(":")
         return host, int(port)
     except (OSError, ValueError, LookupError) as why:
-        raise Refusal(f"{kit} is not a site's kit: comity deploy accept makes one.") from why
+        raise UsageError(f"{kit} is not a site's kit: comity deploy accept makes one.") from why
 
 
 @deploy_app.command("log")
@@ -228,7 +228,7 @@ def log(site: Site = Path(), last: Annotated[int, typer.Option("--last", help="s
     from comity.sites.desk import LOG
 
     if not (site / LOG).exists():
-        raise Refusal(f"{site} was asked nothing yet.")
+        raise UsageError(f"{site} was asked nothing yet.")
     for line in (site / LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-last:]:
         screen.out.print(line, soft_wrap=True)
 
@@ -237,7 +237,7 @@ def log(site: Site = Path(), last: Annotated[int, typer.Option("--last", help="s
 def report(site: Site = Path()) -> None:
     """Site: the runs that it took part in, what left in each, what its models were worth, and where they are."""
     from comity.cli import screen
-    from comity.names import called
+    from comity.names import display_name
     from comity.sites.home import Book, runs_of, spent
     from comity.sites.law import Law
 
@@ -248,11 +248,11 @@ def report(site: Site = Path()) -> None:
         got = summary.get(summary["metric"]) if summary else None
         figure = f"{got['mean']:.1%}" if got and got.get("mean") is not None else "·"
         model = str(run.path / "model") if (run.path / "model").is_dir() else "·"
-        method = called(run.read_experiment().algorithm)
+        method = display_name(run.read_experiment().algorithm)
         rounds = str(summary["rounds"]) if summary else "not finished"
         rows.append([run.path.name, method, rounds, size(Book(run.path, law.name).sent), figure, model])
     if not rows:
-        raise Refusal(f"{site} has taken part in no run yet.")
+        raise UsageError(f"{site} has taken part in no run yet.")
     title = f"{law.name}: {size(spent(site, law.name))} sent in all"
     screen.table(["run", "method", "rounds", "sent", "figure", "model"], rows, title)
     screen.note("sent: all that left this site, evaluation too. figure: by the run's own metric, on this site's test samples.")
@@ -276,7 +276,7 @@ def measure(
     known = {one.path.name: one for one in runs_of(site)}
     ended = [name for name, one in known.items() if one.ended]
     if run is None and not ended:
-        raise Refusal(f"{site} has taken part in no run that has ended.")
+        raise UsageError(f"{site} has taken part in no run that has ended.")
     if (name := run or ended[-1]) not in known:
         raise unknown(f"run of {site} called", name, known)
     folder = known[name]

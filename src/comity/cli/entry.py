@@ -23,9 +23,9 @@ def enter() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except BaseException as why:  # not Exception: libraries written in Rust panic past it
         sentence, code = _verdict(why, signals)
-        from comity.text import harmless
+        from comity.text import escape_terminal
 
-        print(harmless(f"comity: {' '.join(sentence.split())[:MOST_SAID]}"), file=sys.stderr)
+        print(escape_terminal(f"comity: {' '.join(sentence.split())[:MOST_SAID]}"), file=sys.stderr)
         sys.exit(code)
     finally:
         signals.ignored()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from comity.cli.options import Out, RunDir, Trust, app, caution
-from comity.text import harmless
+from comity.text import escape_terminal
 
 Some = Annotated[str | None, typer.Option(help="only these, as in a,b")]
 Samples = Annotated[int, typer.Option(help="how many samples of all who are measured together")]
@@ -31,7 +31,7 @@ def measure(
     from comity.cli import screen
     from comity.experiments.folder import RunFolder
     from comity.measure import conventions, mdl, study
-    from comity.names import called
+    from comity.names import display_name
 
     run = RunFolder(run_dir)
     run.check_begun()
@@ -54,7 +54,7 @@ def measure(
             if when in entry:
                 rows.append([layer, when, *_figures(entry[when])])
     heads = ["layer", "training", "MDL nats", "bits", "Fréchet", "told apart", "chance", "drift"]
-    screen.table(heads, rows, f"{called(found['algorithm'])} on {found['dataset']}, {found['samples']} test samples", words=2)
+    screen.table(heads, rows, f"{display_name(found['algorithm'])} on {found['dataset']}, {found['samples']} test samples", words=2)
     shown = [[name, f"{value:.4f}"] for name, value in accuracy.items() if value is not None]
     screen.table(["accuracy", ""], shown)
     screen.out.print(
@@ -69,7 +69,7 @@ def measure(
 def show_own_measures(found: dict[str, Any]) -> None:
     """What was measured of one party alone: its table, and a sentence on what could not be."""
     from comity.cli import screen
-    from comity.names import called
+    from comity.names import display_name
 
     rows = []
     for layer, entry in found["layers"].items():
@@ -79,7 +79,7 @@ def show_own_measures(found: dict[str, Any]) -> None:
                 moved = (entry.get("moved") or {}) if when == "after" else {}
                 figures = [_number(mdl.get("nats"), 0), _number(mdl.get("bits"), 0), _number(moved.get("relative"), 2)]
                 rows.append([layer, when, *figures])
-    title = f"{called(found['algorithm'])} at {found['party']}, {found['samples']} of its test samples"
+    title = f"{display_name(found['algorithm'])} at {found['party']}, {found['samples']} of its test samples"
     screen.table(["layer", "training", "MDL nats", "bits", "moved"], rows, title, words=2)
     accuracy = {name: value for name, value in found["accuracy"].items() if value is not None}
     screen.table(["accuracy", ""], [[name, f"{value:.4f}"] for name, value in accuracy.items()])
@@ -110,7 +110,7 @@ def report(
     from comity.report.static import ranking
 
     if table is not None:
-        print("\n".join(harmless(line) for line in ranking(folder, table, target).split("\n")))
+        print("\n".join(escape_terminal(line) for line in ranking(folder, table, target).split("\n")))
         return
     path = write(
         folder,
@@ -203,4 +203,4 @@ def disclose(
     from comity.disclosure import disclose as write
 
     page, sheets = write(run_dir, party, out, trust=trust)
-    screen.out.print(f"What left {harmless(party)} is in {page} and {sheets}", soft_wrap=True)
+    screen.out.print(f"What left {escape_terminal(party)} is in {page} and {sheets}", soft_wrap=True)

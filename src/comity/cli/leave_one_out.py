@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from comity.experiments.config import Experiment
-from comity.names import called
+from comity.names import display_name
 
 if TYPE_CHECKING:
     from comity.studies.leave_one_out import Effect
@@ -50,7 +50,7 @@ def show(rows: Sequence[Effect]) -> None:
         ]
         some = "" if len(ends) == len(every) else f", the first and last {SHOWN // 2} of {len(every)}"
         screen.table(
-            ["left out", "gave", "helps", "hurts", "helps most", "hurts most"], lines, f"{called(method)}: who helps whom{some}"
+            ["left out", "gave", "helps", "hurts", "helps most", "hurts most"], lines, f"{display_name(method)}: who helps whom{some}"
         )
     screen.out.print(
         "gave: what the party's taking part gave the others' accuracy, in points, on average. helps, hurts: others whose 95% "

@@ -12,7 +12,7 @@ import typer
 
 from comity.cli.usage import App
 from comity.cli.version import version_line
-from comity.errors import ComityError, Damaged, Refusal, describe
+from comity.errors import ComityError, CorruptedFile, UsageError, describe
 from comity.experiments.config import Experiment, experiment, read
 from comity.spec import value
 
@@ -150,7 +150,7 @@ def with_options(
 def _pair(text: str) -> tuple[str, Any]:
     name, equals, right = text.partition("=")
     if not equals or not name.strip():
-        raise Refusal(f"--set takes name=value, not {text!r}.")
+        raise UsageError(f"--set takes name=value, not {text!r}.")
     return name.strip(), value(right)
 
 
@@ -161,7 +161,7 @@ def _parties(texts: list[str]) -> dict[str, dict[str, Any]]:
         left, equals, right = text.partition("=")
         name, dot, setting = left.strip().rpartition(".")
         if not (equals and dot and name and setting):
-            raise Refusal(f"--party takes name.setting=value, as in p1.model=lenet5, not {text!r}.")
+            raise UsageError(f"--party takes name.setting=value, as in p1.model=lenet5, not {text!r}.")
         tables.setdefault(name, {})[setting] = right.split(",") if setting == "peers" else right.strip()
     return tables
 
@@ -169,7 +169,7 @@ def _parties(texts: list[str]) -> dict[str, dict[str, Any]]:
 def chosen_experiment(algo: str, settings: Settings, trust: bool) -> Experiment:
     """What was asked for: a file's settings, or a method's name, with the typed options on top."""
     if algo.endswith((".yaml", ".yml", ".json")):
-        raise Refusal(f"An experiment's file is TOML, not {Path(algo).suffix[1:]}: every run's config.toml is an example of one.")
+        raise UsageError(f"An experiment's file is TOML, not {Path(algo).suffix[1:]}: every run's config.toml is an example of one.")
     if algo.endswith(".toml"):
         base = read(algo)
         _check_code(Path(algo), base, trust)
@@ -199,9 +199,9 @@ def chosen_seeds(text: str | None, default: int) -> list[int]:
     try:
         seeds = [int(part) for part in text.split(",")]
     except ValueError:
-        raise Refusal(f"--seeds takes whole numbers, as in 0,1,2, not {text!r}.") from None
+        raise UsageError(f"--seeds takes whole numbers, as in 0,1,2, not {text!r}.") from None
     if min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise Refusal(f"--seeds takes different numbers from 0, not {text!r}.")
+        raise UsageError(f"--seeds takes different numbers from 0, not {text!r}.")
     if len(seeds) == 1 and seeds[0] > 1:
         caution(f"One seed, number {seeds[0]}: for {seeds[0]} seeds give --seeds 0,1,...")
     return seeds
@@ -220,7 +220,7 @@ def resumable(how: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise Stopped(f"Stopped; go on from the last checkpoint with: {how}") from None
-    except (Refusal, Damaged):  # going on would end here again
+    except (UsageError, CorruptedFile):  # going on would end here again
         raise
     except (ComityError, OSError, MemoryError, RuntimeError) as why:  # torch says by the last that memory is not enough
         raise ComityError(f"{describe(why)} Go on with: {how}") from why

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from comity.cli.options import Jobs, Out, Report, Seeds, Track, app, chosen_seeds, resumable, trackers, write_report
-from comity.errors import Refusal, unknown
+from comity.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from comity.papers import Scale
@@ -29,7 +29,7 @@ def _scale(text: str) -> Scale:
     for known in papers.SCALES:
         if text == known:
             return known
-    raise Refusal(f"--scale must be one of {', '.join(papers.SCALES)}, not {text!r}.")
+    raise UsageError(f"--scale must be one of {', '.join(papers.SCALES)}, not {text!r}.")
 
 
 def _some(text: str | None, known: list[str], what: str) -> list[str]:
@@ -73,9 +73,9 @@ def reproduce(
         _rewrite(name, out, join)
         return
     if join:
-        raise Refusal("--join is about the pages: give --table with it, and the folder of what is to be added.")
+        raise UsageError("--join is about the pages: give --table with it, and the folder of what is to be added.")
     if name is None:
-        raise Refusal("reproduce needs the name of an experiment, as in dbe/table5: 'comity list experiments' has them all.")
+        raise UsageError("reproduce needs the name of an experiment, as in dbe/table5: 'comity list experiments' has them all.")
     at_once = chosen_jobs(jobs)
     table, at = papers.table(name), _scale(scale)
     every = chosen_seeds(seeds, 0) if seeds else list(range(table.seeds(at)))
@@ -96,7 +96,7 @@ def reproduce(
     if only_plan:
         return
     if not any(not run.why for run in runs):
-        raise Refusal(f"Nothing of {name} can be run here: {runs[0].why}.")
+        raise UsageError(f"Nothing of {name} can be run here: {runs[0].why}.")
     folder = out or Path("runs") / "reproduce" / Path(name).with_suffix("") / scale
     others = trackers(track, folder)
     with resumable(f"the same command and --out {folder}"):
@@ -142,10 +142,10 @@ def _rewrite(runs: str | None, out: Path | None, join: bool) -> None:
 
     folder = out or Path("docs") / "results"
     if not (folder / pages.KEPT).is_dir():
-        raise Refusal(f"{folder} has no {pages.KEPT}/ that pages could be made of: name another with --out.")
+        raise UsageError(f"{folder} has no {pages.KEPT}/ that pages could be made of: name another with --out.")
     saved = Path(runs) if runs else Path("runs") / "reproduce"
     if runs and not saved.is_dir():
-        raise Refusal(f"There is no folder {runs}: with --table, name the folder of reproductions, or nothing.")
+        raise UsageError(f"There is no folder {runs}: with --table, name the folder of reproductions, or nothing.")
     for path in pages.rewrite(folder, saved if saved.is_dir() else None, join):
         screen.out.print(f"{path}", soft_wrap=True)
 

@@ -31,9 +31,9 @@ from comity.cli.options import (
     write_report,
 )
 from comity.core.metrics import ACCURACY, METRICS, Metric
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.config import Experiment, experiment
-from comity.names import called
+from comity.names import display_name
 
 if TYPE_CHECKING:
     from comity.studies.compare import Findings
@@ -68,10 +68,10 @@ def run(
     job = prepare(chosen, federation_of(chosen))
     for text in job.cautions():
         caution(text)
-    folder = out or free_folder(f"{called(chosen.algorithm)}-{Path(chosen.data).stem}-s{chosen.seed}")
+    folder = out or free_folder(f"{display_name(chosen.algorithm)}-{Path(chosen.data).stem}-s{chosen.seed}")
     others = trackers(track, folder.parent)
     with resumable(f"comity resume {folder}"):
-        finish(folder, start(job, folder, screen.progress(called(chosen.algorithm)), others, tape=tape).summary)
+        finish(folder, start(job, folder, screen.progress(display_name(chosen.algorithm)), others, tape=tape).summary)
 
 
 @app.command()
@@ -103,7 +103,7 @@ def resume(
             begun.check()
         else:
             job = reopen(run_dir, trust=trust)
-            done = resume_in(job, run_dir, screen.progress(called(job.experiment.algorithm)), others).summary
+            done = resume_in(job, run_dir, screen.progress(display_name(job.experiment.algorithm)), others).summary
         finish(run_dir, done)
 
 
@@ -116,7 +116,7 @@ def finish(folder: Path, summary: dict[str, Any]) -> None:
     from comity.privacy.account import guarantees
 
     metric = metric_of(RunFolder(folder), RunFolder(folder).read_experiment())
-    name = called(summary["algorithm"])
+    name = display_name(summary["algorithm"])
     got = summary.get(metric.name) or {}
     sent = summary["bytes"]
     if got.get("mean") is None:
@@ -206,7 +206,7 @@ def compare(
     every = chosen_seeds(seeds, base.seed)
     if federation is not None:
         if leave_one_out or at_once > 1 or every_one:
-            raise Refusal(
+            raise UsageError(
                 "Between sites named methods follow each other, with everybody: leave --all, --leave-one-out and --jobs away."
             )
         check_at_sites(settings, track)
@@ -217,7 +217,7 @@ def compare(
     folder = out or free_folder(f"compare-{Path(base.data).stem}")
     only = None if leave_out is None else [name.strip() for name in leave_out.split(",")]
     if only and not leave_one_out:
-        raise Refusal("--leave-out names the parties of --leave-one-out: give both, or --without to leave them out of all runs.")
+        raise UsageError("--leave-out names the parties of --leave-one-out: give both, or --without to leave them out of all runs.")
 
     others = trackers(track, folder)
     with resumable(f"the same command and --out {folder}"):
@@ -246,7 +246,7 @@ def chosen_methods(named: list[str] | None, every_as: Experiment | None = None) 
 
     if every_as is None:
         if not named:
-            raise Refusal("Which methods? Name some, as in: comity compare fedavg fedavg+dbe, or say --all.")
+            raise UsageError("Which methods? Name some, as in: comity compare fedavg fedavg+dbe, or say --all.")
         return named
     able, left_out = every_method(every_as, federation_of(every_as))
     for why in left_out:
@@ -257,7 +257,7 @@ def chosen_methods(named: list[str] | None, every_as: Experiment | None = None) 
 def check_no_tape(tape: bool) -> None:
     """Refuse to keep what passes between sites."""
     if tape:
-        raise Refusal("A tape keeps all that a server sees, for study: between real sites there is none, only in a simulation.")
+        raise UsageError("A tape keeps all that a server sees, for study: between real sites there is none, only in a simulation.")
 
 
 def say_tape(folder: Path, runs: Sequence[Path]) -> None:
@@ -331,7 +331,7 @@ def tune(
 
     at_once = chosen_jobs(jobs)
     base = chosen_experiment(algo, settings, trust)
-    folder = out or free_folder(f"tune-{called(base.algorithm)}")
+    folder = out or free_folder(f"tune-{display_name(base.algorithm)}")
     points = parse_grid(grid)
     others = trackers(track, folder)
     with resumable(f"the same command and --out {folder}"):
@@ -349,7 +349,7 @@ def tune(
     ]
     by = METRICS[made.metric].title
     seeds_of = f", {len(made.seeds)} seeds" if len(made.seeds) > 1 else ""
-    title = f"{called(base.algorithm)}: {by}, up to {base.rounds} rounds{seeds_of}, best by validation first"
+    title = f"{display_name(base.algorithm)}: {by}, up to {base.rounds} rounds{seeds_of}, best by validation first"
     screen.table([*points, "validation", "test", "round"], rows, title)
     screen.note(
         "validation, test: the mean over parties, after the round in the last column, which is best on all validation samples"
@@ -384,7 +384,7 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
         [name, *(screen.size(getattr(part, kind)) for kind in bytes_of)]
         for name, part in (("before round 1", made.start), ("largest round", made.per_round), ("whole run", made.total))
     ]
-    screen.table(["bytes", *bytes_of], rows, f"{called(chosen.algorithm)} on {chosen.data}, {len(job.parties)} parties")
+    screen.table(["bytes", *bytes_of], rows, f"{display_name(chosen.algorithm)} on {chosen.data}, {len(job.parties)} parties")
     screen.out.print(f"closed form: {job.algorithm.bytes_formula}")
     screen.out.print(
         f"model: {job.info.task.network.name}, {made.parameters:,} values, {screen.size(made.model_bytes)}; "

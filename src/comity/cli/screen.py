@@ -1,6 +1,6 @@
 """What a person sees: progress while a run goes on, tables when it is over.
 
-All that is printed passes through `out` and `err`, whose strings are text and nothing else, or through `harmless`.
+All that is printed passes through `out` and `err`, whose strings are text and nothing else, or through `escape_terminal`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from comity.core.metrics import METRICS, Metric
 from comity.experiments.folder import RunFolder
 from comity.experiments.outline import Outline
 from comity.measure import conventions
-from comity.text import Turns, harmless
+from comity.text import Turns, escape_terminal
 from comity.units import duration as duration  # noqa: PLC0414  (the other commands say screen.duration, screen.size)
 from comity.units import size as size  # noqa: PLC0414
 
@@ -45,14 +45,14 @@ class Screen(Console):
 
     def _print(self, *objects: Any, soft_wrap: bool | None, **ways: Any) -> None:
         if soft_wrap and self.is_terminal and len(objects) == 1 and isinstance(objects[0], str):
-            for line in textwrap.wrap(harmless(objects[0]), self.width, break_long_words=False, break_on_hyphens=False):
+            for line in textwrap.wrap(escape_terminal(objects[0]), self.width, break_long_words=False, break_on_hyphens=False):
                 super().print(line, soft_wrap=True, **ways)
         else:
             super().print(*objects, soft_wrap=soft_wrap, **ways)
 
     def render_str(self, text: str, *, style: str | Style = "", **ways: Any) -> Text:
         """A string as it is to be seen."""
-        return super().render_str(harmless(text), style=style, **ways | {"markup": False, "emoji": False, "highlight": False})
+        return super().render_str(escape_terminal(text), style=style, **ways | {"markup": False, "emoji": False, "highlight": False})
 
 
 out = Screen()
@@ -72,7 +72,7 @@ class Bar:
     """A live line on a terminal: round, parties done, the chosen metric, bytes so far, time left."""
 
     def __init__(self, title: str, width: int = 14) -> None:
-        self._title = harmless(title).ljust(width)
+        self._title = escape_terminal(title).ljust(width)
 
     def begin(self, job: Outline, first_round: int) -> None:
         """Show the bar."""
@@ -143,7 +143,7 @@ class Lines:
         self._shown = now
         left = (now - self._begin) / max(t - self._first, 1) * (self._rounds - t)
         what = f"round {t}/{self._rounds}  {self._title_of_figure} {self._figure}  {size(traffic(ledger))}"
-        print(harmless(f"{self._title}  {what}  {duration(left)} left"), file=sys.stderr, flush=True)
+        print(escape_terminal(f"{self._title}  {what}  {duration(left)} left"), file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """Nothing to take away."""
@@ -190,7 +190,7 @@ class TogetherLines(_Done):
         """A run is over."""
         if title not in self._over:
             super().over(title)
-            print(harmless(str(self)), file=sys.stderr, flush=True)
+            print(escape_terminal(str(self)), file=sys.stderr, flush=True)
 
 
 class _OneOfLines(Lines):
@@ -277,7 +277,7 @@ class _Row:
     def begin(self, job: Outline, first_round: int) -> None:
         """Add the line."""
         self._rounds, self._metric = job.experiment.rounds, METRICS[job.experiment.metric].title
-        self._task = self._together.rows.add_task(harmless(self._title), total=self._rounds, said="")
+        self._task = self._together.rows.add_task(escape_terminal(self._title), total=self._rounds, said="")
         self._show(first_round)
 
     def answered(self, count: int) -> None:

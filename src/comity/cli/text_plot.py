@@ -11,7 +11,7 @@ from itertools import pairwise
 from rich.console import Console
 from rich.text import Text
 
-from comity.text import harmless
+from comity.text import escape_terminal
 
 Line = Mapping[int, float]
 """A figure by evaluated round, as a fraction."""
@@ -163,7 +163,7 @@ def _legend(lines: Mapping[str, Line], width: int, plain: bool) -> list[Text]:
     rows = [Text(" " * 7)]
     for k, (name, line) in enumerate(lines.items()):
         sign = MARKS[k] if plain else "━━"
-        entry = Text(f"{sign} {harmless(name)} {line[max(line)]:.1%}", COLOURS[k])
+        entry = Text(f"{sign} {escape_terminal(name)} {line[max(line)]:.1%}", COLOURS[k])
         if rows[-1].cell_len > 7 and rows[-1].cell_len + entry.cell_len > width:
             rows.append(Text(" " * 7))
         rows[-1].append_text(entry).append("   ")

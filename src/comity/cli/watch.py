@@ -16,10 +16,10 @@ from rich.text import Text
 from comity.cli import text_plot
 from comity.cli.screen import in_full, out
 from comity.cli.tail import Followed, Runs
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.folder import RunFolder
-from comity.names import called
-from comity.text import harmless
+from comity.names import display_name
+from comity.text import escape_terminal
 from comity.units import duration, size
 
 EVERY = 1.0  # seconds from look to look
@@ -31,7 +31,7 @@ def once(root: Path) -> None:
     """What there is now."""
     runs = Runs(root).look()
     if not runs:
-        raise Refusal(f"{root} holds no run, nor does any folder in it.")
+        raise UsageError(f"{root} holds no run, nor does any folder in it.")
     for part in view(runs, root, out):
         if isinstance(part, Table):
             in_full(part)
@@ -42,7 +42,7 @@ def once(root: Path) -> None:
 def live(root: Path) -> None:
     """Look again and again: until a run that is watched by itself has ended, or until Ctrl-C."""
     if root.exists() and not root.is_dir():
-        raise Refusal(f"{root} is not a folder.")
+        raise UsageError(f"{root} is not a folder.")
     with Live(console=out, auto_refresh=False) as shown:
         try:
             _follow(Runs(root), shown)
@@ -67,14 +67,14 @@ def view(runs: Sequence[Followed], root: Path, console: Console, tall: int | Non
         run.look()
         return [
             *about(run),
-            *text_plot.on(console, {called(run.settings.get("algorithm", "")): run.line}, run.rounds, title=_title(runs)),
+            *text_plot.on(console, {display_name(run.settings.get("algorithm", "")): run.line}, run.rounds, title=_title(runs)),
         ]
     for run in runs:
         run.look(tables=False)
     drawn = sorted(runs, key=lambda run: (run.state != "running", -_changed(run)))[: len(text_plot.COLOURS)]
     for run in drawn:
         run.look()
-    names = {run.folder: harmless(str(run.folder.relative_to(root))) for run in runs}
+    names = {run.folder: escape_terminal(str(run.folder.relative_to(root))) for run in runs}
     if tall is not None:  # the end of a long name tells more than its beginning
         room = max(16, console.width - OTHERS)
         names = {folder: name if len(name) <= room else f"…{name[1 - room :]}" for folder, name in names.items()}
@@ -88,7 +88,7 @@ def view(runs: Sequence[Followed], root: Path, console: Console, tall: int | Non
 
 def _line(words: str, style: str = "") -> Text:
     """A line of text, which may hold names."""
-    return Text(harmless(words), style)
+    return Text(escape_terminal(words), style)
 
 
 def _heading(runs: Sequence[Followed]) -> str:
@@ -104,7 +104,7 @@ def _title(runs: Sequence[Followed]) -> str:
 def about(run: Followed) -> list[Text]:
     """One run in a few lines."""
     told = run.settings
-    what = f"{called(str(told.get('algorithm')))} on {told.get('data')}, {told.get('partition')}, {told.get('parties')} parties, "
+    what = f"{display_name(str(told.get('algorithm')))} on {told.get('data')}, {told.get('partition')}, {told.get('parties')} parties, "
     made = [_line(f"{what}seed {told.get('seed')}", "bold"), _state(run), *_damage(run)]
     if line := run.line:
         now = max(line)
@@ -131,7 +131,7 @@ def _state(run: Followed) -> Text:
         where = f"{run.rounds} rounds in {duration(run.summary['seconds']['total'])}"
     elif run.state == "stopped":
         left = f"; go on with: {resume(run)}"
-    return Text.assemble((run.state, COLOURS[run.state]), harmless(f": {where}{each}{left}"))
+    return Text.assemble((run.state, COLOURS[run.state]), escape_terminal(f": {where}{each}{left}"))
 
 
 def _damage(run: Followed) -> list[Text]:

@@ -38,10 +38,10 @@ from comity.core.record import (
 from comity.core.release import NOTHING, Asked, Release, Releases, Stage
 from comity.core.samples import PartyData, Samples
 from comity.core.server import Server
-from comity.core.task import Batch, Task, in_chunks
+from comity.core.task import Batch, LearningTask, in_chunks
 from comity.core.training import Moments, Training, batches
 from comity.core.wrapper import Wrapped, Wrapper
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 __all__ = [
     "NOTHING",
@@ -69,7 +69,7 @@ __all__ = [
     "PartyData",
     "PartyFunction",
     "Pull",
-    "Refusal",
+    "UsageError",
     "Release",
     "Releases",
     "S",
@@ -77,7 +77,7 @@ __all__ = [
     "Sealed",
     "Server",
     "Stage",
-    "Task",
+    "LearningTask",
     "Traffic",
     "Training",
     "WireShapes",

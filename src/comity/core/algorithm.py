@@ -14,9 +14,9 @@ from comity.core.fit import Working
 from comity.core.key import Key
 from comity.core.party import Info, Party, Traffic
 from comity.core.record import Params
-from comity.core.task import Task
+from comity.core.task import LearningTask
 from comity.core.training import Training
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 if TYPE_CHECKING:
     from comity.core.aggregate import Averaging
@@ -35,7 +35,7 @@ M = TypeVar("M")
 PartyFunction = Callable[[Any, Any, Party, Key], Working[tuple[Any, Any]]]
 """async (party state, letter, party, key) -> (new party state, reply): all that ever happens at a party."""
 
-WireShapes = Mapping[str, Task | tuple[int, ...] | None]
+WireShapes = Mapping[str, LearningTask | tuple[int, ...] | None]
 """A tensor's shape (-1: any length), or the network whose weights they are; None for what nobody knows beforehand."""
 
 
@@ -180,7 +180,7 @@ class Algorithm(ABC, Generic[S, C, M]):
             for words, bound in f.metadata.get("bounds", {}).items():
                 value = getattr(self, f.name)
                 if not isinstance(value, str) and not (math.isfinite(value) and holds[words](value, bound)):
-                    raise Refusal(f"{f.name} must be {words} {bound:g}, not {value}.")
+                    raise UsageError(f"{f.name} must be {words} {bound:g}, not {value}.")
 
     def check(self, info: Info) -> None:
         """Refuse, before round 1, what this algorithm cannot do."""
@@ -235,7 +235,7 @@ class Algorithm(ABC, Generic[S, C, M]):
         """The party as this algorithm sees it; wrappers put their task here."""
         return party
 
-    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         """Shapes of what crosses the wire beside the model's own weights, by the field that holds it, as in "Game.D"."""
         return {}
 

@@ -4,7 +4,7 @@
 checkpoints and networks), while the process engine lays the tensors in shared memory instead.
 
 `decode` is a gate: whatever bytes it is given, it returns a tree that is as its records declare and that costs its readers in
-proportion to the bytes, or it raises `Damaged`. `encode` writes nothing that `decode` would refuse.
+proportion to the bytes, or it raises `CorruptedFile`. `encode` writes nothing that `decode` would refuse.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from comity.core.blob import MOST_BYTES, Wrong, header_of, read_blob, write_blob
 from comity.core.declared import mismatch
-from comity.core.record import Cipher, Postmark, Sealed, is_record, name_of, record_type, unseal
-from comity.errors import ComityError, Damaged
+from comity.core.record import Cipher, Origin, Sealed, is_record, name_of, record_type, unseal
+from comity.errors import ComityError, CorruptedFile
 
 Skeleton = Any
 PLAIN = (bool, int, float, str)
@@ -33,30 +33,30 @@ LEAST, MOST = -(1 << 63), 1 << 64
 """Whole numbers are of 64 bits."""
 
 
-def damaged(why: Exception) -> Damaged:
+def damaged(why: Exception) -> CorruptedFile:
     """What is raised when something cannot be read."""
-    return Damaged(f"A message or a saved state could not be read ({_reason(why)}): it is damaged or foreign.")
+    return CorruptedFile(f"A message or a saved state could not be read ({_reason(why)}): it is damaged or foreign.")
 
 
 def _reason(why: Exception) -> str:
     return str(why) if isinstance(why, Wrong) else type(why).__name__
 
 
-def flatten(tree: Any, parcels: bool = False) -> tuple[Skeleton, list[Tensor]]:
+def flatten(tree: Any, sealed_messages: bool = False) -> tuple[Skeleton, list[Tensor]]:
     """A JSON-able skeleton and the tensors it refers to; an object that occurs twice is written once.
 
-    With `parcels` there may be sealed ones in it, if they are locked: on their way between processes, never on a disk.
+    With `sealed_messages` there may be sealed ones in it, if they are locked: on their way between processes, never on a disk.
     """
-    flat = _Flat(parcels)
+    flat = _Flat(sealed_messages)
     return flat.skeleton(tree), flat.tensors
 
 
 class _Flat:
     """A tree while it is taken apart: the tensors found so far, and by identity where those and other objects are."""
 
-    def __init__(self, parcels: bool) -> None:
+    def __init__(self, sealed_messages: bool) -> None:
         self.tensors: list[Tensor] = []
-        self._parcels = parcels
+        self._sealed_rows = sealed_messages
         self._index: dict[int, int] = {}
         self._seen: dict[int, int] = {}
 
@@ -86,7 +86,7 @@ class _Flat:
     def _object(self, node: Any) -> dict[str, Any]:
         """What is written once: a parcel, a dict or a record."""
         if isinstance(node, Sealed):
-            if not (self._parcels and isinstance(unseal(node), Cipher)):
+            if not (self._sealed_rows and isinstance(unseal(node), Cipher)):
                 raise ComityError("A sealed parcel lives for one call: it is never saved, and leaves a process locked only.")
             return {"x": self.skeleton(unseal(node)), "n": node.size}
         if isinstance(node, dict):
@@ -99,7 +99,7 @@ class _Flat:
 def unflatten(skeleton: Skeleton, tensors: Sequence[Tensor]) -> Any:
     """What `flatten` took apart in a process that is one of ours: fields are not checked, parcels are let through."""
     try:
-        return _Tree(tensors, parcels=True, checked=False, most_nodes=1 << 62).whole(skeleton)
+        return _Tree(tensors, sealed_messages=True, checked=False, most_nodes=1 << 62).whole(skeleton)
     except Exception as why:
         raise damaged(why) from why
 
@@ -110,7 +110,7 @@ class _Tree:
     def __init__(
         self,
         tensors: Sequence[Tensor],
-        parcels: bool,
+        sealed_messages: bool,
         checked: bool,
         most_nodes: int,
         records: frozenset[type] | None = None,
@@ -118,7 +118,7 @@ class _Tree:
         self.tensors = tensors
         self.placed = 0
         """How many tensors were referred to; each is for the first time after all those before it."""
-        self._parcels = parcels
+        self._sealed_rows = sealed_messages
         self._checked = checked
         self._most_nodes = most_nodes
         self._records = records
@@ -214,34 +214,34 @@ class _Tree:
         return made
 
     def _parcel(self, content: Any, size: int) -> Sealed:
-        if not self._parcels:
+        if not self._sealed_rows:
             raise Wrong("a sealed parcel is in it")
         if not isinstance(content, Cipher) or mismatch(content):
             raise Wrong("a sealed parcel in it is not locked")
         if type(size) is not int or not 0 <= size < MOST:
             raise Wrong("a sealed parcel in it has no size")
-        return Sealed(content, size, tuple(content.to), Postmark(content.sender, content.round))
+        return Sealed(content, size, tuple(content.to), Origin(content.sender, content.round))
 
 
-def encode(tree: Any, parcels: bool = False) -> bytes:
+def encode(tree: Any, sealed_messages: bool = False) -> bytes:
     """A tree as one safetensors blob, its skeleton in the metadata."""
-    skeleton, tensors = flatten(tree, parcels)
+    skeleton, tensors = flatten(tree, sealed_messages)
     try:
         blob = write_blob(skeleton, tensors)
         header_of(blob)
-        _Tree(tensors, parcels, checked=True, most_nodes=FREE_NODES + len(blob)).whole(skeleton)
+        _Tree(tensors, sealed_messages, checked=True, most_nodes=FREE_NODES + len(blob)).whole(skeleton)
     except Exception as why:
         raise ComityError(f"This is not written down, as it could not be read again: {_reason(why)}.") from why
     return blob
 
 
-def decode(blob: bytes, parcels: bool = False, most_bytes: int = MOST_BYTES, records: frozenset[type] | None = None) -> Any:
+def decode(blob: bytes, sealed_messages: bool = False, most_bytes: int = MOST_BYTES, records: frozenset[type] | None = None) -> Any:
     """The tree in a blob; its tensors lie in fresh memory, as BLAS results can depend on alignment.
 
     `records` are the types that may be in it (see `signature.records_of`): another one is refused, not made.
     """
     try:
         skeleton, tensors = read_blob(blob, most_bytes)
-        return _Tree(tensors, parcels, checked=True, most_nodes=FREE_NODES + len(blob), records=records).whole(skeleton)
+        return _Tree(tensors, sealed_messages, checked=True, most_nodes=FREE_NODES + len(blob), records=records).whole(skeleton)
     except Exception as why:  # whatever bytes that nobody wrote lead to
         raise damaged(why) from why

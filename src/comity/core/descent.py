@@ -14,7 +14,7 @@ from comity.core.kernels import TAPE, SecondOrder, Tape
 from comity.core.key import BatchKey
 from comity.core.private import PrivateGradients, check_separable, poisson_batches
 from comity.core.record import Params, ReadOnlyDict, marks, read_only, tree_map
-from comity.core.task import Batch, Task
+from comity.core.task import Batch, LearningTask
 from comity.core.training import Moments, Training, batches
 from comity.errors import ComityError
 
@@ -55,7 +55,7 @@ def _train(request: FitRequest[Any], thin: bool) -> Fitted:
 def _given(request: FitRequest[Any]) -> tuple[Any, Any]:
     """What the loss gets of the party's own, and all that it must not write to."""
     own = read_only(request.own)
-    return own, own if type(request.task) is Task else (own, request.task)  # a plain task holds no tensors
+    return own, own if type(request.task) is LearningTask else (own, request.task)  # a plain task holds no tensors
 
 
 def _descent(request: FitRequest[Any], own: Any, thin: bool) -> Descent:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 TAKEN = ("method", "party", "peer", "round", "chance", "reference")
 """Columns that the data of a chart have already."""
@@ -45,7 +45,7 @@ class Diagnostic:
 
     def __post_init__(self) -> None:
         if not self.value.isidentifier() or self.value in TAKEN:
-            raise Refusal(f"The value of the diagnostic {self.name!r} must be one word, and none of {', '.join(TAKEN)}.")
+            raise UsageError(f"The value of the diagnostic {self.name!r} must be one word, and none of {', '.join(TAKEN)}.")
 
     @property
     def axis_title(self) -> str:

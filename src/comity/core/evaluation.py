@@ -14,7 +14,7 @@ from comity.core.kernels import squared_error
 from comity.core.metrics import ACCURACY, METRICS, TWO, fitting
 from comity.core.record import Params, record
 from comity.core.samples import PartyData, Samples
-from comity.core.task import Task, in_chunks
+from comity.core.task import LearningTask, in_chunks
 
 
 @record
@@ -84,7 +84,7 @@ class Evaluation:
     """Where parties are at sites of their own, and have trained alone before: the comparison, made at the site."""
 
 
-def evaluate(task: Task, theta: Params, data: PartyData, final: bool, metric: str = ACCURACY.name) -> Evaluation:
+def evaluate(task: LearningTask, theta: Params, data: PartyData, final: bool, metric: str = ACCURACY.name) -> Evaluation:
     """A party's evaluation of a model, by accuracy, loss and `metric`; at the end (`final`) by all metrics that fit."""
 
     def logits_of(part: Samples) -> Tensor:
@@ -100,12 +100,12 @@ def evaluate(task: Task, theta: Params, data: PartyData, final: bool, metric: st
     return Evaluation(validation, _score(task, logits, data.test.y, every, data.unit), answers)
 
 
-def scored(task: Task, theta: Params, on: Samples, unit: float = 1.0) -> Score:
+def scored(task: LearningTask, theta: Params, on: Samples, unit: float = 1.0) -> Score:
     """How a model does on some samples, by accuracy and loss."""
     return _score(task, in_chunks(lambda x: task.logits(theta, x), on.x), on.y, [], unit) if len(on) else NOTHING
 
 
-def validated(task: Task, theta: Params, data: PartyData) -> Score:
+def validated(task: LearningTask, theta: Params, data: PartyData) -> Score:
     """How a model does on a party's validation samples, by accuracy and loss."""
     return scored(task, theta, data.validation, data.unit)
 
@@ -114,7 +114,7 @@ def _beside_accuracy(names: Iterable[str]) -> list[str]:
     return [name for name in names if name != ACCURACY.name]
 
 
-def _score(task: Task, logits: Tensor, y: Tensor, metrics: Sequence[str], unit: float) -> Score:
+def _score(task: LearningTask, logits: Tensor, y: Tensor, metrics: Sequence[str], unit: float) -> Score:
     if not len(y):
         return NOTHING
     if not task.classes:
@@ -137,7 +137,7 @@ def _answers(logits: Tensor, y: Tensor) -> Answers:
     return Answers(y.int().cpu(), logits.argmax(1).int().cpu(), score)
 
 
-def evaluate_together(task: Task, theta: Params, parties: Sequence[PartyData], metric: str = ACCURACY.name) -> list[Evaluation]:
+def evaluate_together(task: LearningTask, theta: Params, parties: Sequence[PartyData], metric: str = ACCURACY.name) -> list[Evaluation]:
     """Each party's evaluation of a model that all of them have: everybody's data in one pass."""
     if not task.classes:  # labels may be scaled by each party's own figures
         return [evaluate(task, theta, data, False, metric) for data in parties]

@@ -17,14 +17,14 @@ from torch import Tensor
 from comity.core.key import Key
 from comity.core.record import Params, is_buffer, record
 from comity.core.samples import Samples
-from comity.core.task import Batch, Task
+from comity.core.task import Batch, LearningTask
 from comity.core.training import Moments, Training
 
 T = TypeVar("T")
 S = TypeVar("S")
 O = TypeVar("O")  # noqa: E741 - what is a party's own
 
-Loss = Callable[[Task, Params, Batch, O], Tensor]
+Loss = Callable[[LearningTask, Params, Batch, O], Tensor]
 """loss(task, theta, batch, own): a pure function. All that differs between parties comes through its arguments."""
 Draw = Callable[[Batch, Key, O], Any]
 """draw(batch, key, own): a batch's random tensors, made a party at a time; the loss finds them in `batch.drawn`.
@@ -100,7 +100,7 @@ class FitRequest(Generic[O]):
     samples: Samples
     key: Key
     training: Training
-    task: Task
+    task: LearningTask
     own: O
     only: frozenset[str] | None = None
     """The names that are trained; all but the buffers unless told."""
@@ -155,7 +155,7 @@ Working = Coroutine[Any, Any, T]
 """A work under way: it asks for what it needs, and ends with a T."""
 
 
-def plain(task: Task, theta: Params, batch: Batch, own: object) -> Tensor:
+def plain(task: LearningTask, theta: Params, batch: Batch, own: object) -> Tensor:
     """The task's own loss: what a party minimises unless a method says otherwise."""
     return task.loss(theta, batch)
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from comity.core.auc import areas
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 TWO = 2
 
@@ -204,14 +204,14 @@ def fitting(classes: int) -> list[Metric]:
 
 def check_fits(name: str, classes: int) -> None:
     """Refuse to judge by a metric that is not for so many classes."""
-    called = METRICS[name].name
+    display_name = METRICS[name].name
     if not classes and not METRICS[name].fits(0):
-        raise Refusal(f"metric {called} is for classes, but the label of these data is a number: choose {EXPLAINED.name}.")
+        raise UsageError(f"metric {display_name} is for classes, but the label of these data is a number: choose {EXPLAINED.name}.")
     if classes and METRICS[name].fits(0):
-        raise Refusal(f"metric {called} is for labels that are numbers, but these data have {classes} classes.")
+        raise UsageError(f"metric {display_name} is for labels that are numbers, but these data have {classes} classes.")
     if not METRICS[name].fits(classes):
         others = ", ".join(metric.name for metric in fitting(classes) if metric.eligible)
-        raise Refusal(f"metric {called} is for two classes, but these data have {classes}: choose one of {others}.")
+        raise UsageError(f"metric {display_name} is for two classes, but these data have {classes}: choose one of {others}.")
 
 
 LEAST_OF_CLASS = 5

@@ -14,9 +14,9 @@ from comity.core.fit import Draw, FitRequest, FoldRequest, HiddenMeans, Loss, Pr
 from comity.core.key import Key
 from comity.core.record import Params
 from comity.core.samples import PartyData, Samples
-from comity.core.task import Batch, Task, fixed_in, in_chunks
+from comity.core.task import Batch, LearningTask, fixed_in, in_chunks
 from comity.core.training import Training
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 O = TypeVar("O")  # noqa: E741 - what is a party's own
 S = TypeVar("S")
@@ -29,7 +29,7 @@ class Party:
 
     id: int
     name: str
-    task: Task
+    task: LearningTask
     training: Training
     data: PartyData
     federation_size: int = 1
@@ -77,7 +77,7 @@ class Party:
         key: Key,
         own: None = None,
         *,
-        task: Task | None = None,
+        task: LearningTask | None = None,
         samples: Samples | None = None,
         training: Training | None = None,
         only: frozenset[str] | None = None,
@@ -94,7 +94,7 @@ class Party:
         key: Key,
         own: O,
         *,
-        task: Task | None = None,
+        task: LearningTask | None = None,
         samples: Samples | None = None,
         training: Training | None = None,
         only: frozenset[str] | None = None,
@@ -110,7 +110,7 @@ class Party:
         key: Key,
         own: Any = None,
         *,
-        task: Task | None = None,
+        task: LearningTask | None = None,
         samples: Samples | None = None,
         training: Training | None = None,
         only: frozenset[str] | None = None,
@@ -128,7 +128,7 @@ class Party:
         `together=False` it is never one computation with other parties' trainings.
         """
         if self.private and (samples is not None or draw is not None):
-            raise Refusal(f"{NOT_PRIVATE}: it makes {'samples' if samples is not None else 'draws'} of its own for a training.")
+            raise UsageError(f"{NOT_PRIVATE}: it makes {'samples' if samples is not None else 'draws'} of its own for a training.")
         if self.private:
             together = False
         return FitRequest(
@@ -151,7 +151,7 @@ class Party:
         """What a training on its own data makes of a model, the same each time: for `Algorithm.model`, of what it deploys."""
         return train_outside(self.fit(plain, theta, self.key.fold("adapt"), training=how)).theta
 
-    def represent(self, task: Task, theta: Params, leaving: Callable[[Tensor], Tensor]) -> Tensor:
+    def represent(self, task: LearningTask, theta: Params, leaving: Callable[[Tensor], Tensor]) -> Tensor:
         """What a model makes of each training sample, row by row, as it may leave.
 
         Where no record may tell, `leaving` must bound each row by itself and add noise to it, as the method's `releases` say.
@@ -163,7 +163,7 @@ class Party:
     ) -> FoldRequest[S]:
         """Ask for a step of one's own (an inner loop, a mixture) over batches: `state = await party.fold(step, state, key)`."""
         if self.private:
-            raise Refusal(f"{NOT_PRIVATE}: it makes steps of its own, whose gradients nobody clips.")
+            raise UsageError(f"{NOT_PRIVATE}: it makes steps of its own, whose gradients nobody clips.")
         return FoldRequest(step, state, samples or self.data.train, key, training or self.training)
 
 
@@ -173,7 +173,7 @@ class Info:
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
-    tasks: tuple[Task, ...]
+    tasks: tuple[LearningTask, ...]
     training: Training
     shape: tuple[int, ...]
     """The shape of one sample."""
@@ -218,7 +218,7 @@ class Info:
         return self.names[i] if i < len(self.names) else self.newcomers[i - len(self.names)]
 
     @property
-    def task(self) -> Task:
+    def task(self) -> LearningTask:
         """The one task that all parties have."""
         return self.tasks[0]
 
@@ -233,23 +233,23 @@ class Info:
             if task is self.task:
                 continue
             if task.shapes != self.task.shapes:
-                raise Refusal(
+                raise UsageError(
                     f"{who} exchanges weights, so all parties need one architecture, but {name} has "
                     f"{task.network.name} and {self.names[0]} has {self.task.network.name}."
                 )
             if fixed_in(task.network) != fixed_in(self.task.network):
-                raise Refusal(f"{who} exchanges factors, which mean something else at {name}: it has another base.")
+                raise UsageError(f"{who} exchanges factors, which mean something else at {name}: it has another base.")
 
     def needs_classes(self, who: str, why: str) -> None:
         """Refuse data whose label is a number: `who` makes use of classes."""
         if not self.task.classes:
-            raise Refusal(f"{who} {why}, but the label of these data is a number, not a class.")
+            raise UsageError(f"{who} {why}, but the label of these data is a number, not a class.")
 
     def same_width(self, who: str) -> None:
         """Refuse if parties' representations differ in width: `who` exchanges representations."""
         for name, task in zip(self.names, self.tasks, strict=True):
             if task.width != self.width:
-                raise Refusal(
+                raise UsageError(
                     f"{who} exchanges representations, so all parties need one width, but {name}'s are {task.width} "
                     f"wide and {self.names[0]}'s {self.width}."
                 )
@@ -288,6 +288,6 @@ class Traffic:
         return Traffic(self.up + other.up, self.down + other.down, self.peer + other.peer)
 
 
-def with_task(party: Party, task: Task) -> Party:
+def with_task(party: Party, task: LearningTask) -> Party:
     """The same party with another task."""
     return replace(party, task=task)

@@ -24,7 +24,7 @@ from comity.core.record import Params, ReadOnlyDict
 from comity.core.samples import Samples
 from comity.core.task import Batch
 from comity.core.training import Training
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 if TYPE_CHECKING:
     from comity.core.descent import Descent
@@ -58,7 +58,7 @@ class NoScratch(ReadOnlyDict):
     """What a loss may not leave anything in: that would be of records that nobody clipped."""
 
     def _refuse(self, *args: object, **kwargs: object) -> None:
-        raise Refusal("The method cannot be trained privately: its loss keeps something from batch to batch.")
+        raise UsageError("The method cannot be trained privately: its loss keeps something from batch to batch.")
 
     __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse
 
@@ -81,7 +81,7 @@ def check_separable(loss: Loss, theta: Params, like: Samples) -> None:
 
     together, apart = of(slice(0, 2)), (of(slice(0, 1)) + of(slice(1, 2))) / 2
     if math.isfinite(apart) and abs(together - apart) > APART * max(1.0, abs(apart)):
-        raise Refusal("The method cannot be trained privately: its loss couples the samples of a batch.")
+        raise UsageError("The method cannot be trained privately: its loss couples the samples of a batch.")
 
 
 class PrivateGradients:

@@ -63,7 +63,7 @@ def record(cls: C) -> C:
     return frozen
 
 
-class Postmark(NamedTuple):
+class Origin(NamedTuple):
     """Whose reply a parcel left in, and in which round."""
 
     sender: int
@@ -73,19 +73,19 @@ class Postmark(NamedTuple):
 class Sealed(Generic[X]):
     """A parcel between parties: whoever carries it learns its `size` and whom it is for (`to`), and nothing else.
 
-    There is no accessor, and it can be neither printed, copied nor pickled; a recipient's site opens it. It gets its `postmark`
+    There is no accessor, and it can be neither printed, copied nor pickled; a recipient's site opens it. It gets its `origin`
     when it leaves its sender's site. Between processes the content is a `Cipher`, whose keys the carrier never had. A work
     declares what is in it, `Sealed[Model]`, for its recipients elsewhere, who open nothing else.
     """
 
-    __slots__ = ("__content", "__opened", "postmark", "size", "to")
+    __slots__ = ("__content", "__opened", "origin", "size", "to")
 
-    def __init__(self, content: X, size: int, to: tuple[int, ...], postmark: Postmark | None = None) -> None:
+    def __init__(self, content: X, size: int, to: tuple[int, ...], origin: Origin | None = None) -> None:
         self.__content = content
         self.__opened: dict[int, CallId] = {}
         self.size = size
         self.to = to
-        self.postmark = postmark
+        self.origin = origin
 
     def __repr__(self) -> str:
         return f"<a sealed parcel of {self.size} bytes>"
@@ -99,21 +99,21 @@ def seal(content: X, to: int | Iterable[int]) -> Sealed[X]:
     return Sealed(content, payload(content), (to,) if isinstance(to, int) else tuple(to))
 
 
-def unseal(parcel: Sealed) -> Any:
+def unseal(sealed: Sealed) -> Any:
     """What a parcel holds: for whoever locks parcels before they leave a process, and for tests."""
-    return parcel._Sealed__content  # type: ignore[attr-defined]
+    return sealed._Sealed__content  # type: ignore[attr-defined]
 
 
 def post(tree: Any, sender: int, round: int) -> None:
     """Mark all parcels in a reply as they leave their sender's site."""
-    for parcel in parcels_in(tree):
-        mark = Postmark(sender, round)
-        if parcel.postmark not in (None, mark):
+    for sealed in sealed_in(tree):
+        mark = Origin(sender, round)
+        if sealed.origin not in (None, mark):
             raise ComityError("A sealed parcel left its site twice: in each round a party seals what it sends anew.")
-        parcel.postmark = mark
+        sealed.origin = mark
 
 
-def parcels_in(tree: Any) -> list[Sealed]:
+def sealed_in(tree: Any) -> list[Sealed]:
     """All parcels in a tree, each as often as it occurs."""
     if isinstance(tree, Sealed):
         return [tree]
@@ -125,23 +125,23 @@ def parcels_in(tree: Any) -> list[Sealed]:
         inside = tree
     else:
         return []
-    return [parcel for item in inside if not isinstance(item, Tensor) for parcel in parcels_in(item)]
+    return [sealed for item in inside if not isinstance(item, Tensor) for sealed in sealed_in(item)]
 
 
-def received(parcel: Sealed, sender: int, recipient: int, call: CallId) -> Any:
+def received(sealed: Sealed, sender: int, recipient: int, call: CallId) -> Any:
     """What a parcel holds, for a recipient's site: in its round, from its sender, and for one call only."""
-    check_address(parcel, sender, recipient, call.round)
-    opened: dict[int, CallId] = parcel._Sealed__opened  # type: ignore[attr-defined]
+    check_address(sealed, sender, recipient, call.round)
+    opened: dict[int, CallId] = sealed._Sealed__opened  # type: ignore[attr-defined]
     if opened.setdefault(recipient, call) != call:
         raise ComityError(TWICE)
-    return unseal(parcel)
+    return unseal(sealed)
 
 
-def check_address(parcel: Sealed, sender: int, recipient: int, round: int) -> None:
+def check_address(sealed: Sealed, sender: int, recipient: int, round: int) -> None:
     """Refuse a parcel that is not for this party in this round, or not from whom it is said to be."""
-    if recipient not in parcel.to:
+    if recipient not in sealed.to:
         raise ComityError("A sealed parcel came to a party that it is not for.")
-    if parcel.postmark != (sender, round):
+    if sealed.origin != (sender, round):
         raise ComityError("A sealed parcel came in another round than it was sent in, or from another party than it was sent by.")
 
 
@@ -249,7 +249,7 @@ def on_device(tree: Any, device: torch.device) -> Any:
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) and not leaf.is_meta else leaf, tree)
 
 
-def hollow(tree: Any) -> Any:
+def meta_like(tree: Any) -> Any:
     """The same tree, its tensors without content (on torch's `meta` device): they weigh what they weighed, and tell nothing."""
     return tree_map(lambda leaf: torch.empty_like(leaf, device="meta") if isinstance(leaf, Tensor) else leaf, tree)
 

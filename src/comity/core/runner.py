@@ -22,7 +22,7 @@ SUMMED = (
 class PartyRunner(Protocol):
     """An engine: parties work, and their answers come back in any order, or not at all."""
 
-    def run(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]: ...
+    def run(self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]: ...
 
 
 @runtime_checkable
@@ -60,7 +60,7 @@ class PartialSums:
         self._will_be_lost = will_be_lost
         self._parts: list[PartialSum] = []
 
-    def run(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
+    def run(self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
         """Have parties work; their answers, with hollow replies. Workers get no weight for a reply that is planned to be lost."""
         arriving = {i: self._weights[i] for i in messages if not self._will_be_lost(call, i)}
         for answers, part in self._sums.sum_replies(call, messages, arriving):

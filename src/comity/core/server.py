@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from comity.core.aggregate import AveragedReplies, Averaging, Mean
 from comity.core.algorithm import Algorithm
-from comity.core.attendance import Attendance, NoReplies, RollCall, Rules
+from comity.core.participation import Participation, NoReplies, CallParticipation, Rules
 from comity.core.call import CallId, Edge, Message, PartyResult
 from comity.core.charging import Charging
 from comity.core.descent import fold, train
@@ -28,7 +28,7 @@ from comity.core.record import Params, Sealed
 from comity.core.release import Spending
 from comity.core.runner import SUMMED, PartialSums, PartyRunner, RunsParties, SumsReplies, in_order
 from comity.core.samples import Samples
-from comity.core.task import Batch, Task
+from comity.core.task import Batch, LearningTask
 from comity.core.training import Moments, Training
 from comity.core.wrapper import chain
 from comity.errors import ComityError
@@ -81,7 +81,7 @@ class Server(Charging):
         self.looked: set[str] = set()
         """What the method has looked at that depends on how many rounds there are to be."""
         super().__init__(WatchedInfo.of(info, self.looked), answered, account)
-        self.attendance = Attendance(info, rules or Rules())
+        self.participation_log = Participation(info, rules or Rules())
         self.versions: dict[int, CallId] = {}
         """By party: the last call that changed what it keeps and whose reply was accepted."""
         self.notes: list[Note] = []
@@ -114,7 +114,7 @@ class Server(Charging):
 
     def open(self, quorum: int = 1) -> None:
         """Exchanges begin that count as a whole or not at all; each needs `quorum` replies, or all if fewer are asked."""
-        self.attendance.begin(quorum)
+        self.participation_log.begin(quorum)
         self._asked = set()
         self._before = dict(self.versions), len(self.notes)
 
@@ -133,7 +133,7 @@ class Server(Charging):
     @contextmanager
     def trial(self) -> Iterator[None]:
         """Exchanges that are tried before round 1: charged, but nothing of them is noted; who missed one so far is left out."""
-        self.attendance.waiting |= self.attendance.missed
+        self.participation_log.waiting |= self.participation_log.missed
         notes = len(self.notes)
         yield
         del self.notes[notes:]
@@ -152,21 +152,21 @@ class Server(Charging):
         """Record a diagnostic."""
         self.notes.append(Note(self.round, SERVER if party is None else self.info.name(party), split, metric, float(value)))
 
-    def call(self, function: PartyFunctionOf[L, R], messages: Mapping[int, L], parcels: Mapping[Edge, Sealed] | None = None) -> dict[int, R]:
+    def call(self, function: PartyFunctionOf[L, R], messages: Mapping[int, L], sealed_messages: Mapping[Edge, Sealed] | None = None) -> dict[int, R]:
         """Ask parties to work; the replies come in party order, and may be fewer than the letters but not none.
 
-        `parcels` delivers sealed ones from earlier replies: (sender, recipient) -> parcel, for this call only.
+        `sealed_messages` delivers sealed ones from earlier replies: (sender, recipient) -> parcel, for this call only.
         """
-        return dict(self.replies(function, messages, parcels))
+        return dict(self.replies(function, messages, sealed_messages))
 
     def replies(
-        self, function: PartyFunctionOf[L, R], messages: Mapping[int, L], parcels: Mapping[Edge, Sealed] | None = None
+        self, function: PartyFunctionOf[L, R], messages: Mapping[int, L], sealed_messages: Mapping[Edge, Sealed] | None = None
     ) -> Iterator[tuple[int, R]]:
         """The same, one reply at a time, so that an average needs the memory of one model: for sums that are taken in passing.
 
         Parties are asked when the first reply is wanted. A loop over them may not be left before all are heard.
         """
-        return self._heard(function, messages, parcels or {}, self._runner.run)
+        return self._heard(function, messages, sealed_messages or {}, self._runner.run)
 
     def mean(self, function: PartyFunctionOf[L, R], messages: Mapping[int, L], weights: Sequence[float] | None = None) -> Mean[R]:
         """Ask parties to work; the mean of their replies, field by field, for rounds that do nothing else with them.
@@ -177,7 +177,7 @@ class Server(Charging):
         mean = AveragedReplies[R](self.averaging)
         counting = {i: 1.0 if weights is None else weights[i] for i in messages}
         if self._sums:
-            sums = PartialSums(self._sums, counting, self.attendance.will_be_lost)
+            sums = PartialSums(self._sums, counting, self.participation_log.will_be_lost)
             sums.add_to(mean, [i for i, _ in self._heard(function, messages, {}, sums.run)])
             self.remarks[SUMMED] = None
         else:
@@ -200,7 +200,7 @@ class Server(Charging):
         key: Key,
         own: O,
         *,
-        task: Task,
+        task: LearningTask,
         training: Training,
         before: Moments | None = None,
         draw: Draw[O] | None = None,
@@ -248,12 +248,12 @@ class Server(Charging):
         return CallId(name, depth, self.round, self._occurrences[depth, name] - 1)
 
     def _heard(
-        self, function: Callable[..., Any], messages: Mapping[int, Any], parcels: Mapping[Edge, Sealed], ask: RunsParties
+        self, function: Callable[..., Any], messages: Mapping[int, Any], sealed_messages: Mapping[Edge, Sealed], ask: RunsParties
     ) -> Iterator[tuple[int, Any]]:
         """Ask parties by `ask`; all that comes back is charged, and what counts of it is handed on in party order."""
         call = self._call(function)
-        roll = self.attendance.roll_call(call, messages)
-        delivered = self._delivered(roll, messages, parcels)
+        roll = self.participation_log.begin_call(call, messages)
+        delivered = self._delivered(roll, messages, sealed_messages)
         sent = {i: messages[i] for i in roll.there}
         if self.account:
             self.account.charge_call(call, sent)
@@ -267,19 +267,19 @@ class Server(Charging):
         self._unheard = ""
         roll.close()
 
-    def _delivered(self, roll: RollCall, messages: Mapping[int, Any], parcels: Mapping[Edge, Sealed]) -> dict[Edge, Sealed]:
+    def _delivered(self, roll: CallParticipation, messages: Mapping[int, Any], sealed_messages: Mapping[Edge, Sealed]) -> dict[Edge, Sealed]:
         """The parcels that get to their recipients, each charged."""
         found: dict[Edge, Sealed] = {}
         there = set(roll.there)
-        for (src, dst), parcel in sorted(parcels.items()):
+        for (src, dst), sealed in sorted(sealed_messages.items()):
             if dst not in messages:
                 raise ComityError(f"A parcel for {self.info.name(dst)} came without a letter to it in {roll.call.function}.")
             if dst in there:
-                self._charge(roll.call.function, self.info.name(src), self.info.name(dst), "peer", parcel.size)
-                found[src, dst] = parcel
+                self._charge(roll.call.function, self.info.name(src), self.info.name(dst), "peer", sealed.size)
+                found[src, dst] = sealed
         return found
 
-    def _accepted(self, roll: RollCall, came: tuple[int, PartyResult]) -> tuple[int, Any] | None:
+    def _accepted(self, roll: CallParticipation, came: tuple[int, PartyResult]) -> tuple[int, Any] | None:
         """Count and charge an answer; the party's number and its reply, or nothing if it does not count."""
         i, answer = came
         if not roll.arrives(i):
@@ -291,7 +291,7 @@ class Server(Charging):
         if self.account:
             self.account.note_reply(roll.call, i, answer.reply)
         for sender in answer.unusable:
-            self.attendance.not_usable(roll.call, sender, f"a parcel for {self.info.name(i)}")
+            self.participation_log.not_usable(roll.call, sender, f"a parcel for {self.info.name(i)}")
         unfit = not_finite(answer.reply) if answer.unfit is None else answer.unfit
         if not roll.counts(i, unfit, answer.ruined):
             return None

@@ -49,7 +49,7 @@ def wire_types(outermost: AnyAlgorithm) -> list[Any]:
     return [view_type(outermost), *(hint for place in party_functions(outermost) for hint in signature(outermost, *place))]
 
 
-def parcel_types(outermost: AnyAlgorithm) -> list[Any]:
+def sealed_types(outermost: AnyAlgorithm) -> list[Any]:
     """The types of all that goes sealed from party to party."""
     return [get_args(hint)[0] for hint in _parts(wire_types(outermost)) if get_origin(hint) is Sealed]
 

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from comity.core.kernels import cross_entropy, squared_error
 from comity.core.key import Key
 from comity.core.record import Params, is_buffer
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 
 class Network(Protocol):
@@ -71,7 +71,7 @@ def _stackable(cls: type) -> None:
 
     def flatten(task: Any) -> tuple[list[Any], tuple[list[str], dict[str, Any]]]:
         parts = {f.name: getattr(task, f.name) for f in fields(task)}
-        inner = [name for name, value in parts.items() if isinstance(value, Tensor | Task)]
+        inner = [name for name, value in parts.items() if isinstance(value, Tensor | LearningTask)]
         return [parts.pop(name) for name in inner], (inner, parts)
 
     def unflatten(values: Iterable[Any], context: tuple[list[str], dict[str, Any]]) -> Any:
@@ -92,7 +92,7 @@ _FIRST: dict[tuple[int, int, torch.dtype], tuple[Network, Params]] = {}
 
 
 @dataclass(frozen=True)
-class Task:
+class LearningTask:
     """A network cut after the stage `cut`: what comes before it makes the representation z, what follows is the head."""
 
     network: Network
@@ -107,7 +107,7 @@ class Task:
 
     def __post_init__(self) -> None:
         if self.cut not in self.network.stages[:-1]:
-            raise Refusal(f"{self.network.name} cannot be cut after {self.cut!r}; it has {', '.join(self.network.stages[:-1])}.")
+            raise UsageError(f"{self.network.name} cannot be cut after {self.cut!r}; it has {', '.join(self.network.stages[:-1])}.")
 
     @cached_property
     def _at(self) -> int:
@@ -153,16 +153,16 @@ class Task:
         return sum(size for name, (_, size) in self.shapes.items() if name not in without)
 
     @property
-    def personal(self) -> Task:
+    def personal(self) -> LearningTask:
         """The task without what a wrapper asks of shared parameters only: for models that never leave the party."""
         return self
 
     @property
-    def plain(self) -> Task:
+    def plain(self) -> LearningTask:
         """The task without anything of a wrapper's, cut where the model is: for representations that no data made."""
         return self
 
-    def keeping(self, names: frozenset[str]) -> Task:
+    def keeping(self, names: frozenset[str]) -> LearningTask:
         """The same task with these names private too."""
         return replace(self, private=self.private | names)
 
@@ -200,7 +200,7 @@ class Task:
         return self.objective(theta, self.features(theta, batch.x, train=True), batch)
 
 
-_stackable(Task)
+_stackable(LearningTask)
 
 
 def in_chunks(function: Callable[[Tensor], Tensor], x: Tensor, rows: int = 512) -> Tensor:
@@ -216,7 +216,7 @@ BN_POLICIES = ("all", "params_only", "none")
 def batchnorm_private(network: Network, policy: str) -> frozenset[str]:
     """Which BatchNorm names a policy keeps at home: none of them, the running statistics, or all of them."""
     if policy not in BN_POLICIES:
-        raise Refusal(f"bn must be one of {', '.join(BN_POLICIES)}, not {policy!r}.")
+        raise UsageError(f"bn must be one of {', '.join(BN_POLICIES)}, not {policy!r}.")
     if policy == "all":
         return frozenset()
     return frozenset(n for n in network.norms if policy == "none" or is_buffer(n))

@@ -12,7 +12,7 @@ from comity.core.algorithm import Algorithm, AnyAlgorithm, PartyFunction
 from comity.core.key import Key
 from comity.core.party import Info, Party, Traffic
 from comity.core.record import Params, record
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 if TYPE_CHECKING:
     from comity.core.release import Asked, Releases, Stage
@@ -176,9 +176,9 @@ def check_can_be_summed(outermost: AnyAlgorithm, name: str) -> None:
     """Refuse partial sums of a method that needs replies one by one; where parties send nothing, there is nothing to refuse."""
     owners = chain(outermost)
     if other := next((type(one).__name__.lower() for one in owners if one.averages), ""):
-        raise Refusal(f"{name} cannot have partial sums: {other} takes the place of the mean, and needs each reply by itself.")
+        raise UsageError(f"{name} cannot have partial sums: {other} takes the place of the mean, and needs each reply by itself.")
     if owners[-1].leaves and not getattr(type(owners[-1]).round, "__only_averages__", False):
-        raise Refusal(f"{name} cannot have partial sums: its rounds do more with replies than average them.")
+        raise UsageError(f"{name} cannot have partial sums: its rounds do more with replies than average them.")
 
 
 def check_party_function(outermost: AnyAlgorithm, depth: int, name: str) -> None:
@@ -187,6 +187,6 @@ def check_party_function(outermost: AnyAlgorithm, depth: int, name: str) -> None
         return
     owners = chain(outermost)
     if type(depth) is not int or not 0 <= depth < len(owners):
-        raise Refusal(f"There is no algorithm at depth {str(depth)[:20]}: there are {len(owners)} of them, from 0.")
+        raise UsageError(f"There is no algorithm at depth {str(depth)[:20]}: there are {len(owners)} of them, from 0.")
     who = type(owners[depth]).__name__
-    raise Refusal(f"{who} has no work {str(name)[:100]!r}: a method that parties elsewhere may be asked for has @work above it.")
+    raise UsageError(f"{who} has no work {str(name)[:100]!r}: a method that parties elsewhere may be asked for has @work above it.")

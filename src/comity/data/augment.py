@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from comity.core.key import Key
-from comity.errors import Refusal, unknown
+from comity.errors import UsageError, unknown
 from comity.spec import call, parse, split
 
 Change = Callable[[Tensor, torch.Generator], Tensor]
@@ -34,7 +34,7 @@ class Crop:
 
     def __post_init__(self) -> None:
         if self.pad < 1:
-            raise Refusal(f"pad of crop must be at least 1, not {self.pad}.")
+            raise UsageError(f"pad of crop must be at least 1, not {self.pad}.")
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         n, _, height, width = x.shape
@@ -54,7 +54,7 @@ class Rotate:
 
     def __post_init__(self) -> None:
         if not 0 < self.degrees <= 180:
-            raise Refusal(f"degrees of rotate must be more than 0 and at most 180, not {self.degrees}.")
+            raise UsageError(f"degrees of rotate must be more than 0 and at most 180, not {self.degrees}.")
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         angle = (torch.rand(len(x), generator=generator).to(x.device) * 2 - 1) * math.radians(self.degrees)
@@ -87,7 +87,7 @@ class Augment:
             if spec.name not in CHANGES:
                 raise unknown("augmentation", spec.name, CHANGES)
         if len(shape) != 3:
-            raise Refusal(f"augment is for images, but a sample here has shape {shape}; use augment=none.")
+            raise UsageError(f"augment is for images, but a sample here has shape {shape}; use augment=none.")
         return Augment(tuple(call(spec, CHANGES[spec.name]) for spec in specs), black)
 
     def __call__(self, x: Tensor, key: Key) -> Tensor:

@@ -18,11 +18,11 @@ from comity.data import partitions, protocols, shifts
 from comity.data.federation import Federation, Preprocess, Sums, share
 from comity.data.formats.common import few
 from comity.data.groups import GROUPED, Groups, Piece
-from comity.data.own_partitions import OwnPartition, name_of
+from comity.data.custom_partitions import OwnPartition, name_of
 from comity.data.preparation import Schema
 from comity.data.split import Indices, Share, Split
 from comity.data.steps import STEPS, Steps
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.plugins import is_code
 from comity.spec import Spec, coerce, parse
 from comity.spec import split as cut
@@ -78,7 +78,7 @@ class Dataset:
         self._take_values()
         for by, group in self.groups.items():
             if not isinstance(group, Groups):
-                raise Refusal(f"The grouping {by!r} of {self._called} must be comity.data.Groups(names, of).")
+                raise UsageError(f"The grouping {by!r} of {self._called} must be comity.data.Groups(names, of).")
             group.check(by, len(self.y))
         self._check_ranges()
         self._check_constants()
@@ -108,7 +108,7 @@ class Dataset:
         """A table's samples and labels: all but the missing values are checked, which stay missing (NaN)."""
         given = numbers(f"The x of {self._called}", self.x)
         if given.ndim != 2:
-            raise Refusal(f"Missing values are filled in tables only; a sample of {self._called} has shape {given.shape[1:]}.")
+            raise UsageError(f"Missing values are filled in tables only; a sample of {self._called} has shape {given.shape[1:]}.")
         holes = np.isnan(given)
         whole = torch.from_numpy(np.where(holes, 0, given))
         checked = Samples.of(self._called, whole, self.y, amounts=self.amounts)
@@ -117,11 +117,11 @@ class Dataset:
     def _check_ranges(self) -> None:
         """Labels must be less than `classes`, and pixels between 0 and 1."""
         if coerce("classes", self.classes, int) and self.y.max() >= self.classes:
-            raise Refusal(
+            raise UsageError(
                 f"A label of {self._called} is {int(self.y.max())}, but labels must be less than classes={self.classes}."
             )
         if self.x.dim() == 4 and not self._bytes and not 0 <= self.x.min() <= self.x.max() <= 1:
-            raise Refusal(
+            raise UsageError(
                 f"The images of {self._called} have values from {self.x.min():g} to {self.x.max():g}; "
                 "bring them to between 0 and 1."
             )
@@ -131,7 +131,7 @@ class Dataset:
         for constant in ("mean", "std"):
             object.__setattr__(self, constant, coerce(constant, getattr(self, constant), tuple[float, ...]))
         if any(len(c) not in (1, self.x.shape[1]) for c in (self.mean, self.std)) or not all(s > 0 for s in self.std):
-            raise Refusal(f"mean and std of {self._called} must be one number or one a channel, and std more than 0.")
+            raise UsageError(f"mean and std of {self._called} must be one number or one a channel, and std more than 0.")
 
     def _check_official_test(self) -> None:
         """The official test part must leave something to learn from."""
@@ -139,7 +139,7 @@ class Dataset:
         if mask is not None and not (
             isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == self.y.shape and mask.any() and not mask.all()
         ):
-            raise Refusal(f"official_test of {self._called} must be a mask with true for some samples and false for others.")
+            raise UsageError(f"official_test of {self._called} must be a mask with true for some samples and false for others.")
 
     def _check_cut(self) -> None:
         """What may be cut anew is cut already, and by wholes."""
@@ -147,12 +147,12 @@ class Dataset:
         if cut is None:
             return
         if self.official_test is None or cut.dtype.kind not in "iu" or cut.shape != self.y.shape:
-            raise Refusal(
+            raise UsageError(
                 f"cut_by of {self._called} must be a whole number a sample, and official_test say which are for testing."
             )
         held = self.official_test.numpy()
         if np.intersect1d(cut[held & (cut >= 0)], cut[~held & (cut >= 0)]).size:
-            raise Refusal(f"cut_by of {self._called} has a whole that is both in training and test.")
+            raise UsageError(f"cut_by of {self._called} has a whole that is both in training and test.")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -234,7 +234,7 @@ class Dataset:
         if spec.endswith(".json"):
             federation = self.split(spec)
             if parties not in (None, len(federation.parties)):
-                raise Refusal(f"The split {spec!r} has {len(federation.parties)} parties, not {parties}.")
+                raise UsageError(f"The split {spec!r} has {len(federation.parties)} parties, not {parties}.")
             return federation
         first, chained = self._read(spec)
         steps = Steps.read(chained)
@@ -284,7 +284,7 @@ class Dataset:
         first, *chained = [parse(part) for part in cut(spec, "|")]
         if first.name == AUTO:
             if first.args or first.options:
-                raise Refusal(f"auto takes no options, as in {spec!r}; name a partition instead.")
+                raise UsageError(f"auto takes no options, as in {spec!r}; name a partition instead.")
             first, *more = [parse(part) for part in cut(self.home, "|")]
             return first, [*more, *chained]
         if is_code(first.name):
@@ -295,7 +295,7 @@ class Dataset:
     def _check_without_classes(partition: str, steps: Steps) -> None:
         if partition not in WITHOUT_CLASSES or steps.concepts:
             named = "concept" if steps.concepts else partition
-            raise Refusal(
+            raise UsageError(
                 f"{named} shares out by class, but the label of these data is a number: use {', '.join(WITHOUT_CLASSES)}."
             )
 
@@ -303,7 +303,7 @@ class Dataset:
         """The federation of a saved split, exactly as it was."""
         split = source if isinstance(source, Split) else Split.read(source)
         if split.fingerprint != self.fingerprint():
-            raise Refusal(
+            raise UsageError(
                 f"The split was made for other data (dataset {split.dataset!r}), not for {self.name!r} as "
                 "it is here; use the dataset it was made for."
             )

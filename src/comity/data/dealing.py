@@ -11,7 +11,7 @@ from comity.data.dataset import Dataset
 from comity.data.federation import Federation
 from comity.data.library import load
 from comity.data.preparation import Schema
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 
 def deal(federation: Federation, data: str, out: Path) -> list[Path]:
@@ -21,9 +21,9 @@ def deal(federation: Federation, data: str, out: Path) -> list[Path]:
     `x_test` and `y_test` where the split keeps a test part of the data for all. Values are as in the dataset, before scaling.
     """
     if out.exists():
-        raise Refusal(f"{out} is there already: choose another --out.")
+        raise UsageError(f"{out} is there already: choose another --out.")
     if any(share.shift for share in federation.split.parties.values()):
-        raise Refusal("Parties whose features are shifted have no files of their own: leave out the shift.")
+        raise UsageError("Parties whose features are shifted have no files of their own: leave out the shift.")
     dataset = load(data)
     names = dataset.class_names or tuple(map(str, range(dataset.classes)))
     out.mkdir(parents=True)

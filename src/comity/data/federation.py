@@ -16,7 +16,7 @@ from comity.data.frames_given import named_columns, schema_of
 from comity.data.preparation import Schema
 from comity.data.protocols import Own, check_validation, read, stratified
 from comity.data.split import Share, Split, check_name
-from comity.errors import Refusal, unknown
+from comity.errors import UsageError, unknown
 from comity.spec import coerce
 
 Pair = tuple[Array, Array]
@@ -202,12 +202,12 @@ class Federation:
         validation = check_validation(validation)
         seed = coerce("seed", seed, int)
         if not isinstance(rule, Own):
-            raise Refusal(
+            raise UsageError(
                 f"Parties that bring their own arrays have no common test set for {test!r}; "
                 "use own(...) or tail(...), or give each party a test pair."
             )
         if not isinstance(parties, Mapping) or not parties:
-            raise Refusal("A federation needs a dict with at least one party, as in {'north': (x, y)}.")
+            raise UsageError("A federation needs a dict with at least one party, as in {'north': (x, y)}.")
         parties, columns = named_columns(parties)
         key = Key.root(seed).fold("data")
         amounts = classes == 0
@@ -253,7 +253,7 @@ def _gather(name: str, given: Pair | tuple[Pair, Pair], amounts: bool) -> tuple[
     """A party's samples, and how many at their end it gave for testing."""
     check_name(name)
     if not isinstance(given, tuple | list) or len(given) != 2:
-        raise Refusal(f"Party {name!r} must give (x, y), or ((x, y), (x_test, y_test)).")
+        raise UsageError(f"Party {name!r} must give (x, y), or ((x, y), (x_test, y_test)).")
     if not all(isinstance(part, tuple) and len(part) == 2 for part in given):  # lists are arrays, tuples are pairs
         return Samples.of(f"party {name!r}", *given, amounts=amounts), 0
     train, test = (
@@ -269,7 +269,7 @@ def _one_shape(samples: dict[str, Samples]) -> tuple[int, ...]:
     (first, expected), *others = [(owner, s.shape) for owner, s in samples.items()]
     for owner, shape in others:
         if shape != expected:
-            raise Refusal(f"A sample of {owner} has shape {shape}, but one of {first} has {expected}; bring all to one shape.")
+            raise UsageError(f"A sample of {owner} has shape {shape}, but one of {first} has {expected}; bring all to one shape.")
     return expected
 
 
@@ -278,7 +278,7 @@ def _count_classes(samples: dict[str, Samples], classes: int | None) -> int:
     if classes is None:
         inferred = 1 + max(int(s.y.max()) for s in samples.values())
         if inferred > sum(map(len, samples.values())):
-            raise Refusal(
+            raise UsageError(
                 f"The labels reach {inferred - 1}, but there are fewer samples than that; "
                 "number the classes from 0, or say how many there are with classes."
             )
@@ -286,5 +286,5 @@ def _count_classes(samples: dict[str, Samples], classes: int | None) -> int:
     wanted: int = coerce("classes", classes, int)
     for name, part in samples.items():
         if part.y.max() >= wanted:
-            raise Refusal(f"Party {name!r} has the label {int(part.y.max())}, but labels must be less than classes={wanted}.")
+            raise UsageError(f"Party {name!r} has the label {int(part.y.max())}, but labels must be less than classes={wanted}.")
     return wanted

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from comity.data import prepared
 from comity.data.dataset import Dataset
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 Found = Mapping[str, Path]
 
@@ -88,7 +88,7 @@ def obtain(name: str, ways: tuple[Way, ...], trust: bool = False) -> Dataset:
         return keep(replace(made, notes=(*made.notes, *told)) if told else made, kept)
     if refused is not None:
         file = next(iter(refused.values()))
-        raise Refusal(
+        raise UsageError(
             f"{file} holds pickles, which can run anything: get the binary version of {name}, or read it once with "
             f"'comity data prepare {name} --trust-pickle'."
         )
@@ -101,7 +101,7 @@ def recall(folder: Path) -> Dataset | None:
         return None
     try:
         return prepared.read(folder)
-    except Refusal:
+    except UsageError:
         shutil.rmtree(folder, ignore_errors=True)
         return None
 
@@ -111,7 +111,7 @@ def keep(made: Dataset, folder: Path) -> Dataset:
     try:
         prepared.save(made, folder)
         return prepared.read(folder)
-    except (OSError, Refusal):
+    except (OSError, UsageError):
         return made
 
 
@@ -142,7 +142,7 @@ def _key(found: Found) -> str:
     return mark.hexdigest()
 
 
-class Missing(Refusal):
+class Missing(UsageError):
     """A dataset that is not on this machine."""
 
     def __init__(self, name: str, ways: tuple[Way, ...], hub: str = "") -> None:

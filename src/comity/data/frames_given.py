@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from comity.data.preparation import Column, Schema
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 
 def named_columns(parties: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -26,7 +26,7 @@ def named_columns(parties: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str
         if sorted(names) != sorted(first) or len(set(names)) < len(names):
             other = next(iter(parties))
             odd = sorted(set(names) ^ set(first)) or names
-            raise Refusal(f"The columns of party {party!r} are not those of {other!r}, each once: see {odd[0]!r}.")
+            raise UsageError(f"The columns of party {party!r} are not those of {other!r}, each once: see {odd[0]!r}.")
         return x.to_numpy()[:, [names.index(name) for name in first]]
 
     def pair(party: str, given: Any) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 
 from comity.core.samples import Ints
 from comity.data.split import check_name
-from comity.errors import Refusal, unknown
+from comity.errors import UsageError, unknown
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,12 +24,12 @@ class Groups:
         of = self.of
         numbers = isinstance(of, np.ndarray) and of.dtype.kind in "iu" and of.shape == (samples,)
         if not numbers or (samples and not 0 <= of.min() <= of.max() < len(self.names)):
-            raise Refusal(
+            raise UsageError(
                 f"The grouping {by!r} must say for each of the {samples} samples which of its {len(self.names)} groups "
                 "it is of, as a number from 0."
             )
         if len(set(self.names)) < len(self.names):
-            raise Refusal(f"Two groups of the grouping {by!r} have one name.")
+            raise UsageError(f"Two groups of the grouping {by!r} have one name.")
         for name in self.names:
             check_name(name)
 
@@ -60,7 +60,7 @@ def grouped(function: Grouped) -> Grouped:
 def _chosen(groups: Mapping[str, Groups], by: str) -> tuple[str, Groups]:
     """The grouping called `by`; the only or first one unless told."""
     if not groups:
-        raise Refusal("These data have no natural parties; use dirichlet, iid or another partition.")
+        raise UsageError("These data have no natural parties; use dirichlet, iid or another partition.")
     if by and by not in groups:
         raise unknown("natural grouping", by, groups)
     name = by or next(iter(groups))
@@ -73,12 +73,12 @@ def natural(
 ) -> dict[str, Piece]:
     """One party a person, site or writer, as the data say; those with fewer than `min` samples are left out."""
     if min < 1:
-        raise Refusal(f"min of natural must be at least 1, not {min}.")
+        raise UsageError(f"min of natural must be at least 1, not {min}.")
     name, mine = _chosen(groups, by)
     sizes = np.bincount(mine.of, minlength=len(mine.names))
     kept = [g for g in range(len(mine.names)) if sizes[g] >= min][:parties]
     if len(kept) < (parties or 1):
-        raise Refusal(
+        raise UsageError(
             f"Only {len(kept)} of the data's {len(mine.names)} {name} groups have {min} samples or more; "
             f"use {f'--parties {len(kept)}' if kept else 'a smaller min'}."
         )
@@ -97,13 +97,13 @@ def domain(
 ) -> dict[str, Piece]:
     """Each source is cut at random in `parts` parties, of which each gets `take` samples (all of its part unless told)."""
     if parts < 1 or (take is not None and take < 1):
-        raise Refusal("parts and take of domain must be at least 1.")
+        raise UsageError("parts and take of domain must be at least 1.")
     name, mine = _chosen(groups, by)
     made: dict[str, Piece] = {}
     for g in np.unique(mine.of).tolist():
         order = rng.permutation(np.flatnonzero(mine.of == g))
         if len(order) < parts * (take or 1):
-            raise Refusal(
+            raise UsageError(
                 f"{mine.names[g]} has {len(order)} samples, too few for {parts} parties of {take or 1}; use "
                 + (f"take={len(order) // parts} or less." if len(order) >= parts else "fewer parts.")
             )
@@ -113,5 +113,5 @@ def domain(
             check_name(party)
             made[party] = Piece(piece, name, g)
     if parties is not None and parties > len(made):
-        raise Refusal(f"The data's sources make {len(made)} parties, not {parties}; use --parties {len(made)} or more parts.")
+        raise UsageError(f"The data's sources make {len(made)} parties, not {parties}; use --parties {len(made)} or more parts.")
     return dict(list(made.items())[:parties])

@@ -23,7 +23,7 @@ from comity.data.files import cache_folder, keep, recall
 from comity.data.formats.common import labels
 from comity.data.groups import Groups
 from comity.data.sets.text import numbers
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 SIZE = 64  # pixels a side, for pictures of many sizes
 TEST = ("test", "validation", "valid", "val")  # which split is the official test part: the first of these that is there
@@ -70,7 +70,7 @@ def from_hub(name: str) -> Dataset:
     test = next((split for split in TEST if split in splits), None)
     train = "train" if "train" in splits else next((split for split in splits if split != test), test)
     if train is None:
-        raise Refusal(f"{name} of the Hugging Face hub holds no samples.")
+        raise UsageError(f"{name} of the Hugging Face hub holds no samples.")
     parts = [splits[train], *([splits[test]] if test not in (None, train) else [])]
     mark = blake2b("".join(part._fingerprint for part in parts).encode(), digest_size=8).hexdigest()
     kept = cache_folder() / f"hub-{re.sub(r'[^a-z0-9]+', '-', name.lower())}-{prepared.VERSION}-{mark}"
@@ -85,26 +85,26 @@ def _load(name: str) -> Mapping[str, Rows]:
     try:
         package = import_module("datasets")
     except ImportError as why:
-        raise Refusal(
+        raise UsageError(
             f"{name} is on the Hugging Face hub, which takes the package datasets: pip install 'comity[data]', or {OTHERS}."
         ) from why
     if int(package.__version__.partition(".")[0]) < SAFE:
-        raise Refusal(
+        raise UsageError(
             f"datasets {package.__version__} runs scripts that come with a dataset: pip install 'datasets>={SAFE}', or {OTHERS}."
         )
     path, _, configuration = name.partition(":")
     try:
         found = package.load_dataset(path, configuration or None)
     except ConnectionError as why:
-        raise Refusal(
+        raise UsageError(
             f"The Hugging Face hub cannot be reached for {name}: try again where there is a network, or {OTHERS}."
         ) from why
     except Exception as why:  # whatever it says of a name, a configuration or a file that is not there
-        raise Refusal(
+        raise UsageError(
             f"{name} could not be loaded from the Hugging Face hub ({type(why).__name__}): check the name, or {OTHERS}."
         ) from why
     if not isinstance(found, Mapping):
-        raise Refusal(f"{name} of the Hugging Face hub has no splits that Comity can use.")
+        raise UsageError(f"{name} of the Hugging Face hub has no splits that Comity can use.")
     return found
 
 
@@ -157,7 +157,7 @@ def _columns(name: str, features: Mapping[str, Any]) -> Columns:
     classed = [c for c, kind in kinds.items() if kind == "ClassLabel" and c not in parties]
     label = next((c for c in LABEL if c in classed or c in plain), None) or (classed[0] if classed else None)
     if label is None:
-        raise Refusal(f"{name} of the Hugging Face hub has no column of classes that Comity knows; it has {', '.join(features)}.")
+        raise UsageError(f"{name} of the Hugging Face hub has no column of classes that Comity knows; it has {', '.join(features)}.")
     free = [c for c in plain if c not in (label, *parties)]
     images = [c for c, kind in kinds.items() if kind == "Image"]
     texts = [c for c in free if "string" in plain[c]]
@@ -170,7 +170,7 @@ def _columns(name: str, features: Mapping[str, Any]) -> Columns:
         return Columns(label, "text", (text,), parties, classes)
     if numeric:
         return Columns(label, "numbers", numeric, parties, classes)
-    raise Refusal(
+    raise UsageError(
         f"{name} of the Hugging Face hub has no pictures, text or numbers that Comity can use; it has {', '.join(features)}."
     )
 
@@ -179,7 +179,7 @@ def _classes(name: str, chosen: Columns, values: list[Any]) -> tuple[NDArray[np.
     """Labels from 0, and the classes' names where there are some; words are classes in sorted order."""
     where = f"The column {chosen.label!r} of {name}"
     if any(value is None for value in values) or not values:
-        raise Refusal(f"{where} has samples without a class.")
+        raise UsageError(f"{where} has samples without a class.")
     if all(isinstance(value, str) for value in values):
         words = sorted(set(values))
         return np.searchsorted(words, values).astype(np.int64), tuple(words)

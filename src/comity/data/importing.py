@@ -26,7 +26,7 @@ from comity.data.preparation import Schema
 from comity.data.schema import Wishes
 from comity.data.sets.common import planes
 from comity.data.tables import SCALED, labelled, numbers_by, read_tables, schema_of
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 LEAST = 4  # samples: what the partition `natural` asks of a party
 Array = NDArray[Any]
@@ -58,9 +58,9 @@ def import_federation(source: Path, out: Path, *, name: str | None = None, **how
     `how` is as for `read_federation`.
     """
     if out.exists():
-        raise Refusal(f"{out} is there already: choose another folder, or remove it.")
+        raise UsageError(f"{out} is there already: choose another folder, or remove it.")
     if source.is_dir() and out.resolve().is_relative_to(source.resolve()):
-        raise Refusal(f"{out} would lie among the parties of {source}: choose a folder outside it.")
+        raise UsageError(f"{out} would lie among the parties of {source}: choose a folder outside it.")
     prepared.save(read_federation(parties_in(source), name or stem(source), **how), out)
     return prepared.read(out)
 
@@ -84,16 +84,16 @@ def read_federation(
     told otherwise, and pictures always.
     """
     if schema is not None and (about_columns or scale):
-        raise Refusal("A schema says all about the columns: leave out the other options, or change the schema.")
+        raise UsageError("A schema says all about the columns: leave out the other options, or change the schema.")
     kind = one_kind(found)
     if kind != TABLES:
         _check_no_columns(kind, about_columns | {"schema": schema, "skip_unlabelled": skip_unlabelled})
     asked = Wishes(**about_columns | ({} if scale is None else {"scale": scale}))
     if size is not None and kind != PICTURES:
-        raise Refusal(f"size is for pictures, but these parties bring {kind}.")
+        raise UsageError(f"size is for pictures, but these parties bring {kind}.")
     if kind == PICTURES:
         if scale not in (None, "none"):
-            raise Refusal("scale is for tables and signals: pictures are used as they are.")
+            raise UsageError("scale is for tables and signals: pictures are used as they are.")
         brought = Brought(_pictures(found, size), "pictures by class")
     elif kind == "arrays":
         brought = Brought({name: _arrays(path) for name, path in found.items()}, "arrays")
@@ -118,7 +118,7 @@ def _tables(found: Mapping[str, Path], asked: Wishes, schema: Schema | None, ski
 def _check_no_columns(kind: str, said: Mapping[str, Any]) -> None:
     """Refuse what is said of columns where there are none."""
     if named := next((name for name, value in said.items() if value not in (None, False)), None):
-        raise Refusal(f"{named} is for tables, but these parties bring {kind}.")
+        raise UsageError(f"{named} is for tables, but these parties bring {kind}.")
 
 
 # Arrays.
@@ -203,9 +203,9 @@ def _dataset(name: str, brought: Brought, classes: int | None, scale: str) -> Da
     if schema and not schema.classes:
         kinds = 0
     elif kinds < 2:
-        raise Refusal("All samples have the same label, so there is nothing to learn.")
+        raise UsageError("All samples have the same label, so there is nothing to learn.")
     if kinds > max(len(y), classes or 0):
-        raise Refusal(f"The labels run up to {kinds - 1}, but there are only {len(y)} samples: number the classes 0, 1, 2, ...")
+        raise UsageError(f"The labels run up to {kinds - 1}, but there are only {len(y)} samples: number the classes 0, 1, 2, ...")
     of = np.repeat(np.arange(len(parties)), [len(party.y) for party in parties.values()])
     empty = np.isnan(x) if x.dtype != np.uint8 else np.zeros((1, 1), np.bool_)
     notes = [*brought.notes, *_told(parties, y, kinds, empty & (schema is None), test)]
@@ -249,9 +249,9 @@ def _named(
     """Labels by their numbers in the schema, and their names where these are words."""
     words = () if schema.classes == tuple(map(str, range(len(schema.classes)))) else schema.classes
     if classes is not None and not schema.classes:
-        raise Refusal(f"The label {schema.label!r} is a number that is to be predicted: leave out classes.")
+        raise UsageError(f"The label {schema.label!r} is a number that is to be predicted: leave out classes.")
     if classes is not None and classes != len(schema.classes) and (words or classes < len(schema.classes)):
-        raise Refusal(f"The parties' labels are {len(schema.classes)} words, not {classes}: leave out classes.")
+        raise UsageError(f"The parties' labels are {len(schema.classes)} words, not {classes}: leave out classes.")
     return [party.y for party in parties.values()], words
 
 
@@ -260,31 +260,31 @@ def _check(parties: dict[str, Contribution]) -> None:
     first, model = next(iter(parties.items()))
     for name, party in parties.items():
         if party.x.shape[1:] != model.x.shape[1:]:
-            raise Refusal(
+            raise UsageError(
                 f"The samples of party {name!r} have shape {party.x.shape[1:]} but those of party {first!r} "
                 f"{model.x.shape[1:]}: they must agree."
             )
         if party.x.dtype != model.x.dtype:
-            raise Refusal(
+            raise UsageError(
                 f"The samples of party {name!r} are of type {party.x.dtype} but those of party {first!r} of type "
                 f"{model.x.dtype}: they must agree."
             )
         if party.test.any() != model.test.any():
             has, lacks = (name, first) if party.test.any() else (first, name)
-            raise Refusal(f"Party {has!r} has a test part but party {lacks!r} has none: give all of them one, or none.")
+            raise UsageError(f"Party {has!r} has a test part but party {lacks!r} has none: give all of them one, or none.")
         if party.x.dtype == np.uint8:
             continue
         if np.isinf(party.x).any():
-            raise Refusal(f"Party {name!r} has infinite values: remove or fill them.")
+            raise UsageError(f"Party {name!r} has infinite values: remove or fill them.")
         if party.x.ndim > 2 and np.isnan(party.x).any():
-            raise Refusal(f"Party {name!r} has values that are missing, which can be filled in tables only: fill them.")
+            raise UsageError(f"Party {name!r} has values that are missing, which can be filled in tables only: fill them.")
 
 
 def _numbers(values: Array) -> bool:
     """Whether labels are numbers, or text that reads as such."""
     try:
         numeric(values)
-    except Refusal:
+    except UsageError:
         return False
     return True
 
@@ -296,12 +296,12 @@ def _answers(parties: dict[str, Contribution], classes: int | None) -> tuple[lis
         return [labels(party.path, numeric(party.y), classes) for party in parties.values()], ()
     for name, party in parties.items():
         if name not in texts:
-            raise Refusal(f"The labels of party {name!r} are numbers but those of party {texts[0]!r} words: they must agree.")
+            raise UsageError(f"The labels of party {name!r} are numbers but those of party {texts[0]!r} words: they must agree.")
         if (party.y == "").any():
             raise bad(party.path, f"has no label in row {int(np.argmax(party.y == '')) + 1}")
     names = sorted({str(word) for party in parties.values() for word in party.y})
     if classes is not None and classes != len(names):
-        raise Refusal(f"The parties' labels are {len(names)} words, not {classes}: leave out classes.")
+        raise UsageError(f"The parties' labels are {len(names)} words, not {classes}: leave out classes.")
     return [np.searchsorted(names, party.y.astype(str)).astype(np.int64) for party in parties.values()], tuple(names)
 
 

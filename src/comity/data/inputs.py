@@ -15,7 +15,7 @@ from comity.core.samples import Array, Samples, numbers
 from comity.data.federation import Preprocess
 from comity.data.preparation import Schema, Unusable, encode
 from comity.data.sets.common import planes
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 PICTURE = 3  # sides of a sample: channels, height, width
 WHERE = "The new samples"
@@ -44,20 +44,20 @@ class Inputs:
         if self.schema:
             return self._finished(torch.from_numpy(self._encoded(self.schema, x)))
         if isinstance(x, Mapping):
-            raise Refusal("Columns by name need a schema, which these data have not: give an array with a row a sample.")
+            raise UsageError("Columns by name need a schema, which these data have not: give an array with a row a sample.")
         return self._finished(self._values(x))
 
     def _encoded(self, schema: Schema, x: Any) -> Any:
         table = x if isinstance(x, Mapping) else self._by_place(schema, x)
         if any(isinstance(column, str) or not hasattr(column, "__len__") for column in table.values()):
-            raise Refusal(f"{WHERE} must be columns: a list of cells for each name, as in {{'age': [54, 61]}}.")
+            raise UsageError(f"{WHERE} must be columns: a list of cells for each name, as in {{'age': [54, 61]}}.")
         lengths = {len(column) for column in table.values()}
         if len(lengths) != 1:
-            raise Refusal(f"{WHERE} must have columns of one length.")
+            raise UsageError(f"{WHERE} must have columns of one length.")
         try:
             made = encode(schema, table, lengths.pop(), TABLE)
         except Unusable as why:
-            raise Refusal(f"{str(why)[0].upper()}{str(why)[1:]}") from why
+            raise UsageError(f"{str(why)[0].upper()}{str(why)[1:]}") from why
         for remark in made.remarks:
             warnings.warn(f"{remark[0].upper()}{remark[1:]}", stacklevel=4)
         return made.x
@@ -68,7 +68,7 @@ class Inputs:
         rows = (x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x, dtype=object)).tolist()
         names = [column.name for column in schema.columns]
         if not rows or any(not isinstance(row, list) or len(row) != len(names) for row in rows):
-            raise Refusal(f"{WHERE} must be rows of {len(names)} cells: {', '.join(names)}. Or give columns by name.")
+            raise UsageError(f"{WHERE} must be rows of {len(names)} cells: {', '.join(names)}. Or give columns by name.")
         return {name: [row[k] for row in rows] for k, name in enumerate(names)}
 
     def _values(self, x: Array) -> Tensor:
@@ -78,7 +78,7 @@ class Inputs:
         if len(expected) == PICTURE and given.shape[1:] != expected:
             given = planes(given) if given.ndim in (PICTURE, PICTURE + 1) else given
         if given.shape[1:] != expected:
-            raise Refusal(f"{WHERE} have the shape {given.shape[1:]}, but this model takes {expected}.")
+            raise UsageError(f"{WHERE} have the shape {given.shape[1:]}, but this model takes {expected}.")
         if len(expected) == PICTURE:
             self._check_pixels(given)
         return torch.from_numpy(np.ascontiguousarray(given))
@@ -87,7 +87,7 @@ class Inputs:
         most = 255 if self.preprocess.divisor != 1 else 1
         identity = (self.preprocess.divisor, set(self.preprocess.mean), set(self.preprocess.std)) == (1.0, {0.0}, {1.0})
         if len(given) and not identity and not (given.min() >= 0 and given.max() <= most):
-            raise Refusal(
+            raise UsageError(
                 f"These pictures have values from {given.min():g} to {given.max():g}, but this model takes them as the party has "
                 f"them, from 0 to {most}. Samples of a federation are prepared already: give them whole (party.test, not "
                 "party.test.x)."
@@ -95,5 +95,5 @@ class Inputs:
 
     def _finished(self, x: Tensor) -> Tensor:
         if not self.preprocess.marked and x.dim() and x.is_floating_point() and not x.isfinite().all():
-            raise Refusal(f"{WHERE} have values that are not finite, which never was so in training: fill or remove them.")
+            raise UsageError(f"{WHERE} have values that are not finite, which never was so in training: fill or remove them.")
         return self.preprocess(x)

@@ -13,7 +13,7 @@ from pkgutil import iter_modules
 from comity.data import prepared
 from comity.data.dataset import Dataset
 from comity.data.files import Missing, Way, cache_folder, locate, obtain
-from comity.errors import Refusal, unknown
+from comity.errors import UsageError, unknown
 from comity.plugins import call_from_file, is_code
 from comity.spec import Spec, call, parse
 
@@ -62,7 +62,7 @@ class Entry:
     def varied(self, spec: Spec, trust: bool = False) -> Dataset:
         """The dataset as its options say."""
         if self.options is None:
-            raise Refusal(f"{spec.name} has no options: leave the parentheses away.")
+            raise UsageError(f"{spec.name} has no options: leave the parentheses away.")
         return call(spec, self.options, self.load(trust))
 
     def _joined(self) -> Dataset:
@@ -75,7 +75,7 @@ class Entry:
                 continue
         absent = tuple(name for name in self.parts if name not in found)
         if not found:
-            raise Refusal(
+            raise UsageError(
                 f"None of the sources of {self.card.name} is here ({', '.join(absent)}): put the files of some of them "
                 "into a folder and name it with COMITY_DATA."
             )
@@ -84,7 +84,7 @@ class Entry:
         kept = cache_folder() / f"{self.card.name}-{prepared.VERSION}-{mark}"
         try:
             return prepared.read(kept)
-        except Refusal:
+        except UsageError:
             made = self.join(found, absent)
         with contextlib.suppress(OSError):  # a cache that cannot be written is no loss
             prepared.save(made, kept)
@@ -139,7 +139,7 @@ def load(name: str, trust_pickle: bool = False) -> Dataset:
         ['p0', 'p1', 'p2']
     """
     if not isinstance(name, str | Path):
-        raise Refusal(f"A dataset is loaded by its name, as in comity.load('digits'), not by a {type(name).__name__}.")
+        raise UsageError(f"A dataset is loaded by its name, as in comity.load('digits'), not by a {type(name).__name__}.")
     name = str(name)
     if is_code(name):
         return _from_file(name)
@@ -151,11 +151,11 @@ def load(name: str, trust_pickle: bool = False) -> Dataset:
         return prepared.read(Path(name))
     library = _library()
     if name and name not in library and Path(name).is_dir():
-        raise Refusal(
+        raise UsageError(
             f"{name} is a folder, but no dataset: bring it in first, with 'comity data import {name} --label ... --out ...'."
         )
     if name not in library and Path(name).is_file():
-        raise Refusal(
+        raise UsageError(
             f"{name} is a file, but no dataset: bring it in first, with 'comity data import {name} --label ... --out ...'."
         )
     spec = parse(name) if "(" in name else Spec(name)
@@ -168,5 +168,5 @@ def _from_file(path: str) -> Dataset:
     """What `load()` in a user's Python file returns."""
     made = call_from_file(path, "load")
     if not isinstance(made, Dataset):
-        raise Refusal(f"load() of {path} must return a comity.data.Dataset, not a {type(made).__name__}.")
+        raise UsageError(f"load() of {path} must return a comity.data.Dataset, not a {type(made).__name__}.")
     return made

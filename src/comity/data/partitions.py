@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from comity.core.samples import Ints
 from comity.data.groups import GROUPED, Groups, Piece
-from comity.data.own_partitions import GIVEN, OwnPartition, deal
-from comity.errors import Refusal, unknown
+from comity.data.custom_partitions import GIVEN, OwnPartition, deal
+from comity.errors import UsageError, unknown
 from comity.plugins import is_code
 from comity.spec import Spec, call
 
@@ -58,12 +58,12 @@ def divide(
     """Follow `spec`, or a function that was `given`: each party's positions in `y`, and of which group they are where the
     partition follows groups."""
     if parties is not None and parties < 1:
-        raise Refusal(f"There must be at least one party, not {parties}.")
+        raise UsageError(f"There must be at least one party, not {parties}.")
     if spec.name in GROUPED:
         return dict(call(spec, GROUPED[spec.name], groups, parties, rng))
     own = given is not None or is_code(spec.name)
     if spec.name.startswith(GIVEN) and not own:
-        raise Refusal(
+        raise UsageError(
             f"The partition {spec.name.removeprefix(GIVEN)} was given from Python as a function: name the split.json of its run."
         )
     if spec.name not in PARTITIONS and not own:
@@ -72,7 +72,7 @@ def divide(
     if own:
         return dict(deal(spec, given, y, asked, parties, rng))
     if parties > len(y):
-        raise Refusal(f"There are {len(y)} samples to share, too few for {parties} parties; use fewer parties.")
+        raise UsageError(f"There are {len(y)} samples to share, too few for {parties} parties; use fewer parties.")
     return {f"p{i}": positions for i, positions in enumerate(call(spec, PARTITIONS[spec.name], y, parties, rng))}
 
 
@@ -98,7 +98,7 @@ def dirichlet(
         table = _dirichlet_table(sizes, parties, rng, alpha, balanced)
         if table.sum(axis=0).min() >= min:
             return _deal(_by_class(label, rng), table)
-    raise Refusal(
+    raise UsageError(
         f"{TRIES} draws of dirichlet with alpha={alpha} each left one of {parties} parties with fewer than "
         f"{min} samples; use a smaller min, a larger alpha or fewer parties."
     )
@@ -115,7 +115,7 @@ def mixture(y: Ints, parties: int, rng: np.random.Generator, *, alpha: float, sa
     _check_range("alpha of mixture", alpha, 0, 1e6)
     most = len(y) // parties
     if samples is not None and not 1 <= samples <= most:
-        raise Refusal(f"samples of mixture must be from 1 to {most} for {parties} parties and {len(y)} samples, not {samples}.")
+        raise UsageError(f"samples of mixture must be from 1 to {most} for {parties} parties and {len(y)} samples, not {samples}.")
     _, label, left = np.unique(y, return_inverse=True, return_counts=True)
     table = np.zeros((len(left), parties), dtype=np.int64)
     for i in range(parties):
@@ -141,13 +141,13 @@ def pathological(y: Ints, parties: int, rng: np.random.Generator, *, classes: in
     """
     present, label, sizes = np.unique(y, return_inverse=True, return_counts=True)
     if not 1 <= classes <= len(sizes):
-        raise Refusal(f"classes of pathological must be from 1 to {len(sizes)}, as the data have, not {classes}.")
+        raise UsageError(f"classes of pathological must be from 1 to {len(sizes)}, as the data have, not {classes}.")
     hands = _hands(len(sizes), parties, rng, classes)
     table = np.zeros((len(sizes), parties), dtype=np.int64)
     for c, size in enumerate(sizes):
         takers = np.flatnonzero((hands == c).any(axis=1))
         if len(takers) > size:
-            raise Refusal(
+            raise UsageError(
                 f"{len(takers)} parties would share the {size} samples of class {present[c]}; "
                 "use fewer parties or fewer classes a party."
             )
@@ -167,7 +167,7 @@ def shard(y: Ints, parties: int, rng: np.random.Generator, *, per_party: int = 2
     """
     shards = parties * per_party
     if not 1 <= per_party <= len(y) // parties:
-        raise Refusal(
+        raise UsageError(
             f"per_party of shard must be from 1 to {len(y) // parties} for {parties} parties and {len(y)} "
             f"samples, not {per_party}."
         )
@@ -176,7 +176,7 @@ def shard(y: Ints, parties: int, rng: np.random.Generator, *, per_party: int = 2
         sizes = np.unique(y, return_counts=True)[1]
         each, rest = divmod(shards, len(sizes))
         if rest or each > sizes.min():
-            raise Refusal(
+            raise UsageError(
                 f"{shards} shards cannot be {len(sizes)} classes cut in equally many of at least one sample; "
                 "use other parties or per_party, or by_class=false."
             )
@@ -259,14 +259,14 @@ def _hands(classes: int, parties: int, rng: np.random.Generator, each: int) -> I
 
 def _check_range(what: str, value: float, low: float, high: float) -> None:
     if not low < value <= high:
-        raise Refusal(f"{what} must be more than {low} and at most {high:g}, not {value}.")
+        raise UsageError(f"{what} must be more than {low} and at most {high:g}, not {value}.")
 
 
 def _check_min(name: str, least: int, parties: int, samples: int) -> None:
     if least < 1:
-        raise Refusal(f"min of {name} must be at least 1, not {least}.")
+        raise UsageError(f"min of {name} must be at least 1, not {least}.")
     if parties * least > samples:
-        raise Refusal(
+        raise UsageError(
             f"{name} with min={least} needs {parties * least} samples for {parties} parties, but there are "
             f"{samples}; use a smaller min or fewer parties."
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from comity.data.formats.common import bad, inside, present
 from comity.data.split import check_name
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 KINDS = {".npz": "arrays", ".csv": "a table", ".csv.gz": "a table", ".xlsx": "a table", ".parquet": "a table"}
 TABLES = "a table"
@@ -20,7 +20,7 @@ def parties_in(source: Path) -> dict[str, Path]:
     if source.is_dir():
         return _parties(source)
     if not source.exists() and not source.suffix:
-        raise Refusal(f"There is no folder {source}.")
+        raise UsageError(f"There is no folder {source}.")
     path = present(source)
     if not (ending := ending_of(path)):
         raise bad(path, f"is no party's file: it must be {ENDINGS}")
@@ -40,7 +40,7 @@ def one_kind(found: Mapping[str, Path]) -> str:
     first, kind = next(iter(kinds.items()))
     for name, other in kinds.items():
         if other != kind:
-            raise Refusal(f"Party {name!r} brings {other} but party {first!r} {kind}: all parties must bring the same.")
+            raise UsageError(f"Party {name!r} brings {other} but party {first!r} {kind}: all parties must bring the same.")
     return kind
 
 
@@ -60,7 +60,7 @@ def _parties(root: Path) -> dict[str, Path]:
         name = path.name if path.is_dir() else path.name[: -len(ending)]
         check_name(name)
         if name in found:
-            raise Refusal(f"Party {name!r} has two files, {found[name].name} and {path.name}: keep one of them.")
+            raise UsageError(f"Party {name!r} has two files, {found[name].name} and {path.name}: keep one of them.")
         found[name] = path
     if not found:
         raise bad(root, "is empty: put one file or folder a party into it")

@@ -102,7 +102,7 @@ class Schema:
         return sum(column.width for column in self.columns)
 
     @property
-    def called(self) -> tuple[str, ...]:
+    def display_name(self) -> tuple[str, ...]:
         """What each of the numbers is called, those included that say what was missing: age, cp=typical angina, chol missing."""
         made = [f"{c.name}={word}" for c in self.columns for word in (c.words if c.kind == "words" else ("",))]
         return (*(name.removesuffix("=") for name in made), *(f"{c.name} missing" for c in self.columns if c.marked))

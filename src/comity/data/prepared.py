@@ -24,7 +24,7 @@ from comity.core.samples import combine
 from comity.data.dataset import Dataset
 from comity.data.groups import Groups
 from comity.data.preparation import Schema, Unusable
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 VERSION = 6
 UNCUT = 5  # the last version that did not know which samples others than the makers had cut in training and test
@@ -83,10 +83,10 @@ def read(folder: Path) -> Dataset:
         schema = Schema.read(folder / SCHEMA) if told["schema"] else None  # the fingerprint knows what it says
         made = Dataset(x=x, y=y, official_test=held, groups=groups, schema=schema, cut_by=cut_by, **known)
         same = (told["fingerprint"], told["test"]) == (made.fingerprint(), _digest(made))
-    except (OSError, ValueError, TypeError, KeyError, EOFError, AttributeError, RecursionError, Refusal, Unusable) as why:
-        raise Refusal(f"{folder} holds no dataset that Comity wrote, or a damaged one; import it again.") from why
+    except (OSError, ValueError, TypeError, KeyError, EOFError, AttributeError, RecursionError, UsageError, Unusable) as why:
+        raise UsageError(f"{folder} holds no dataset that Comity wrote, or a damaged one; import it again.") from why
     if not same:
-        raise Refusal(f"{folder} is not what was written there: it is damaged, or from another version; import it again.")
+        raise UsageError(f"{folder} is not what was written there: it is damaged, or from another version; import it again.")
     return made
 
 

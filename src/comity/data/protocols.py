@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comity.core.samples import Ints
-from comity.errors import Refusal, unknown
+from comity.errors import UsageError, unknown
 from comity.spec import call, coerce, parse
 
 Mask = NDArray[np.bool_]
@@ -74,7 +74,7 @@ class Tail(Own):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.gap < 0:
-            raise Refusal(f"gap of tail must be at least 0, not {self.gap}.")
+            raise UsageError(f"gap of tail must be at least 0, not {self.gap}.")
 
     def divide(
         self, party: str, y: Ints, mine: Ints, common: Ints, source: Ints | None, rng: np.random.Generator
@@ -91,7 +91,7 @@ class Tail(Own):
         learn = mine[~taken & ~dropped]
         test = mine[taken]
         if not len(learn) or not len(test):
-            raise Refusal(
+            raise UsageError(
                 f"Party {party!r} has too few samples to set the last {self.fraction:g} of each class apart; use own(0.25)."
             )
         return learn, test
@@ -110,15 +110,15 @@ class Official:
 
     def __post_init__(self) -> None:
         if self.size is not None and self.size < 1:
-            raise Refusal(f"size of official must be at least 1, not {self.size}.")
+            raise UsageError(f"size of official must be at least 1, not {self.size}.")
 
     def reserve(self, y: Ints, official: Mask | None, cut_by: Ints | None, rng: np.random.Generator) -> Mask:
         if official is None:
-            raise Refusal("These data have no official test part; use own(0.25), matched or common.")
+            raise UsageError("These data have no official test part; use own(0.25), matched or common.")
         if not self.redraw:
             return official
         if cut_by is None:
-            raise Refusal(
+            raise UsageError(
                 "None of these data are marked as cut in training and test by others than their makers; leave out redraw."
             )
         return redrawn(official, cut_by, rng)
@@ -127,12 +127,12 @@ class Official:
         self, party: str, y: Ints, mine: Ints, common: Ints, source: Ints | None, rng: np.random.Generator
     ) -> tuple[Ints, Ints]:
         if source is None:
-            raise Refusal(
+            raise UsageError(
                 "official tests each party on its own source's test samples, but this partition follows no "
                 "sources; use natural or domain, or test on matched or common."
             )
         if not len(source):
-            raise Refusal(f"The official test part has no samples of party {party!r}; use own(0.25).")
+            raise UsageError(f"The official test part has no samples of party {party!r}; use own(0.25).")
         if self.size is None or self.size >= len(source):
             return mine, source
         return mine, source[proportional(y[source], self.size, rng)]
@@ -152,7 +152,7 @@ class Matched:
     def __post_init__(self) -> None:
         _check_fraction("matched", self.fraction)
         if self.size is not None and self.size < 1:
-            raise Refusal(f"size of matched must be at least 1, not {self.size}.")
+            raise UsageError(f"size of matched must be at least 1, not {self.size}.")
 
     def reserve(self, y: Ints, official: Mask | None, cut_by: Ints | None, rng: np.random.Generator) -> Mask:
         return _common_test_set("matched", self.fraction, y, official, rng)
@@ -165,11 +165,11 @@ class Matched:
         total = int(counts.sum())
         classes = np.flatnonzero(counts)
         if total == 0:
-            raise Refusal(f"The common test set has no samples of the classes of party {party!r}; use own(0.25).")
+            raise UsageError(f"The common test set has no samples of the classes of party {party!r}; use own(0.25).")
         most = int((room[classes] * total // counts[classes]).min())
         size = self.size or most
         if size > most:
-            raise Refusal(
+            raise UsageError(
                 f"The common test set has {most} samples in the class proportions of party {party!r}, "
                 f"not {size}; use size={most} or less, or a larger fraction."
             )
@@ -210,7 +210,7 @@ def check_validation(fraction: object) -> float:
     """A usable validation fraction; 0 means none."""
     value: float = coerce("validation", fraction, float)
     if not 0 <= value < 1:
-        raise Refusal(f"validation must be at least 0 and less than 1, not {value}.")
+        raise UsageError(f"validation must be at least 0 and less than 1, not {value}.")
     return value
 
 
@@ -274,13 +274,13 @@ def _common_test_set(rule: str, fraction: float | None, y: Ints, official: Mask 
     if official is None:
         return stratified(y, HELD_OUT if fraction is None else fraction, rng, at_least=1)
     if fraction is not None:
-        raise Refusal(f"{rule} uses the dataset's official test part, which has its own size; leave out fraction.")
+        raise UsageError(f"{rule} uses the dataset's official test part, which has its own size; leave out fraction.")
     return official
 
 
 def _check_two(party: str, mine: Ints) -> None:
     if len(mine) < 2:
-        raise Refusal(
+        raise UsageError(
             f"Party {party!r} has {len(mine)} sample, but one to train on and one to test on are needed; "
             "give it more samples or use fewer parties."
         )
@@ -288,4 +288,4 @@ def _check_two(party: str, mine: Ints) -> None:
 
 def _check_fraction(rule: str, fraction: float | None) -> None:
     if fraction is not None and not 0 < fraction < 1:
-        raise Refusal(f"fraction of {rule} must be more than 0 and less than 1, not {fraction}.")
+        raise UsageError(f"fraction of {rule} must be more than 0 and less than 1, not {fraction}.")

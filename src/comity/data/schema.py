@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from comity.data.formats.common import few
 from comity.data.formats.table import Table
 from comity.data.preparation import NUMBER, Cells, Column, Missing, Schema, Unusable, cells_of, find, folded, text_of
-from comity.errors import Refusal, shown, unknown
+from comity.errors import UsageError, shown, unknown
 
 WORDS = 256  # a column with more different words is a name or a date, not a kind
 MANY = 20  # rows from which on it says something that all of them differ
@@ -61,7 +61,7 @@ class Wishes:
             if kind not in KINDS:
                 raise unknown(f"kind (of {name}) called", kind, KINDS)
         if self.scale not in ("own", "shared", "none"):
-            raise Refusal(f"scale must be own, shared or none, not {shown(self.scale)}.")
+            raise UsageError(f"scale must be own, shared or none, not {shown(self.scale)}.")
 
     def about_label(self) -> Schema:
         """What is said of the label, as a schema says it."""
@@ -103,8 +103,8 @@ def describe(table: Table, wishes: Wishes) -> Schema:
         else:
             columns.append(found)
     schema = Schema((), wishes.label, (), wishes.missing, bool(wishes.merge_case), wishes.scale, left_out)
-    called = tuple(sorted({*wishes.also_called(wishes.label), label} - {wishes.label}))
-    schema = replace(schema, label_also_called=called, label_also_written=wishes.words.get(wishes.label, {}))
+    display_name = tuple(sorted({*wishes.also_called(wishes.label), label} - {wishes.label}))
+    schema = replace(schema, label_also_called=display_name, label_also_written=wishes.words.get(wishes.label, {}))
     return replace(
         schema, columns=tuple(columns), classes=_classes(table[names[label]], schema, where, wishes.kinds.get(wishes.label))
     )
@@ -118,13 +118,13 @@ def _names(table: Table, wishes: Wishes) -> dict[str, str]:
         agreed = _agreed(name, wishes)
         if (other := seen.setdefault(folded(agreed), name)) != name:
             meant = _agreed(other, wishes)
-            raise Refusal(f"{table.path} has the columns {other!r} and {name!r}, and either may be {meant!r}: remove one.")
+            raise UsageError(f"{table.path} has the columns {other!r} and {name!r}, and either may be {meant!r}: remove one.")
         names[agreed] = name
     return names
 
 
-def _without_label(label: str, table: Table) -> Refusal:
-    return Refusal(
+def _without_label(label: str, table: Table) -> UsageError:
+    return UsageError(
         f"{table.path} has no column called {shown(label)}, which is to be learned: name it with --label, or with --rename where "
         f"a file calls it otherwise; it has {few(table.names)}."
     )
@@ -148,7 +148,7 @@ def _described(plain: Column, texts: list[str], wishes: Wishes, where: str) -> C
         told = "flag" if {float(text) for text in there} <= {0.0, 1.0} else "number"
     if told is None and sum(numeric) > len(there) / 2:
         row = next(row for row, text in enumerate(texts) if text and not NUMBER.fullmatch(text))
-        raise Refusal(
+        raise UsageError(
             f"The column {plain.name!r} of {where} has {shown(texts[row])} in row {row + 1}, but numbers in most: correct it, or "
             f"say --missing {texts[row]!r} or --kind '{plain.name}=words'."
         )
@@ -189,15 +189,15 @@ def _classes(cells: Cells, schema: Schema, where: str, kind: str | None) -> tupl
     """The label's classes by name: words in their order, or all whole numbers up to the largest; none if it is an amount."""
     there = {text for text in labels_of(cells, schema) if text}
     if not there:
-        raise Refusal(f"{where} has no label in any row of {schema.label!r}.")
+        raise UsageError(f"{where} has no label in any row of {schema.label!r}.")
     numbers = all(NUMBER.fullmatch(text) and isfinite(float(text)) for text in there)
     if kind == "number" and not numbers:
         word = next(text for text in sorted(there) if not NUMBER.fullmatch(text))
-        raise Refusal(f"The label {schema.label!r} of {where} has {shown(word)} among its values, which is not a number.")
+        raise UsageError(f"The label {schema.label!r} of {where} has {shown(word)} among its values, which is not a number.")
     if kind == "number" or (kind is None and numbers and any(float(text) != int(float(text)) for text in there)):
         return ()
     if kind is None and numbers and len(there) > MANY:
-        raise Refusal(
+        raise UsageError(
             f"The label {schema.label!r} of {where} has {len(there)} different numbers: say --kind '{schema.label}=number' to "
             f"predict it as a number, or --kind '{schema.label}=words' if they are classes."
         )
@@ -211,9 +211,9 @@ def _ordered(there: set[str], what: str) -> tuple[str, ...]:
         return tuple(sorted(there))
     values = [float(text) for text in there]
     if any(value < 0 or value != int(value) for value in values):
-        raise Refusal(f"{what} has {min(values):g} among its numbers, but classes are words, or whole numbers from 0.")
+        raise UsageError(f"{what} has {min(values):g} among its numbers, but classes are words, or whole numbers from 0.")
     if max(values) >= MOST_NUMBERED:
-        raise Refusal(f"{what} has the number {max(values):g}: number the classes 0, 1, 2, ...")
+        raise UsageError(f"{what} has the number {max(values):g}: number the classes 0, 1, 2, ...")
     return tuple(map(str, range(int(max(values)) + 1)))
 
 
@@ -232,7 +232,7 @@ def merge(parties: Mapping[str, Schema], wishes: Wishes) -> Schema:
     left_out: dict[str, str] = {}
     for name, schema in parties.items():
         if folded(schema.label) != folded(model.label):
-            raise Refusal(f"The label of {name!r} is {schema.label!r} but that of {first!r} {model.label!r}: they must agree.")
+            raise UsageError(f"The label of {name!r} is {schema.label!r} but that of {first!r} {model.label!r}: they must agree.")
         left_out = {**schema.left_out, **left_out}
     order = dict.fromkeys(column.name for schema in parties.values() for column in schema.columns)
     columns = [_merged(name, parties, wishes) for name in _without_doubles(order) if name not in left_out]
@@ -242,17 +242,17 @@ def merge(parties: Mapping[str, Schema], wishes: Wishes) -> Schema:
     _check_asked(wishes, {column.name for column in columns} | left_out.keys(), parties)
     used = tuple(column for column in columns if column.kind)
     if not used:
-        raise Refusal(f"There is no column but {model.label!r} that could be used{_why(left_out)}.")
+        raise UsageError(f"There is no column but {model.label!r} that could be used{_why(left_out)}.")
     label = f"The label {model.label!r}"
     seen = {word for schema in parties.values() for word in schema.classes}
     if any(not schema.classes for schema in parties.values()):  # an amount somewhere, so everywhere
         if word := next((word for word in sorted(seen) if not NUMBER.fullmatch(word)), ""):
-            raise Refusal(f"{label} is a number at one party, but {shown(word)} at another: they must agree.")
+            raise UsageError(f"{label} is a number at one party, but {shown(word)} at another: they must agree.")
         seen = set()
     numbered = {name: all(word.isdecimal() for word in schema.classes) for name, schema in parties.items() if schema.classes}
     if len(set(numbered.values())) > 1 and seen:
         number, word = (next(name for name, is_so in numbered.items() if is_so is which) for which in (True, False))
-        raise Refusal(
+        raise UsageError(
             f"{label} of party {number!r} is {few(parties[number].classes)} but that of party {word!r} "
             f"{few(parties[word].classes)}: they must agree; say what one stands for, as in --word '{model.label}:1=dead'."
         )
@@ -286,7 +286,7 @@ def _with_last(classes: tuple[str, ...], positive: str) -> tuple[str, ...]:
     if positive not in classes:
         raise unknown("class called", positive, classes)
     if classes == tuple(map(str, range(len(classes)))):
-        raise Refusal("Classes 0, 1, 2, ... stay in their order: the last of them is the positive one.")
+        raise UsageError("Classes 0, 1, 2, ... stay in their order: the last of them is the positive one.")
     return (*(name for name in classes if name != positive), positive)
 
 
@@ -297,7 +297,7 @@ def _why(left_out: Mapping[str, str]) -> str:
 def said_of(schema: Schema, wishes: Wishes) -> Schema:
     """A party's own schema, with what is said of its columns when several become one."""
     if wishes.kinds:
-        raise Refusal("What kind a column is depends on its values: say --kind where the file is described, not here.")
+        raise UsageError("What kind a column is depends on its values: say --kind where the file is described, not here.")
     columns = []
     for column in schema.columns:
         name = _agreed(column.name, wishes)
@@ -360,7 +360,7 @@ def _merged(name: str, parties: Mapping[str, Schema], wishes: Wishes) -> Column:
         other = next(kind for kind in kinds if kind != "words")
         words_there = [word for one in own for word in one.column.words]
         word = min(words_there, key=lambda word: bool(NUMBER.fullmatch(word)))
-        raise Refusal(
+        raise UsageError(
             f"The column {name!r} of party {kinds['words']!r} has {shown(word)}, but that of party {kinds[other]!r} only "
             f"numbers: correct one of them, or say --kind '{name}=words'."
         )
@@ -369,21 +369,21 @@ def _merged(name: str, parties: Mapping[str, Schema], wishes: Wishes) -> Column:
     if kind == "words":
         words = set(_one_spelling(words, wishes, f"The column {name!r}"))
     if len(words) > WORDS:
-        raise Refusal(
+        raise UsageError(
             f"The column {name!r} has {len(words)} different words, more than {WORDS}, so it names no kinds: leave it out with "
             f"--drop {name!r}, or make numbers of it."
         )
     units = sorted({one.column.unit for one in own} - {""})
     if len(units) > 1:
-        raise Refusal(f"The column {name!r} has the unit {units[0]!r} at one party and {units[1]!r} at another: they must agree.")
-    called = {other for one in own for other in (one.column.name, *one.column.also_called)} - {name}
+        raise UsageError(f"The column {name!r} has the unit {units[0]!r} at one party and {units[1]!r} at another: they must agree.")
+    display_name = {other for one in own for other in (one.column.name, *one.column.also_called)} - {name}
     return Column(
         name,
         kind,
         tuple(sorted(words)),
         may_be_missing=len(own) < len(parties) or any(one.column.may_be_missing for one in own),
         unit=units[0] if units else "",
-        also_called=tuple(sorted(called)),
+        also_called=tuple(sorted(display_name)),
         also_written=_one_meaning([one.column.also_written for one in own], f"The column {name!r}"),
     )
 
@@ -394,7 +394,7 @@ def _one_meaning(parties: Sequence[Mapping[str, str]], what: str) -> dict[str, s
     for own in parties:
         for written, meant in own.items():
             if made.setdefault(written, meant) != meant:
-                raise Refusal(f"{what} has {shown(written)}, which stands for {shown(meant)} at one party only: they must agree.")
+                raise UsageError(f"{what} has {shown(written)}, which stands for {shown(meant)} at one party only: they must agree.")
     return made
 
 
@@ -405,7 +405,7 @@ def _one_spelling(words: set[str], wishes: Wishes, what: str) -> list[str]:
         alike.setdefault(folded(word), []).append(word)
     doubled = next((same for same in alike.values() if len(same) > 1), None)
     if doubled and wishes.merge_case is None:
-        raise Refusal(
+        raise UsageError(
             f"{what} has {shown(doubled[0])} and {shown(doubled[1])}, which differ in case or blanks only: say --merge-case if "
             "they are one, --keep-case if they are two."
         )
@@ -422,7 +422,7 @@ def label_in(table: Table, schema: Schema) -> str | None:
     try:
         return find(dict.fromkeys(table.names), schema.label, schema.label_also_called, str(table.path))
     except Unusable as why:
-        raise Refusal(str(why)) from why
+        raise UsageError(str(why)) from why
 
 
 def labels_by(schema: Schema, table: Table) -> NDArray[Any]:
@@ -436,13 +436,13 @@ def labels_by(schema: Schema, table: Table) -> NDArray[Any]:
     made = np.empty(len(table), np.int64 if known else np.float64)
     for row, text in enumerate(labels_of(table[name], schema)):
         if not text:
-            raise Refusal(f"{where} has no label in row {row + 1} of {name!r}: fill it in, or say --skip-unlabelled.")
+            raise UsageError(f"{where} has no label in row {row + 1} of {name!r}: fill it in, or say --skip-unlabelled.")
         if not known:
             if not NUMBER.fullmatch(text) or not isfinite(float(text)):
-                raise Refusal(f"{where} has the label {shown(text)} in row {row + 1} of {name!r}, which is not a number.")
+                raise UsageError(f"{where} has the label {shown(text)} in row {row + 1} of {name!r}, which is not a number.")
             made[row] = float(text)
             continue
         if plain(text) not in known:
-            raise Refusal(f"{where} has the label {shown(text)} in row {row + 1}, which is not one of {few(schema.classes)}.")
+            raise UsageError(f"{where} has the label {shown(text)} in row {row + 1}, which is not one of {few(schema.classes)}.")
         made[row] = known[plain(text)]
     return made

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import max_pool2d, pad
 
 from comity.core.key import Key
-from comity.errors import Refusal, unknown
+from comity.errors import UsageError, unknown
 
 Shift = Callable[[Tensor, np.random.Generator], Tensor]
 
@@ -79,12 +79,12 @@ def apply(shift: str, x: Tensor, key: Key) -> Tensor:
         if kind not in KINDS:
             raise unknown("kind of shift", kind, KINDS)
         if kind in FOR_IMAGES and x.dim() != 4:
-            raise Refusal(
+            raise UsageError(
                 f"The shift {kind} is for images, but a sample here has shape {tuple(x.shape[1:])}; "
                 f"use kinds={','.join(k for k in KINDS if k not in FOR_IMAGES)}."
             )
         if len(x) and not 0 <= x.min() <= x.max() <= 1:
-            raise Refusal(
+            raise UsageError(
                 f"The shift {kind} needs values from 0 to 1, but the data run from {x.min():g} to {x.max():g}; rescale the data."
             )
         x = KINDS[kind](x, key.fold(step).numpy())

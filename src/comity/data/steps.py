@@ -12,7 +12,7 @@ from comity.core.key import Key
 from comity.core.samples import Ints
 from comity.data import shifts
 from comity.data.protocols import proportional
-from comity.errors import Refusal, unknown
+from comity.errors import UsageError, unknown
 from comity.spec import Spec, call
 
 
@@ -25,17 +25,17 @@ class Keep:
 
     def __post_init__(self) -> None:
         if (self.samples is None) == (self.fraction is None):
-            raise Refusal("keep takes either samples or fraction, as in keep(samples=200) or keep(fraction=0.2).")
+            raise UsageError("keep takes either samples or fraction, as in keep(samples=200) or keep(fraction=0.2).")
         if self.samples is not None and self.samples < 1:
-            raise Refusal(f"samples of keep must be at least 1, not {self.samples}.")
+            raise UsageError(f"samples of keep must be at least 1, not {self.samples}.")
         if self.fraction is not None and not 0 < self.fraction <= 1:
-            raise Refusal(f"fraction of keep must be more than 0 and at most 1, not {self.fraction}.")
+            raise UsageError(f"fraction of keep must be more than 0 and at most 1, not {self.fraction}.")
 
     def of(self, party: str, y: Ints, learn: Ints, rng: np.random.Generator) -> Ints:
         """The samples that a party keeps of `learn`."""
         wanted = self.samples if self.samples is not None else max(1, round((self.fraction or 1) * len(learn)))
         if wanted > len(learn):
-            raise Refusal(f"Party {party!r} has {len(learn)} samples to learn from, not {wanted}; use a smaller keep.")
+            raise UsageError(f"Party {party!r} has {len(learn)} samples to learn from, not {wanted}; use a smaller keep.")
         if wanted == len(learn):
             return learn
         return learn[proportional(y[learn], wanted, rng)]
@@ -49,12 +49,12 @@ class Concept:
 
     def __post_init__(self) -> None:
         if self.groups < 2:
-            raise Refusal(f"groups of concept must be at least 2, not {self.groups}.")
+            raise UsageError(f"groups of concept must be at least 2, not {self.groups}.")
 
     def of(self, i: int, classes: int, key: Key) -> tuple[int, ...] | None:
         """What party i calls each class, if not by its number; no two groups do it alike."""
         if self.groups > math.factorial(min(classes, 20)):
-            raise Refusal(f"{classes} classes cannot be called in {self.groups} different ways; use fewer groups.")
+            raise UsageError(f"{classes} classes cannot be called in {self.groups} different ways; use fewer groups.")
         rng = key.fold("concept").numpy()
         made = [tuple(range(classes))]
         while len(made) <= i % self.groups:
@@ -90,7 +90,7 @@ class Steps:
                 case _:
                     made.shifts.append(step)
         if len(made.concepts) > 1:
-            raise Refusal("A partition can have one concept step.")
+            raise UsageError("A partition can have one concept step.")
         return made
 
     def shift(self, i: int) -> str | None:

@@ -16,7 +16,7 @@ from comity.data.inspection import far_from_all, missing_by_column
 from comity.data.party_files import TABLES, ending_of, one_kind, parties_in
 from comity.data.preparation import Schema, Unusable, encode
 from comity.data.schema import Wishes, check_named, describe, label_in, labels_by, labels_of, merge, said_of
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 
 def read_schema(path: Path) -> Schema:
@@ -24,7 +24,7 @@ def read_schema(path: Path) -> Schema:
     try:
         return Schema.read(path)
     except Unusable as why:
-        raise Refusal(str(why)) from why
+        raise UsageError(str(why)) from why
 
 
 def agreed_schema(sources: Sequence[Path], *, skip_unlabelled: bool = False, **about_columns: Any) -> Schema:
@@ -41,7 +41,7 @@ def agreed_schema(sources: Sequence[Path], *, skip_unlabelled: bool = False, **a
         about_columns["label"] = about_columns.get("rename", {}).get(theirs, theirs)
     wishes = _as_before(Wishes(**about_columns), parties, about_columns)
     if files and one_kind(files) != TABLES:
-        raise Refusal("A schema is for tables: arrays and pictures need none.")
+        raise UsageError("A schema is for tables: arrays and pictures need none.")
     tables = read_tables(files)
     if skip_unlabelled:
         tables = labelled(tables, wishes.about_label()).tables
@@ -63,7 +63,7 @@ def _as_before(wishes: Wishes, parties: Mapping[str, Schema], said: Mapping[str,
         if name not in said and len(told) == 1 and told != {False}:
             wishes = replace(wishes, **{name: told.pop()})
         elif name not in said and len(told) > 1:
-            raise Refusal(f"The schemas differ in {name}: say which it is to be, with --{name.replace('_', '-')}.")
+            raise UsageError(f"The schemas differ in {name}: say which it is to be, with --{name.replace('_', '-')}.")
     return wishes
 
 
@@ -100,7 +100,7 @@ def _labelled(table: Table, how: Schema) -> Table:
         return table
     there = np.array([text != "" for text in labels_of(table[name], how)])
     if not there.any():
-        raise Refusal(f"{table.path} has no label in any row of {name!r}.")
+        raise UsageError(f"{table.path} has no label in any row of {name!r}.")
     return Table(table.path, table.names, [column[there] for column in table.columns])
 
 
@@ -127,7 +127,7 @@ def numbers_by(schema: Schema, tables: Mapping[str, Table], strict: bool) -> Num
         try:
             encoded = encode(schema, columns, len(table), str(table.path), strict=strict)
         except Unusable as why:
-            raise Refusal(str(why)) from why
+            raise UsageError(str(why)) from why
         x[name], y[name] = encoded.x, labels_by(schema, table)
     return Numbers(x, y, [*_missing(schema, x), *far_from_all(schema, x)])
 

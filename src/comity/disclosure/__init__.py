@@ -14,7 +14,7 @@ from comity.data import Federation
 from comity.disclosure.content import Page, page_of
 from comity.disclosure.pdf import pdf
 from comity.disclosure.sources import read
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.outline import Outline
 from comity.models import OwnModel
@@ -37,7 +37,7 @@ def disclose(
     page = page_of(read(folder, party, made, federation, model, trust))
     place = out or folder
     if place.exists() and not place.is_dir():
-        raise Refusal(f"{place} is a file, not a folder: the page is two files, which go into a folder.")
+        raise UsageError(f"{place} is a file, not a folder: the page is two files, which go into a folder.")
     place.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^\w.-]+", "-", party)
     text, sheets = place / f"disclosure-{name}.html", place / f"disclosure-{name}.pdf"

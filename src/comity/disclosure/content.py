@@ -10,7 +10,7 @@ from typing import Any
 from comity.core.ledger import SERVER, Charge
 from comity.disclosure.left import INTRODUCED, Left, kinds_of, what_left
 from comity.disclosure.sources import Source
-from comity.names import called
+from comity.names import display_name
 from comity.privacy.account import FROM_PARTIES, INFINITE, in_words, read_epsilon
 from comity.report.blocks import Facts, Section, Table
 
@@ -60,7 +60,7 @@ def _facts(source: Source) -> dict[str, str]:
     }[source.place]
     return {
         "Party": f"{source.party}, one of {len(names)}",
-        "Method": f"{called(outline.experiment.algorithm)} (its name and settings). Its parties send {kinds_of(source)}",
+        "Method": f"{display_name(outline.experiment.algorithm)} (its name and settings). Its parties send {kinds_of(source)}",
         "Data": f"{data}: {said.train:,} training records, {said.validation:,} for validation, {said.test:,} for tests",
         "Run": f"{source.summary['rounds']} rounds (exchanges with the others); {source.times()}",
         "Conducted": conducted,
@@ -109,7 +109,7 @@ def _first(source: Source, left: list[Left]) -> Section:
 
 
 def _listed(some: list[Left]) -> str:
-    return "; ".join(dict.fromkeys(one.called for one in some))
+    return "; ".join(dict.fromkeys(one.display_name for one in some))
 
 
 # Then everything.
@@ -120,7 +120,7 @@ def _table(source: Source, left: list[Left]) -> Section:
     shown: dict[tuple[Charge, ...], Left] = {}
     for one in left:
         before = shown.get(one.rows) if one.rows else None
-        rows.append([one.called, one.form, one.records, _route(source, one), _bytes(source, one, before), one.protection])
+        rows.append([one.display_name, one.form, one.records, _route(source, one), _bytes(source, one, before), one.protection])
         if one.rows:
             shown.setdefault(one.rows, one)
     section = Section("left", "What left", [Table("left", "", HEADS, rows, words=len(HEADS))])
@@ -165,7 +165,7 @@ def _guaranteed(source: Source, left: list[Left]) -> Section:
     section = Section("guaranteed", "What that guarantees")
     told = source.summary["privacy"]
     epsilon = _epsilon(source, left)
-    bare = [*dict.fromkeys(one.called for one in _bare(left)), *_reasons(source)]
+    bare = [*dict.fromkeys(one.display_name for one in _bare(left)), *_reasons(source)]
     own = {**told, "epsilon": INFINITE if math.isinf(epsilon) else epsilon, "unprotected": bare}
     section.say(_capital(f"against the server, and whoever reads along: {in_words(own)}."), "lead")
     if not math.isinf(epsilon) and told["unit"]:

@@ -10,12 +10,12 @@ from typing import Any, get_origin
 import torch
 
 from comity.core.declared import declared
-from comity.core.gate import shapes_on_wire
+from comity.core.validate import shapes_on_wire
 from comity.core.ledger import Charge
 from comity.core.record import Params
 from comity.core.release import KEPT, NEIGHBOURS, UNITS, Asked, releases_of, reply_fields
 from comity.core.signature import party_functions, records_in, sealed_fields, signature
-from comity.core.task import Task
+from comity.core.task import LearningTask
 from comity.core.wrapper import chain
 from comity.disclosure.sources import Source, to_server
 from comity.disclosure.words import KINDS, Behind, Meaning, meaning
@@ -56,7 +56,7 @@ class Left:
     """Whether the ledger counts these messages together with others."""
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         """In words, with its technical name."""
         return f"{self.words} ({self.name})"
 
@@ -90,7 +90,7 @@ def _sent_by_works(source: Source) -> list[Left]:
         sealed = _sealed_of(source, function)
         plain = [name for name in _declared(source, function) if name not in sealed]
         found += _message(source, function, plain, to_server(source.sent, function), False)
-        found += _message(source, function, sealed, _parcels(source, function, sealing), True) if sealed else []
+        found += _message(source, function, sealed, _sealed_rows(source, function, sealing), True) if sealed else []
     known = {(function, name) for function in names for name in _declared(source, function)}
     others = {(row.call, name): None for row in _against(source, FROM_PARTIES) for name in _names(row)}
     for function, name in others:
@@ -164,7 +164,7 @@ def _places(source: Source, function: str) -> list[tuple[int, str]]:
     return [place for place in party_functions(source.outline.algorithm) if place[1] == function]
 
 
-def _parcels(source: Source, function: str, sealing: list[str]) -> list[Charge]:
+def _sealed_rows(source: Source, function: str, sealing: list[str]) -> list[Charge]:
     """The rows of the ledger for what a work sealed. A site charges parcels to the work that seals them, a server to the one
     that they are opened in: there those of several works are not told apart."""
     rows = [row for row in source.sent if row.kind == "peer"]
@@ -285,7 +285,7 @@ def _form(source: Source, function: str, name: str) -> str:
         hints.setdefault("message", reply)
     if name in shapes:
         like = shapes[name]
-        return _weights(like, "") if isinstance(like, Task) else "numbers, as many as there are" if like is None else _table(like)
+        return _weights(like, "") if isinstance(like, LearningTask) else "numbers, as many as there are" if like is None else _table(like)
     hint = hints.get(name)
     if hint == Params:
         return _weights(task, "at most ")
@@ -298,7 +298,7 @@ def _form(source: Source, function: str, name: str) -> str:
     return "numbers; how many the method does not say"
 
 
-def _weights(task: Task, before: str) -> str:
+def _weights(task: LearningTask, before: str) -> str:
     count = sum(math.prod(shape) for name, (shape, _) in task.shapes.items() if name not in task.private)
     return f"{before}{count:,} numbers, in the form of the network {task.network.name}"
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from comity.checksums import without_crc
 from comity.core.ledger import EVERYBODY, SERVER, Charge
 from comity.data import Federation
-from comity.errors import ComityError, Refusal, unknown
+from comity.errors import ComityError, UsageError, unknown
 from comity.experiments.common import Introduction
 from comity.experiments.folder import RunFolder
 from comity.experiments.outline import Outline
@@ -68,22 +68,22 @@ def read(
     run.check_begun()
     summary = run.read_summary()
     if summary is None:
-        raise Refusal(f"The run in {folder} is not finished: what leaves in it is not known before its end.")
+        raise UsageError(f"The run in {folder} is not finished: what leaves in it is not known before its end.")
     run.check()
     if "privacy" not in summary:
-        raise Refusal(
+        raise UsageError(
             f"The run in {folder} is of a version of Comity that kept no account of what leaves: it cannot be disclosed."
         )
     place = _place(run)
     outline = made or _outline(run, place, federation, model, trust)
     names = list(outline.common.seats.names)
     if place == "site" and party in names and party != (own := _at_home(run)):
-        raise Refusal(f"{folder} is what {own} keeps of the run: of {party} it knows nothing.")
+        raise UsageError(f"{folder} is what {own} keeps of the run: of {party} it knows nothing.")
     if party not in names:
         raise unknown("party called", party, [_at_home(run)] if place == "site" else names)
     ledger, spent = run.read_ledger(), run.read_privacy()
     if any(EVERYBODY in (row.src, row.dst) for row in ledger) and EVERYBODY not in names:
-        raise Refusal(f"In {folder} the bytes of all parties are added up, as there are so many: no single one can be disclosed.")
+        raise UsageError(f"In {folder} the bytes of all parties are added up, as there are so many: no single one can be disclosed.")
     sent = [row for row in ledger if row.src == party]
     return Source(party, place, run, outline, summary, sent, [row for row in spent if row.party == party], _audit(run, summary))
 

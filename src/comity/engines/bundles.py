@@ -33,7 +33,7 @@ def laid_out(tensors: Sequence[Tensor]) -> tuple[list[list[Any]], Bytes]:
 
 def packed(tree: Any) -> tuple[bytes, Bytes]:
     """A tree as a header and one bundle."""
-    skeleton, tensors = flatten(tree, parcels=True)
+    skeleton, tensors = flatten(tree, sealed_messages=True)
     places, bundle = laid_out(tensors)
     return json.dumps([skeleton, [places], [[0, k] for k in range(len(tensors))]]).encode(), bundle
 
@@ -43,7 +43,7 @@ def packed_for(trees: Mapping[int, Any]) -> tuple[dict[int, tuple[bytes, list[in
 
     Tensors that go to the same recipients are in one bundle, so that what all get is there once.
     """
-    flat = {w: flatten(tree, parcels=True) for w, tree in trees.items()}
+    flat = {w: flatten(tree, sealed_messages=True) for w, tree in trees.items()}
     found: dict[int, Tensor] = {}
     wanted: dict[int, list[int]] = defaultdict(list)
     for w, (_, tensors) in flat.items():

@@ -122,7 +122,7 @@ class Channel:
 
     def send(self, tree: Any) -> None:
         """Send any tree of records, tensors and plain values."""
-        skeleton, tensors = flatten(tree, parcels=True)
+        skeleton, tensors = flatten(tree, sealed_messages=True)
         places, size = places_of(tensors)
         number = -1
         descriptors = []

@@ -22,7 +22,7 @@ class Engine(ABC):
     """Parties and what they keep. Answers come in any order, each as soon as it is there."""
 
     @abstractmethod
-    def run(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
+    def run(self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
         """Have each party that gets a letter do the work that is called for."""
 
     @abstractmethod
@@ -75,9 +75,9 @@ class Scheduler(Protocol):
     def evaluate(self, sites: Sites, messages: Mapping[int, Message], final: bool) -> Iterator[tuple[int, Evaluation]]: ...
 
 
-def inboxes(parcels: Mapping[Edge, Sealed]) -> dict[int, dict[int, Sealed]]:
+def inboxes(sealed_messages: Mapping[Edge, Sealed]) -> dict[int, dict[int, Sealed]]:
     """Parcels by recipient, then by sender."""
     sorted_out: dict[int, dict[int, Sealed]] = defaultdict(dict)
-    for (src, dst), parcel in parcels.items():
-        sorted_out[dst][src] = parcel
+    for (src, dst), sealed in sealed_messages.items():
+        sorted_out[dst][src] = sealed
     return sorted_out

@@ -35,8 +35,8 @@ class LoopEngine(Engine):
         self.sites = sites
         self._scheduler = scheduler
 
-    def run(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
-        return map(self._released, self._scheduler.run(self.sites, call, messages, inboxes(parcels)))
+    def run(self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
+        return map(self._released, self._scheduler.run(self.sites, call, messages, inboxes(sealed_messages)))
 
     def evaluate(self, messages: Mapping[int, Message], look: EvaluationRequest) -> Iterator[tuple[int, Evaluation]]:
         return map(self._released, self._scheduler.evaluate(self.sites, messages, look.final))

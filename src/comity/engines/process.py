@@ -22,7 +22,7 @@ from comity.engines.engine import Scheduler
 from comity.engines.sealing import Handover
 from comity.engines.site_store import SiteStore
 from comity.engines.workers import Ask, Worker, WorkerMessage, WorkersEngine
-from comity.errors import ComityError, Refusal, describe, fate
+from comity.errors import ComityError, UsageError, describe, fate
 
 GONE = (EOFError, ConnectionError)  # what a line says when nobody is at its other end
 ENDS = (signal.SIGINT, signal.SIGTERM)
@@ -33,7 +33,7 @@ class ProcessEngine(WorkersEngine):
 
     def __init__(self, algorithm: AnyAlgorithm, parties: Iterable[Party], root: Key, scheduler: Scheduler, workers: int) -> None:
         if "fork" not in multiprocessing.get_all_start_methods():
-            raise Refusal("The process engine needs a system that can fork: use --engine loop here.")
+            raise UsageError("The process engine needs a system that can fork: use --engine loop here.")
         everyone = list(parties)
         workers = max(1, min(workers, len(everyone)))
         super().__init__({p.id: len(p.data.train) for p in everyone}, workers)

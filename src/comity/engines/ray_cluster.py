@@ -31,7 +31,7 @@ from comity.engines.loop import OneByOne
 from comity.engines.sealing import KEY, RUN, Lock, SharedSecret
 from comity.engines.site_store import SiteStore
 from comity.engines.workers import Worker
-from comity.errors import ComityError, Refusal, WorkerLost, describe
+from comity.errors import ComityError, UsageError, WorkerLost, describe
 
 ADDRESS = "RAY_ADDRESS"
 CPU = torch.device("cpu")
@@ -51,7 +51,7 @@ LONGEST = 40  # of the name of a folder in which Ray's sockets can still have na
 def check_installed() -> None:
     """Refuse if the package is not there."""
     if importlib.util.find_spec("ray") is None:
-        raise Refusal("The ray engine needs more packages: pip install comity[ray].")
+        raise UsageError("The ray engine needs more packages: pip install comity[ray].")
 
 
 def installed() -> list[str]:
@@ -108,10 +108,10 @@ class Actor:
 
         experiment = config.experiment(tomllib.loads(settings))
         if other := next((file for file, own in code.items() if digest(file) != own), None):
-            raise Refusal(f"{other} is not the same file there as here.")
+            raise UsageError(f"{other} is not the same file there as here.")
         self._far = experiment.device != "cpu"
         if self._far and not torch.cuda.is_available():
-            raise Refusal("Ray has given it a GPU, or a share of one, but torch finds none there.")
+            raise UsageError("Ray has given it a GPU, or a share of one, but torch finds none there.")
         which = (experiment.data, split)
         if self._data is None or self._data[0] != which:
             self._data = None
@@ -220,13 +220,13 @@ class Cluster:
 
         cpus = int(ray.cluster_resources().get("CPU", 0))
         if cpus < workers:
-            raise Refusal(f"The Ray cluster has {cpus} CPUs, fewer than {workers} workers: give --workers {max(1, cpus)}.")
+            raise UsageError(f"The Ray cluster has {cpus} CPUs, fewer than {workers} workers: give --workers {max(1, cpus)}.")
         if not self.gpus:
             return
         there = int(ray.cluster_resources().get("GPU", 0))
         room = there * int(1 / self.gpus + 1e-9) if self.gpus < 1 else there // int(self.gpus)
         if room < workers:
-            raise Refusal(
+            raise UsageError(
                 f"The Ray cluster has {there} GPUs, which is room for {room} workers with {self.gpus:g} each, not for {workers}: "
                 "give fewer --workers or less --gpus, or go without a GPU."
             )
@@ -246,7 +246,7 @@ class Cluster:
         except ray.exceptions.RayError as why:
             raise ComityError(f"A worker could not begin on the Ray cluster: {said(why)}") from why
         if other := next((versions for versions, *_ in there if versions != here), None):
-            raise Refusal(
+            raise UsageError(
                 f"The Ray cluster has comity {other[0]} and torch {other[1]}, but here are {here[0]} and {here[1]}: "
                 "install the same everywhere."
             )

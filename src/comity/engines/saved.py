@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from comity.core.codec import decode
-from comity.errors import ComityError, Damaged
+from comity.errors import ComityError, CorruptedFile
 
 OURS = re.compile(r"(server|party-[0-9]+)-[0-9]+\.safetensors")
 """What a state's file is called: nothing else is read, and nothing else is removed."""
@@ -36,7 +36,7 @@ def read_state(folder: Path, saved: Saved) -> Any:
     """A state as it was written, or an error that says it is not."""
     path = folder / saved.file
     if not OURS.fullmatch(saved.file):
-        raise Damaged(f"The checkpoint is damaged: it names {saved.file!r}, which is no state of a run.")
+        raise CorruptedFile(f"The checkpoint is damaged: it names {saved.file!r}, which is no state of a run.")
     try:
         with open(_opened(path, os.O_RDONLY), "rb") as file:
             about = os.fstat(file.fileno())
@@ -45,9 +45,9 @@ def read_state(folder: Path, saved: Saved) -> Any:
                 raise ComityError(f"{path} has {saved.bytes} bytes, more than this machine's memory.")
             blob = file.read(saved.bytes) if as_written else b""
     except OSError as why:
-        raise Damaged(f"The checkpoint is damaged: {path} cannot be read ({why.strerror}).") from why
+        raise CorruptedFile(f"The checkpoint is damaged: {path} cannot be read ({why.strerror}).") from why
     if not as_written or zlib.crc32(blob) != saved.crc:
-        raise Damaged(f"The checkpoint is damaged: {path} is not what was written.")
+        raise CorruptedFile(f"The checkpoint is damaged: {path} is not what was written.")
     return decode(blob)
 
 

@@ -24,8 +24,8 @@ from torch import Tensor
 from comity.core.call import CallId
 from comity.core.codec import decode, encode
 from comity.core.declared import fits
-from comity.core.record import TWICE, Cipher, Sealed, check_address, parcels_in, payload, tree_map, unseal
-from comity.errors import ComityError, Damaged
+from comity.core.record import TWICE, Cipher, Sealed, check_address, sealed_in, payload, tree_map, unseal
+from comity.errors import ComityError, CorruptedFile
 
 KEY, NONCE, TAG, RUN = 32, 12, 16, 16  # bytes
 LOCKED_KEY = NONCE + KEY + TAG
@@ -63,10 +63,10 @@ class Lock:
 
     def close(self, tree: Any) -> Any:
         """The same tree with all its parcels locked; one that occurs twice is locked once."""
-        locked = {id(parcel): parcel for parcel in parcels_in(tree)}
+        locked = {id(sealed): sealed for sealed in sealed_in(tree)}
         if not locked:
             return tree
-        locked = {name: self._close(parcel) for name, parcel in locked.items()}
+        locked = {name: self._close(sealed) for name, sealed in locked.items()}
         return tree_map(lambda leaf: locked[id(leaf)] if isinstance(leaf, Sealed) else leaf, tree)
 
     def open(self, inboxes: Mapping[int, Mapping[int, Sealed]], call: CallId) -> dict[int, dict[int, Sealed]]:
@@ -75,48 +75,48 @@ class Lock:
         For the same call they open again, if its answer was lost; for another one never.
         """
         if not fits(inboxes, dict[int, dict[int, Sealed]]):
-            raise Damaged("What came for parties is not their sealed parcels by sender.")
+            raise CorruptedFile("What came for parties is not their sealed parcels by sender.")
         if call.round < self._round and inboxes:
             raise ComityError(f"Sealed parcels of round {call.round} came after those of round {self._round}.")
         if call.round > self._round:
             self._round = call.round
             self._opened.clear()  # a parcel of an earlier round does not open any more
         return {
-            recipient: {sender: self._open(parcel, sender, recipient, call) for sender, parcel in inbox.items()}
+            recipient: {sender: self._open(sealed, sender, recipient, call) for sender, sealed in inbox.items()}
             for recipient, inbox in inboxes.items()
         }
 
-    def _close(self, parcel: Sealed) -> Sealed:
-        if parcel.postmark is None:
+    def _close(self, sealed: Sealed) -> Sealed:
+        if sealed.origin is None:
             raise ComityError("A sealed parcel leaves its process in a party's reply or not at all.")
-        sender, round = parcel.postmark
+        sender, round = sealed.origin
         key = os.urandom(KEY)
-        blob = ChaCha20Poly1305(key).encrypt(USED_ONCE, encode(unseal(parcel)), None)
-        keys = b"".join(self._locked(key, sender, recipient, round, parcel.size) for recipient in parcel.to)
-        cipher = Cipher(sender, round, list(parcel.to), _numbers(keys).view(len(parcel.to), LOCKED_KEY), _numbers(blob))
-        return Sealed(cipher, parcel.size, parcel.to, parcel.postmark)
+        blob = ChaCha20Poly1305(key).encrypt(USED_ONCE, encode(unseal(sealed)), None)
+        keys = b"".join(self._locked(key, sender, recipient, round, sealed.size) for recipient in sealed.to)
+        cipher = Cipher(sender, round, list(sealed.to), _numbers(keys).view(len(sealed.to), LOCKED_KEY), _numbers(blob))
+        return Sealed(cipher, sealed.size, sealed.to, sealed.origin)
 
     def _locked(self, key: bytes, sender: int, recipient: int, round: int, size: int) -> bytes:
         nonce = os.urandom(NONCE)
         return nonce + self._between(sender, recipient).encrypt(nonce, key, self._bound(sender, recipient, round, size))
 
-    def _open(self, parcel: Sealed, sender: int, recipient: int, call: CallId) -> Sealed:
-        check_address(parcel, sender, recipient, call.round)
-        cipher = unseal(parcel)
+    def _open(self, sealed: Sealed, sender: int, recipient: int, call: CallId) -> Sealed:
+        check_address(sealed, sender, recipient, call.round)
+        cipher = unseal(sealed)
         _check_form(cipher)
         locked = cipher.keys[cipher.to.index(recipient)].numpy().tobytes()
         if self._opened.get((recipient, locked), call) != call:
             raise ComityError(TWICE)
         try:
-            bound = self._bound(sender, recipient, call.round, parcel.size)
+            bound = self._bound(sender, recipient, call.round, sealed.size)
             key = self._between(sender, recipient).decrypt(locked[:NONCE], locked[NONCE:], bound)
             content = decode(ChaCha20Poly1305(key).decrypt(USED_ONCE, cipher.blob.numpy(), None), records=self._records)
         except InvalidTag as why:
-            raise Damaged("A sealed parcel was changed on its way, or is not of this run.") from why
-        if payload(content) != parcel.size:
-            raise Damaged("A sealed parcel is not of the size that was charged for it.")
+            raise CorruptedFile("A sealed parcel was changed on its way, or is not of this run.") from why
+        if payload(content) != sealed.size:
+            raise CorruptedFile("A sealed parcel is not of the size that was charged for it.")
         self._opened[recipient, locked] = call
-        return Sealed(content, parcel.size, parcel.to, parcel.postmark)
+        return Sealed(content, sealed.size, sealed.to, sealed.origin)
 
     def _between(self, sender: int, recipient: int) -> ChaCha20Poly1305:
         return ChaCha20Poly1305(self._keys(sender, recipient))
@@ -141,7 +141,7 @@ def _check_form(cipher: Any) -> None:
         and len(cipher.blob) >= TAG
     )
     if not formed:
-        raise Damaged("A sealed parcel is not locked as parcels are.")
+        raise CorruptedFile("A sealed parcel is not locked as parcels are.")
 
 
 class Handover:

@@ -15,7 +15,7 @@ from comity.core.fit import plain
 from comity.core.key import Key
 from comity.core.party import Party
 from comity.core.record import Params, Sealed, is_record, keep, on_device, post, received
-from comity.core.task import Task
+from comity.core.task import LearningTask
 from comity.core.wrapper import chain, party_function
 from comity.engines.running import KeptMoments, RunningCall
 from comity.engines.saved import Saved, read_state, write_state
@@ -59,7 +59,7 @@ class Site:
     def begin(self, call: CallId, message: Message, inbox: dict[int, Sealed]) -> RunningCall:
         """Do what is asked, up to the first training; what came of calls after the one that the letter names is forgotten."""
         self.versions.go_to(message.after)
-        opened = {sender: self._here(received(parcel, sender, self.party.id, call)) for sender, parcel in inbox.items()}
+        opened = {sender: self._here(received(sealed, sender, self.party.id, call)) for sender, sealed in inbox.items()}
         usable = {sender: content for sender, content in opened.items() if is_finite(content)}
         party = replace(self.party, inbox=usable) if usable else self.party
         key = self.root.fold("party", party.stream, call.round, stream_name(call.function), call.occurrence)
@@ -83,7 +83,7 @@ class Site:
             self.versions.add(running.call, PartyState(mine, running.kept.moments))
         return PartyResult(reply, running.steps, keeps, ruined, running.remark, running.unusable)
 
-    def deployed(self, message: Message) -> tuple[Task, Params]:
+    def deployed(self, message: Message) -> tuple[LearningTask, Params]:
         """What the party would answer with now."""
         self.versions.go_to(message.after)
         theta = self.algorithm.deployed_model(self.mine, self._here(message.content), self.party)

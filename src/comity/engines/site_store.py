@@ -17,7 +17,7 @@ from comity.core.party import Party
 from comity.engines.saved import Saved
 from comity.engines.site import Site
 from comity.engines.versions import SpillFile, Version
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 STATE_BYTES = 128 << 20
 STATE_BYTES_VARIABLE = "COMITY_STATE_BYTES"
@@ -27,7 +27,7 @@ def state_bytes() -> int:
     """Bytes of states that a process keeps in memory."""
     wish = os.environ.get(STATE_BYTES_VARIABLE, "")
     if wish and not wish.isdecimal():
-        raise Refusal(f"{STATE_BYTES_VARIABLE} must be a number of bytes, not {wish!r}.")
+        raise UsageError(f"{STATE_BYTES_VARIABLE} must be a number of bytes, not {wish!r}.")
     return int(wish) if wish else STATE_BYTES
 
 

@@ -17,7 +17,7 @@ from comity.core.aggregate import AveragedReplies, PartialSum
 from comity.core.call import CallId, Edge, EvaluationRequest, Message, PartyResult
 from comity.core.evaluation import Evaluation
 from comity.core.finite import not_finite
-from comity.core.record import Sealed, hollow, payload
+from comity.core.record import Sealed, meta_like, payload
 from comity.engines.engine import Engine, Scheduler, inboxes
 from comity.engines.saved import Saved
 from comity.engines.sealing import Lock
@@ -61,8 +61,8 @@ class WorkersEngine(Engine):
     def _tell(self, asks: Mapping[int, Ask]) -> None:
         """Ask workers for what needs no answer."""
 
-    def run(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
-        boxes = inboxes(parcels)
+    def run(self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
+        boxes = inboxes(sealed_messages)
         asks: dict[int, Ask] = {}
         for w, hand in self._hands(messages):
             own = {i: boxes[i] for i in hand if i in boxes}
@@ -183,7 +183,7 @@ class Worker:
             unfit = not_finite(answer.reply)
             if i in weights and not unfit and not answer.ruined:
                 total.add(i, answer.reply, weights[i])
-            hollowed[i] = tuple(answer._replace(reply=hollow(answer.reply), unfit=unfit))
+            hollowed[i] = tuple(answer._replace(reply=meta_like(answer.reply), unfit=unfit))
             keeping += self._sites.release([i])
             del answer  # the next party trains in its memory
         return {"answers": hollowed, "keeping": keeping, "sum": total.total(), "last": True}

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.attendance import DEAD, LOST, NOT_FINITE, WAITING
+from comity.core.participation import DEAD, LOST, NOT_FINITE, WAITING
 from comity.core.call import CallId
 from comity.core.key import Key
 from comity.core.wrapper import chain
-from comity.errors import ComityError, Refusal, unknown
+from comity.errors import ComityError, UsageError, unknown
 from comity.experiments.tables import current_columns
-from comity.spec import call as called
+from comity.spec import call as display_name
 from comity.spec import parse
 
 EVERY = "*"
@@ -94,22 +94,22 @@ def planned(wish: str | None, seed: int, parties: Iterable[str], kept: str | Non
 def _random(wish: str, seed: int) -> PlannedAbsences:
     def random(dead: float = 0.0, lost: float = 0.0) -> PlannedAbsences:
         if not (0 <= dead < 1 and 0 <= lost < 1 and dead + lost > 0):
-            raise Refusal(f"{wish} is out of range: dead and lost are shares from 0 to below 1, and one of them is more than 0.")
+            raise UsageError(f"{wish} is out of range: dead and lost are shares from 0 to below 1, and one of them is more than 0.")
         return PlannedAbsences(dead=dead, lost=lost, root=Key.root(seed))
 
     spec = parse(wish)
     if spec.name != "random":
-        raise Refusal(f"absent is a table (plan.csv) or random(dead=0.1,lost=0.1), not {wish!r}.")
-    return called(spec, random)
+        raise UsageError(f"absent is a table (plan.csv) or random(dead=0.1,lost=0.1), not {wish!r}.")
+    return display_name(spec, random)
 
 
 def _read(path: Path) -> str:
     try:
         if path.stat().st_size > MOST:
-            raise Refusal(f"{path} is too large for a plan of absences.")
+            raise UsageError(f"{path} is too large for a plan of absences.")
         return path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as why:
-        raise Refusal(f"{path} cannot be read ({getattr(why, 'strerror', None) or 'it is no text'}).") from why
+        raise UsageError(f"{path} cannot be read ({getattr(why, 'strerror', None) or 'it is no text'}).") from why
 
 
 def _table(text: str, name: str, parties: list[str]) -> PlannedAbsences:
@@ -119,13 +119,13 @@ def _table(text: str, name: str, parties: list[str]) -> PlannedAbsences:
         known = {"party", "round", "call", "occurrence", "how"}
         heads = current_columns(reader.fieldnames or ())
         if not {"party", "round"} <= set(heads) or not set(heads) <= known:
-            raise Refusal(
+            raise UsageError(
                 f"{name} needs the columns party and round, and may have call, occurrence and how; it has {', '.join(heads)}."
             )
         reader.fieldnames = heads
         for cells in reader:
             if None in cells or None in cells.values():
-                raise Refusal(f"{name}, line {reader.line_num}: the cells do not match the columns.")
+                raise UsageError(f"{name}, line {reader.line_num}: the cells do not match the columns.")
             if (row := _row(cells, f"{name}, line {reader.line_num}", parties)) and row.how not in CONSEQUENCES:
                 rows.setdefault(row.party, []).append(row)
     except csv.Error as why:
@@ -138,11 +138,11 @@ def _row(cells: dict[str, str], where: str, parties: list[str]) -> Row:
         raise unknown(f"party ({where}) called", cells["party"], parties)
     how = cells.get("how") or DEAD
     if how not in (DEAD, LOST, *CONSEQUENCES):
-        raise Refusal(f"{where}: how is {DEAD} or {LOST}, not {how!r}.")
+        raise UsageError(f"{where}: how is {DEAD} or {LOST}, not {how!r}.")
     first, last = _rounds(cells["round"].strip(), where)
     occurrence = cells.get("occurrence", "").strip()
     if occurrence and not occurrence.isdecimal():
-        raise Refusal(f"{where}: an occurrence is a whole number, not {occurrence!r}.")
+        raise UsageError(f"{where}: an occurrence is a whole number, not {occurrence!r}.")
     call = cells.get("call", "").strip() or EVERY
     return Row(cells["party"], first, last, call, int(occurrence) if occurrence else None, how)
 
@@ -153,6 +153,6 @@ def _rounds(text: str, where: str) -> tuple[int, float]:
     if text == EVERY:
         return 0, float("inf")
     if not begin.isdecimal() or (end and not end.isdecimal()) or len(text) > 40:
-        raise Refusal(f"{where}: a round is written as 3, 3-5, 3- or *, not {text[:40]!r}.")
+        raise UsageError(f"{where}: a round is written as 3, 3-5, 3- or *, not {text[:40]!r}.")
     first = int(begin)
     return first, (int(end) if end else float("inf")) if dash else first

@@ -9,7 +9,7 @@ from typing import Any
 
 from comity.algorithms import accepts, find, options
 from comity.data import Dataset, Federation
-from comity.errors import Refusal, unknown
+from comity.errors import UsageError, unknown
 from comity.experiments import config
 from comity.experiments.config import Experiment
 from comity.spec import parse, split
@@ -33,10 +33,10 @@ def asked(
     """The experiment that a call names; `more` are the keywords beside settings, which must be the methods' own options."""
     check_options(methods, more, call)
     if not isinstance(settings.get("set", {}), Mapping):
-        raise Refusal(f"set is a dictionary of a method's own options, as in set={{'mu': 1}}, not {settings['set']!r}.")
+        raise UsageError(f"set is a dictionary of a method's own options, as in set={{'mu': 1}}, not {settings['set']!r}.")
     for name in more:
         if name in settings.get("set", {}):
-            raise Refusal(f"{name} is given twice, by itself and in set.")
+            raise UsageError(f"{name} is given twice, by itself and in set.")
     chosen = {**settings, "algorithm": methods[0], "set": {**settings.get("set", {}), **more}}
     if federation is not None:
         made = federation.split
@@ -44,7 +44,7 @@ def asked(
         known_of |= {"test": made.test, "validation": made.validation}
         for name, value in known_of.items():
             if settings.get(name, value) != value:
-                raise Refusal(f"{name} was settled when the federation was made: it is {value!r}, not {settings[name]!r}.")
+                raise UsageError(f"{name} was settled when the federation was made: it is {value!r}, not {settings[name]!r}.")
         chosen |= known_of
     return config.experiment(chosen)
 
@@ -63,7 +63,7 @@ def check_federation(call: str, method: str | Sequence[str], given: object) -> N
     for name in [method] if not isinstance(method, list | tuple) else method:
         if not isinstance(name, str):
             how = f"comity.{call}('fedavg+dbe', federation, ...)"
-            raise Refusal(f"A method is a name or a user's file, and comes first, as in {how}; this is a {type(name).__name__}.")
+            raise UsageError(f"A method is a name or a user's file, and comes first, as in {how}; this is a {type(name).__name__}.")
     if given is None or isinstance(given, Federation):
         return
     begin = f"comity.{call}({method!r}, "
@@ -75,4 +75,4 @@ def check_federation(call: str, method: str | Sequence[str], given: object) -> N
         how = f"Arrays are not yet a federation: {begin}comity.Federation.from_arrays({{'north': (x, y), ...}}), ...)."
     else:
         how = f"This is no federation but a {type(given).__name__}: comity.load('digits').partition(...) makes one."
-    raise Refusal(how)
+    raise UsageError(how)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from comity import models
 from comity.core.key import Key, SecretKey
 from comity.core.metrics import METRICS, check_fits
-from comity.core.own_metrics import is_own, use
+from comity.core.custom_metrics import is_own, use
 from comity.core.party import Party
 from comity.core.samples import PartyData, Samples, combine
 from comity.core.wrapper import check_can_be_summed
@@ -25,7 +25,7 @@ from comity.engines.ray_cluster import Recipe, check_installed
 from comity.engines.ray_engine import RayEngine
 from comity.engines.site_store import SiteStore
 from comity.engines.stacked.scheduler import SideBySide, gains_by_stacking
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments import config
 from comity.experiments.absent import planned
 from comity.experiments.common import CommonGround, Introductions
@@ -37,7 +37,7 @@ from comity.experiments.server_side import agree
 from comity.experiments.trust import code_of
 from comity.models.low_rank import base_file
 from comity.models.modules import Modules
-from comity.names import called
+from comity.names import display_name
 from comity.plugins import digest
 from comity.spec import split
 
@@ -105,7 +105,7 @@ def prepare(
     `absent` is the table of planned absences as a run that was begun before has kept it.
     """
     if experiment.engine == "flare":
-        raise Refusal("Parties at sites of their own are reached with --federation, and their runs reopened there.")
+        raise UsageError("Parties at sites of their own are reached with --federation, and their runs reopened there.")
     experiment = judged_by(experiment, federation.classes)
     use(experiment.metric)
     check_fits(experiment.metric, federation.classes)
@@ -119,7 +119,7 @@ def prepare(
     job = Job(experiment, common, algorithm, info, plan, federation=there, parties=parties)
     job.check_judged()
     if experiment.partial_sums:
-        check_can_be_summed(algorithm, called(experiment.algorithm))
+        check_can_be_summed(algorithm, display_name(experiment.algorithm))
     _check_own_metric(job)
     settings, algorithm = job.with_noise()
     job = replace(job, experiment=settings, algorithm=algorithm)
@@ -140,7 +140,7 @@ def _device(wish: str) -> torch.device:
     if wish == "auto":
         return torch.device(next(d for d in ("cuda", "mps", "cpu") if available[d]))
     if not available[wish]:
-        raise Refusal(f"There is no {wish} device here: use --device auto or cpu.")
+        raise UsageError(f"There is no {wish} device here: use --device auto or cpu.")
     return torch.device(wish)
 
 
@@ -179,7 +179,7 @@ def _settled(job: Job, device: torch.device) -> Experiment:
     experiment = job.experiment
     engine, workers = _engine(job, device)
     if engine not in ("loop", "ray") and device.type != "cpu":
-        raise Refusal(f"The {engine} engine works on the CPU: use --engine loop with another device.")
+        raise UsageError(f"The {engine} engine works on the CPU: use --engine loop with another device.")
     where = device.type
     if engine == "ray":
         check_installed()
@@ -194,14 +194,14 @@ def _settled(job: Job, device: torch.device) -> Experiment:
 def _at_workers(experiment: Experiment) -> str:
     """The device of workers on a cluster: they have a GPU if they are to take one, or a share of one."""
     if not experiment.gpus and experiment.device not in ("auto", "cpu"):
-        raise Refusal("Workers on Ray compute on the CPU unless --gpus says how much of a GPU each takes.")
+        raise UsageError("Workers on Ray compute on the CPU unless --gpus says how much of a GPU each takes.")
     return "cuda" if experiment.gpus else "cpu"
 
 
 def _check_found_elsewhere(job: Job) -> None:
     """Refuse what was given from Python: workers on a cluster load data and network by their names."""
     if job.federation.split.dataset == "arrays" or any(isinstance(party.task.network, Modules) for party in job.parties):
-        raise Refusal(
+        raise UsageError(
             "The ray engine loads data and networks where its workers are, by their names: data given as arrays and networks "
             "given as modules cannot be found there. Import the data (comity import), give the network as a file, or use "
             "another engine."

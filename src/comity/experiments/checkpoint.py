@@ -20,7 +20,7 @@ from comity.checksums import CRC, Checksum, with_crc, without_crc
 from comity.core.codec import encode
 from comity.engines.engine import Engine
 from comity.engines.saved import OURS, Saved, read_state, write_state
-from comity.errors import Damaged, Refusal
+from comity.errors import CorruptedFile, UsageError
 
 MANIFEST = "manifest.json"
 EVERY_SECONDS = 5.0
@@ -33,7 +33,7 @@ def interval() -> float:
     try:
         return EVERY_SECONDS if text is None else float(text)
     except ValueError:
-        raise Refusal(f"COMITY_CHECKPOINT_SECONDS must be a number, not {text!r}.") from None
+        raise UsageError(f"COMITY_CHECKPOINT_SECONDS must be a number, not {text!r}.") from None
 
 
 def to_disk(path: Path) -> None:
@@ -164,7 +164,7 @@ class Checkpoints:
                 raise ValueError("there is no checksum")
             self.manifest = Manifest.read(without_crc(told))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
-            raise Damaged(f"The checkpoint is damaged: {path} cannot be read.") from why
+            raise CorruptedFile(f"The checkpoint is damaged: {path} cannot be read.") from why
         return self.manifest
 
     def server_state(self) -> Any:

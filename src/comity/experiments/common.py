@@ -16,11 +16,11 @@ from comity import models
 from comity.core.metrics import Metric, by_class, too_few
 from comity.core.record import record
 from comity.core.samples import PartyData
-from comity.core.task import Task, batchnorm_private
+from comity.core.task import LearningTask, batchnorm_private
 from comity.core.training import Training
 from comity.data import Federation
 from comity.data.augment import Augment
-from comity.errors import Refusal, unknown
+from comity.errors import UsageError, unknown
 from comity.experiments.config import Experiment
 
 
@@ -125,12 +125,12 @@ class Seats:
             if name not in everybody:
                 raise unknown("party called", name, everybody)
         if experiment.newcomers >= len(everybody):
-            raise Refusal(f"All {len(everybody)} parties would be newcomers: at least one must be there from the start.")
+            raise UsageError(f"All {len(everybody)} parties would be newcomers: at least one must be there from the start.")
         first_late = len(everybody) - experiment.newcomers
         places = tuple(place for place, name in enumerate(everybody) if name not in left_out)
         from_start = sum(place < first_late for place in places)
         if not from_start:
-            raise Refusal("Without these parties nobody is there from the start: leave out fewer.")
+            raise UsageError("Without these parties nobody is there from the start: leave out fewer.")
         return Seats(tuple(everybody[place] for place in places), places, from_start, tuple(everybody[:first_late]))
 
 
@@ -142,7 +142,7 @@ class CommonGround:
     introductions: Introductions
     modules: models.OwnModel | None = None
     """A user's own network, in place of one that the settings name."""
-    _tasks: dict[str, Task] = field(default_factory=dict, repr=False)
+    _tasks: dict[str, LearningTask] = field(default_factory=dict, repr=False)
 
     @cached_property
     def seats(self) -> Seats:
@@ -159,7 +159,7 @@ class CommonGround:
         """The random changes to training samples."""
         return Augment.read(self.experiment.augment, self.introductions.black, self.introductions.shape)
 
-    def task(self, party: str) -> Task:
+    def task(self, party: str) -> LearningTask:
         """A party's task; parties whose networks have one name share one object."""
         own = self.experiment.party.get(party)
         its_own = own.model if own else None
@@ -168,7 +168,7 @@ class CommonGround:
             self._tasks[name] = self._made(self.modules if self.modules is not None and not its_own else name)
         return self._tasks[name]
 
-    def _made(self, model: str | models.OwnModel) -> Task:
+    def _made(self, model: str | models.OwnModel) -> LearningTask:
         classes = self.introductions.classes
         network = models.build(model, self.introductions.shape, max(1, classes))  # one answer, if it is a number
-        return Task(network, classes, self.experiment.cut or network.cut, batchnorm_private(network, self.experiment.bn))
+        return LearningTask(network, classes, self.experiment.cut or network.cut, batchnorm_private(network, self.experiment.bn))

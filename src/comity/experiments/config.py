@@ -13,13 +13,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from comity.core.metrics import ACCURACY, ELIGIBLE
-from comity.core.own_metrics import is_own
+from comity.core.custom_metrics import is_own
 from comity.core.training import Training
-from comity.errors import Refusal, shown, unknown
+from comity.errors import UsageError, shown, unknown
 from comity.models.low_rank import located
 from comity.plugins import is_code
 from comity.privacy.budget import Budget
-from comity.spec import BEYOND, call, parse, split
+from comity.spec import MAX_INT, call, parse, split
 
 
 def _found(names: Any) -> Any:
@@ -198,7 +198,7 @@ class Experiment(BaseModel):
             raise unknown("optimizer", spec.name, kinds)
         made = call(spec, kinds[spec.name])
         if not (0 <= made.momentum < 1 and 0 <= made.decay < float("inf")):
-            raise Refusal(f"{self.optimizer} is out of range: momentum lies in [0, 1) and decay is not negative.")
+            raise UsageError(f"{self.optimizer} is out of range: momentum lies in [0, 1) and decay is not negative.")
         return made
 
     def but(self, **changes: Any) -> Experiment:
@@ -218,22 +218,22 @@ def experiment(settings: Mapping[str, Any]) -> Experiment:
         if name not in Experiment.model_fields:
             raise unknown("setting called", str(name), Experiment.model_fields)
         if isinstance(given, bool) and Experiment.model_fields[name].annotation is not bool:
-            raise Refusal(f"{name} cannot be {str(given).lower()}.")
+            raise UsageError(f"{name} cannot be {str(given).lower()}.")
         _check_plain(name, given)
     try:
         made = Experiment.model_validate(dict(settings) | {"set": _flat(settings.get("set", {}))})
     except ValidationError as why:
-        raise Refusal(_sentence(why)) from why
+        raise UsageError(_sentence(why)) from why
     if made.metric not in ELIGIBLE and not is_own(made.metric):
         raise unknown("metric", made.metric, ELIGIBLE)
     if made.steps is not None and "epochs" in settings and settings["epochs"] != 1:
-        raise Refusal("Give either epochs or steps, not both.")
+        raise UsageError("Give either epochs or steps, not both.")
     if made.patience is not None and made.eval_share < 1:
-        raise Refusal("Patience compares rounds by what everybody says of them: give either patience or eval_share.")
+        raise UsageError("Patience compares rounds by what everybody says of them: give either patience or eval_share.")
     _check_workers(made)
     for name, own in made.party.items():
         if own.steps is not None and own.epochs is not None:
-            raise Refusal(f"Give {name} either epochs or steps, not both.")
+            raise UsageError(f"Give {name} either epochs or steps, not both.")
     made.training()
     return made
 
@@ -241,15 +241,15 @@ def experiment(settings: Mapping[str, Any]) -> Experiment:
 def _check_workers(made: Experiment) -> None:
     """Refuse what workers are to do or to take where there are none, and GPUs in parts that Ray does not give."""
     if made.partial_sums and made.engine not in ("process", "ray"):
-        raise Refusal("partial_sums are sums at workers, and need --engine process or ray.")
+        raise UsageError("partial_sums are sums at workers, and need --engine process or ray.")
     if made.gpus is None:
         return
     if made.engine != "ray":
-        raise Refusal("gpus is what each worker on Ray takes, and needs --engine ray: elsewhere --device cuda leads to a GPU.")
+        raise UsageError("gpus is what each worker on Ray takes, and needs --engine ray: elsewhere --device cuda leads to a GPU.")
     if made.device not in ("auto", "cuda"):
-        raise Refusal(f"Workers with gpus compute on cuda, not on {made.device}: give either gpus or device.")
+        raise UsageError(f"Workers with gpus compute on cuda, not on {made.device}: give either gpus or device.")
     if made.gpus > 1 and made.gpus != int(made.gpus):
-        raise Refusal(f"gpus must be a share of one, or a whole number, not {made.gpus:g}.")
+        raise UsageError(f"gpus must be a share of one, or a whole number, not {made.gpus:g}.")
 
 
 def _check_plain(name: str, given: Any) -> None:
@@ -261,10 +261,10 @@ def _check_plain(name: str, given: Any) -> None:
     elif isinstance(given, list | tuple):
         for value in given:
             _check_plain(name, value)
-    elif isinstance(given, int) and abs(given) >= (most := MOST_SEED if name == "seed" else BEYOND):
-        raise Refusal(f"{name} is too large: it must be less than {most:,}.")
+    elif isinstance(given, int) and abs(given) >= (most := MOST_SEED if name == "seed" else MAX_INT):
+        raise UsageError(f"{name} is too large: it must be less than {most:,}.")
     elif isinstance(given, str) and ("\0" in given or not _is_text(given)):
-        raise Refusal(f"{name} holds a character that is no text: {shown(given)}.")
+        raise UsageError(f"{name} holds a character that is no text: {shown(given)}.")
 
 
 def _is_text(given: str) -> bool:
@@ -330,11 +330,11 @@ def read(path: str | Path) -> Experiment:
             raise RecursionError
         return experiment(tomllib.loads(text))
     except OSError as why:
-        raise Refusal(f"{path} cannot be read ({why.strerror}).") from why
+        raise UsageError(f"{path} cannot be read ({why.strerror}).") from why
     except ValueError as why:  # also of text that is not UTF-8, and of numbers of thousands of digits
-        raise Refusal(f"{path} is not valid TOML: {why}.") from why
+        raise UsageError(f"{path} is not valid TOML: {why}.") from why
     except RecursionError as why:
-        raise Refusal(f"{path} is nested too deeply to be an experiment.") from why
+        raise UsageError(f"{path} is nested too deeply to be an experiment.") from why
 
 
 def write(made: Experiment) -> str:

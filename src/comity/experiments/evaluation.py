@@ -140,7 +140,7 @@ def evaluate_newcomers_alone(job: Outline, server: Server, engine: Engine) -> No
 
 def _asked(server: Server, engine: Engine, messages: Mapping[int, Any], look: EvaluationRequest) -> dict[int, Evaluation]:
     """Evaluations of the parties that are heard, in party order; what crosses for them is charged as `eval`."""
-    roll = server.attendance.roll_call(server.looking(), messages)
+    roll = server.participation_log.begin_call(server.looking(), messages)
     sent = {i: messages[i] for i in roll.there}
     server.charge_messages("evaluate", sent, "eval")
     asked = {i: Message(message, server.versions.get(i)) for i, message in sent.items()}

@@ -24,12 +24,12 @@ from typing import Any, TypeVar
 import torch
 
 from comity.checksums import CRC, Checksum, with_crc, without_crc
-from comity.core.attendance import Absence
+from comity.core.participation import Absence
 from comity.core.evaluation import Answers
 from comity.core.ledger import Charge
 from comity.core.server import Note
 from comity.data.split import Split
-from comity.errors import ComityError, Refusal
+from comity.errors import ComityError, UsageError
 from comity.experiments import config
 from comity.experiments.checkpoint import Checkpoints, to_disk, write_atomically
 from comity.experiments.config import Experiment
@@ -96,17 +96,17 @@ class RunFolder:
             with contextlib.suppress(OSError):  # a name that no file can have
                 inside = sorted(str(found.parent) for found in self.path.glob(f"*/seed-*/{CONFIG}"))
             more = f" The runs in it are {', '.join(inside[:8])}{' and others' if len(inside) > 8 else ''}: name one of them."
-            raise Refusal(f"{self.path} holds no run: it has no {missing}.{more if inside else ''}")
+            raise UsageError(f"{self.path} holds no run: it has no {missing}.{more if inside else ''}")
 
     def check_free(self) -> None:
         """Refuse a folder that holds a run, or anything that a new run would overwrite."""
         if self.begun:
-            raise Refusal(
+            raise UsageError(
                 f"{self.path} already holds a run: continue it with 'comity resume {self.path}' (in Python resume=True), or "
                 "choose another --out."
             )
         if taken := sorted(name for name in NEVER_OVERWRITTEN if (self.path / name).exists()):
-            raise Refusal(f"{self.path} already has a {taken[0]}: choose another --out.")
+            raise UsageError(f"{self.path} already has a {taken[0]}: choose another --out.")
 
     def _missing(self) -> str | None:
         try:
@@ -224,9 +224,9 @@ class RunFolder:
             known = [told[key] for key in (mark, f"{mark}_before") if key in told]
             changed = bool(known) and digest(path.read_text(encoding="utf-8")) not in known
         except (OSError, ValueError) as why:
-            raise Refusal(f"{path} cannot be read.") from why
+            raise UsageError(f"{path} cannot be read.") from why
         if changed:
-            raise Refusal(f"{path} has changed since the run was started: start a new run with it instead.")
+            raise UsageError(f"{path} has changed since the run was started: start a new run with it instead.")
 
     # Readers.
 
@@ -286,7 +286,7 @@ class RunFolder:
     def read_tape(self) -> Iterator[RecordedMessage]:
         """All messages in their order, if they were kept and are what was written."""
         if not self.taped:
-            raise Refusal(f"{self.path} has no tape: messages are kept by runs with --tape (in Python tape=True).")
+            raise UsageError(f"{self.path} has no tape: messages are kept by runs with --tape (in Python tape=True).")
         self._check_file(MESSAGES)
         return read_tape(self.tape)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from comity.core.metrics import ACCURACY, METRICS, Metric
-from comity.core.own_metrics import described, is_own, use
-from comity.errors import ComityError, Refusal
+from comity.core.custom_metrics import described, is_own, use
+from comity.errors import ComityError, UsageError
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
 from comity.experiments.trust import check, code_of
@@ -23,7 +23,7 @@ def metric_of(folder: RunFolder, experiment: Experiment, trust: bool = False) ->
         if is_code(key):
             check(folder.path, folder.config.read_text(encoding="utf-8"), code_of(experiment), trust)
         return use(key)
-    except Refusal:
+    except UsageError:
         try:
             return described(key, folder.read_environment()["metric"])
         except (ComityError, KeyError, TypeError):

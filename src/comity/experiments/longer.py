@@ -11,7 +11,7 @@ from typing import Any
 
 from comity.algorithms import compose
 from comity.core.wrapper import chain
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments import config
 from comity.experiments.checkpoint import Manifest, write_atomically
 from comity.experiments.config import Experiment
@@ -19,7 +19,7 @@ from comity.experiments.environment import digest
 from comity.experiments.folder import RunFolder
 from comity.experiments.schedule import Schedule
 from comity.experiments.trust import check, code_of, mark_again
-from comity.names import called
+from comity.names import display_name
 
 
 def ask_for(folder: Path, rounds: int, *, trust: bool = False) -> None:
@@ -69,23 +69,23 @@ def _check_open(folder: Path, before: Experiment, rounds: int, manifest: Manifes
     over = manifest.round >= last
     done = min(manifest.round, last)  # newcomers have a round after all others
     if rounds <= done:
-        raise Refusal(f"{folder} has {done} rounds already, so it cannot become one of {rounds}: give more with --rounds.")
+        raise UsageError(f"{folder} has {done} rounds already, so it cannot become one of {rounds}: give more with --rounds.")
     new = f"start a new run with --rounds {rounds} instead."
     opened = manifest.counters if "exchanged" in manifest.counters else None
     ending = manifest.counters.get("ending", opened)
     if over and ending is None:
-        raise Refusal(f"{_closed(folder, before)}, and there is no way back to before that: {new}")
+        raise UsageError(f"{_closed(folder, before)}, and there is no way back to before that: {new}")
     if over and ending and _ended_by_patience(ending["schedule"], rounds, done):
-        raise Refusal(
+        raise UsageError(
             f"{folder} ended after round {done} because it had got no better for {before.patience} rounds (patience), as it "
             f"would have with {rounds}: start a new run with another --patience instead."
         )
     if before.budget:
-        raise Refusal(f"{folder} has a privacy budget ({before.budget}), by which noise and rounds were planned: {new}")
+        raise UsageError(f"{folder} has a privacy budget ({before.budget}), by which noise and rounds were planned: {new}")
     looked = manifest.counters.get("looked", ())
     if "rounds" in looked or ("cohort" in looked and before.without and before.participation < 1):
-        raise Refusal(
-            f"{called(before.algorithm)} plans by the number of rounds, so that the first of {rounds} are others than the first "
+        raise UsageError(
+            f"{display_name(before.algorithm)} plans by the number of rounds, so that the first of {rounds} are others than the first "
             f"of {before.rounds}: {new}"
         )
 
@@ -95,7 +95,7 @@ def _closed(folder: Path, before: Experiment) -> str:
     if before.newcomers:
         return f"The newcomers have joined in {folder}"
     if any(a.finishes for a in chain(compose(before.algorithm, before.set))):
-        return f"{called(before.algorithm)} has fine-tuned its models after the last round of {folder}"
+        return f"{display_name(before.algorithm)} has fine-tuned its models after the last round of {folder}"
     return f"{folder} was ended by an earlier version of Comity"
 
 

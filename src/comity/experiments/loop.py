@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from comity.checksums import Checksum
-from comity.core.attendance import NoReplies
+from comity.core.participation import NoReplies
 from comity.core.call import CallId
 from comity.core.finite import first_not_finite, is_finite
 from comity.core.record import on_device
@@ -171,7 +171,7 @@ class _Rounds:
         """Begin where a checkpoint was made."""
         counters = manifest.counters
         self.server.versions = _versions(manifest)
-        self.server.attendance.waiting = set(counters.get("waiting", ()))
+        self.server.participation_log.waiting = set(counters.get("waiting", ()))
         self._void = {int(t): why for t, why in counters.get("void", {}).items()}
         homes = {int(i): w for i, w in counters.get("homes", {}).items()}
         self._engine.load(self._checkpoints.folder, manifest.parties.values(), self.server.versions, homes)
@@ -231,7 +231,7 @@ class _Rounds:
         notes = self.server.take_notes()
         self._tables.add(METRICS, notes)
         self._tables.add(LEDGER, self.server.ledger.take())
-        self._tables.add(ABSENCES, self.server.attendance.take())
+        self._tables.add(ABSENCES, self.server.participation_log.take())
         self._tables.add(PRIVACY, self._account.take())
         return notes
 
@@ -267,16 +267,16 @@ class _Rounds:
         """The exchanges before round 1; without them there is no run. Who missed one waits until it was told what it missed."""
         if void := self._whole(lambda s: self.job.algorithm.start(s, self.server), quorum=self.job.experiment.min_replies):
             raise ComityError(f"The run cannot begin: {void[0].lower()}{void[1:]}")
-        self.server.attendance.waiting = set(self.server.attendance.missed)
+        self.server.participation_log.waiting = set(self.server.participation_log.missed)
 
     def _onboard(self, cohort: Iterable[int]) -> None:
         """Tell those of a round who missed the start what they missed; who cannot be reached waits on."""
-        attendance = self.server.attendance
-        late = sorted(attendance.waiting.intersection(cohort))
+        participation_log = self.server.participation_log
+        late = sorted(participation_log.waiting.intersection(cohort))
         if late:
-            attendance.waiting -= set(late)
+            participation_log.waiting -= set(late)
             void = self._whole(lambda s: self.job.algorithm.catch_up(s, self.server, late))
-            attendance.waiting |= set(late) if void else attendance.missed.intersection(late)
+            participation_log.waiting |= set(late) if void else participation_log.missed.intersection(late)
 
     def _whole(self, exchanges: Callable[[Any], Any], quorum: int = 1) -> str:
         """Exchanges that count as a whole or not at all, at the server and at the parties; if not, the reason."""
@@ -336,7 +336,7 @@ class _Rounds:
             counters["versions"] = {i: list(version) for i, version in self.server.versions.items()}
             counters["homes"] = dict(self._engine.homes)
             counters["void"] = self._void
-            counters["waiting"] = sorted(self.server.attendance.waiting)
+            counters["waiting"] = sorted(self.server.participation_log.waiting)
             counters["first"] = self.server.first
             counters["looked"] = sorted(self.server.looked)
             counters |= {"gained": self._gained} if self._gained else {}

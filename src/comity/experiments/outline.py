@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.attendance import Rules
+from comity.core.participation import Rules
 from comity.core.key import Key, SecretKey
 from comity.core.ledger import Ledger
 from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric
@@ -21,12 +21,12 @@ from comity.core.release import Asked, Release
 from comity.core.runner import PartyRunner, SumsReplies
 from comity.core.server import Server, cohort
 from comity.core.wrapper import chain
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.absent import PlannedAbsences
 from comity.experiments.common import CommonGround, Introduction
 from comity.experiments.config import Experiment
 from comity.experiments.party_side import training_of
-from comity.names import called
+from comity.names import display_name
 from comity.privacy.account import Account, block, planned
 from comity.privacy.budget import Budget
 from comity.privacy.composition import weakest_unit
@@ -122,7 +122,7 @@ class Outline:
 
     def method_cautions(self) -> list[str]:
         """What a user should know of the method on these data."""
-        name = called(self.experiment.algorithm)
+        name = display_name(self.experiment.algorithm)
         said = [f"{name}: {text}" for a in chain(self.algorithm) for text in a.cautions(self.info)]
         if not any(one.protects_records for one in chain(self.algorithm)):
             said += [f"{name}: {text}" for a in chain(self.algorithm) for text in a.privacy_cautions(self.info)]
@@ -158,10 +158,10 @@ class Outline:
         if not any(said.validation for said in self.introduced.values()) and (
             why := next(filter(None, (a.needs_validation for a in chain(self.algorithm))), "")
         ):
-            raise Refusal(f"{called(self.experiment.algorithm)}: {why}.")
+            raise UsageError(f"{display_name(self.experiment.algorithm)}: {why}.")
         metric = self.metric
         if metric is not ACCURACY and (lacking := next((split for split in needed if not self.judged(split)), None)):
-            raise Refusal(
+            raise UsageError(
                 f"No party's {lacking} samples have a figure by metric {metric.name} ({metric.about}): choose another metric."
             )
 
@@ -253,11 +253,11 @@ class Outline:
 
     def noise(self) -> float | None:
         """The noise that the budget asks for, where the method leaves it open; None where it does not."""
-        check_budget(self.algorithm, self.budget, self.asked(0), called(self.experiment.algorithm))
+        check_budget(self.algorithm, self.budget, self.asked(0), display_name(self.experiment.algorithm))
         bounded = math.isfinite(self.budget.epsilon) and any(one.protects_records for one in chain(self.algorithm))
         if bounded and (lacking := next((self.info.name(i) for i in self.info.parties if self.coupled(i)), "")):
-            name = called(self.experiment.algorithm)
-            raise Refusal(
+            name = display_name(self.experiment.algorithm)
+            raise UsageError(
                 f"{name} cannot keep to a budget ({self.budget}): {lacking} has {OWN_CONSTANTS}, so that one record moves what "
                 "all others are. Use data whose schema has fixed constants."
             )

@@ -9,9 +9,9 @@ from comity.core.key import Key
 from comity.core.metrics import METRICS
 from comity.core.party import Party
 from comity.core.samples import PartyData
-from comity.core.task import Task
+from comity.core.task import LearningTask
 from comity.core.training import Training
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.common import CommonGround
 
 
@@ -44,10 +44,10 @@ def _own_training(common: CommonGround, number: int) -> Training:
     return replace(common.training, augment=common.augment, **changes)
 
 
-def _with_least_batch(common: CommonGround, task: Task, training: Training, samples: int) -> Training:
+def _with_least_batch(common: CommonGround, task: LearningTask, training: Training, samples: int) -> Training:
     """The same training with the smallest batch that the settings and the network allow."""
     least = min(training.batch, samples) if common.experiment.last_batch == "drop" else 1
     least = max(least, 2 if task.network.norms else 1)
     if training.batch < least:
-        raise Refusal(f"{task.network.name} has BatchNorm, which needs batches of at least 2: raise --batch.")
+        raise UsageError(f"{task.network.name} has BatchNorm, which needs batches of at least 2: raise --batch.")
     return replace(training, min_batch=least)

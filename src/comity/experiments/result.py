@@ -13,10 +13,10 @@ from torch import Tensor
 from comity.core.ledger import Charge
 from comity.core.record import Params
 from comity.core.server import Note
-from comity.core.task import Task, in_chunks
+from comity.core.task import LearningTask, in_chunks
 from comity.data.inputs import Inputs
 from comity.engines.site import Site
-from comity.errors import ComityError, Refusal, unknown
+from comity.errors import ComityError, UsageError, unknown
 from comity.experiments.build import Job
 from comity.experiments.checkpoint import Checkpoints
 from comity.experiments.folder import RunFolder
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Deployed:
     """A party's model as it would be used."""
 
-    task: Task
+    task: LearningTask
     theta: Params
     inputs: Inputs
     class_names: tuple[str, ...]
@@ -57,7 +57,7 @@ class Deployed:
         `x` is as the party has it: an array, tensor, list or pandas frame, unscaled, with missing values (see `Inputs.prepared`).
         """
         if not self.task.classes:
-            raise Refusal("This model predicts a number, which has no classes: use predict.")
+            raise UsageError("This model predicts a number, which has no classes: use predict.")
         return self.logits(self.inputs.prepared(x)).softmax(1)
 
     def predict(self, x: Any) -> Tensor:

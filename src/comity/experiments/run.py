@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from comity import models
-from comity.core.own_metrics import describe
+from comity.core.custom_metrics import describe
 from comity.core.task import fixed_in
 from comity.data import Dataset, Federation
 from comity.data import load as load_dataset
 from comity.engines.allocator import freed_memory_kept
-from comity.errors import ComityError, Refusal
+from comity.errors import ComityError, UsageError
 from comity.experiments import config
 from comity.experiments.build import Job, prepare
 from comity.experiments.checkpoint import interval
@@ -41,7 +41,7 @@ def start(job: Job, folder: Path, progress: Progress, track: Trackers | None = N
     new.check_free()
     interval()  # a wrong COMITY_CHECKPOINT_SECONDS is refused before anything is written
     if folder.exists() and not folder.is_dir():
-        raise Refusal(f"{folder} is a file, not a folder: choose another --out.")
+        raise UsageError(f"{folder} is a file, not a folder: choose another --out.")
     folder.mkdir(parents=True, exist_ok=True)
     with at_work(new):
         new.check_free()  # once more, now that nobody else can begin here
@@ -98,17 +98,17 @@ def check_same(folder: Path, experiment: Experiment, tape: bool = False) -> None
     The settings are those that `prepare` settled. What was not on tape from the beginning cannot be later.
     """
     if tape and not RunFolder(folder).taped:
-        raise Refusal(f"{folder} holds a run that did not keep its messages: choose another --out for one with a tape.")
+        raise UsageError(f"{folder} holds a run that did not keep its messages: choose another --out for one with a tape.")
     before = RunFolder(folder).read_experiment()
     if before.model_dump(exclude=WHERE) != experiment.model_dump(exclude=WHERE):
         if before.model_dump(exclude=WHERE | {"rounds"}) == experiment.model_dump(exclude=WHERE | {"rounds"}):
-            raise Refusal(
+            raise UsageError(
                 f"{folder} holds a run of {before.rounds} rounds, not {experiment.rounds}: choose another --out, or let it go on "
                 f"with 'comity resume {folder} --rounds {experiment.rounds}'."
             )
-        raise Refusal(f"{folder} holds a run with other settings: choose another --out.")
+        raise UsageError(f"{folder} holds a run with other settings: choose another --out.")
     if texts := changes(folder, code_of(experiment)):
-        raise Refusal(f"{texts[0]} Choose another --out.")
+        raise UsageError(f"{texts[0]} Choose another --out.")
 
 
 def elsewhere(folder: Path, asked: Experiment) -> list[str]:
@@ -126,9 +126,9 @@ def _data_of(experiment: Experiment) -> Dataset:
     """The dataset that a run's settings name."""
     try:
         return load_dataset(experiment.data)
-    except Refusal as why:
+    except UsageError as why:
         if re.fullmatch(r"[\w -]+", experiment.data):  # no file, no folder: a name that is known elsewhere, or was a variable
-            raise Refusal(f"{why} If the data were given from Python, give the same federation again.") from why
+            raise UsageError(f"{why} If the data were given from Python, give the same federation again.") from why
         raise
 
 
@@ -147,13 +147,13 @@ def reopen(
         raise ComityError(f"{begun.environment} cannot be read.")
     check(folder, begun.config.read_text(encoding="utf-8"), code_of(experiment), trust)
     if experiment.engine == "flare":
-        raise Refusal(
+        raise UsageError(
             f"The data and models of {folder} are at sites of their own: 'comity deploy report SITE' and 'comity deploy measure "
             "SITE' show there what came of it."
         )
     split = begun.read_split()
     if federation is None and experiment.data == "arrays":
-        raise Refusal(f"The data of {folder} were given as arrays: resume it from Python with the same federation.")
+        raise UsageError(f"The data of {folder} were given as arrays: resume it from Python with the same federation.")
     job = prepare(experiment, federation or _data_of(experiment).split(split), model, begun.read_plan())
     check_given(folder, job)
     return job
@@ -163,9 +163,9 @@ def check_given(folder: Path, job: Job) -> None:
     """Refuse to take a folder's run for one on other data, or of another network that was given from Python."""
     before = RunFolder(folder).read_environment()
     if before["fingerprint"] != job.federation.fingerprint():
-        raise Refusal(f"The data of {folder} have changed since it was started: choose another --out for these.")
+        raise UsageError(f"The data of {folder} have changed since it was started: choose another --out for these.")
     if before.get("network", now := _given_network(job).get("network")) != now:
-        raise Refusal(f"{folder} holds a run of another network: give the same again, or choose another --out.")
+        raise UsageError(f"{folder} holds a run of another network: give the same again, or choose another --out.")
 
 
 def _given_network(job: Job) -> dict[str, str]:

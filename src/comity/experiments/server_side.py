@@ -13,10 +13,10 @@ from comity.core.party import Info
 from comity.core.server import cohort
 from comity.core.training import Training
 from comity.core.wrapper import chain
-from comity.errors import Refusal, unknown
+from comity.errors import UsageError, unknown
 from comity.experiments.common import CommonGround
 from comity.experiments.config import Experiment
-from comity.names import called
+from comity.names import display_name
 
 
 def agree(common: CommonGround) -> tuple[AnyAlgorithm, Info]:
@@ -25,11 +25,11 @@ def agree(common: CommonGround) -> tuple[AnyAlgorithm, Info]:
     algorithm = algorithms.compose(experiment.algorithm, experiment.set)
     info = _info(common)
     if any(wish is not None for wish in info.peers) and not any(a.hears_peers for a in chain(algorithm)):
-        raise Refusal(f"In {called(experiment.algorithm)} a party cannot choose its peers: it learns from everybody or nobody.")
+        raise UsageError(f"In {display_name(experiment.algorithm)} a party cannot choose its peers: it learns from everybody or nobody.")
     if experiment.min_replies > len(info.names):
-        raise Refusal(f"min_replies must be at most {len(info.names)}, the number of parties, not {experiment.min_replies}.")
+        raise UsageError(f"min_replies must be at most {len(info.names)}, the number of parties, not {experiment.min_replies}.")
     if experiment.init == "own":
-        _check_own_start(algorithm, info, called(experiment.algorithm))
+        _check_own_start(algorithm, info, display_name(experiment.algorithm))
     info = replace(info, cohort=_cohort(experiment, info))
     algorithm.check(info)
     if info.newcomers:
@@ -40,13 +40,13 @@ def agree(common: CommonGround) -> tuple[AnyAlgorithm, Info]:
 def _check_own_start(algorithm: AnyAlgorithm, info: Info, name: str) -> None:
     """Refuse weights of one's own where a method cannot use them, or where there are none."""
     if why := next((a.common_start for a in chain(algorithm) if a.start_weights is None), ""):
-        raise Refusal(f"init=own cannot be: {name} {why}.")
+        raise UsageError(f"init=own cannot be: {name} {why}.")
     if algorithm.tried_rounds:
-        raise Refusal(f"init=own cannot be: {name} tries rounds before the first, each of which would begin anew.")
+        raise UsageError(f"init=own cannot be: {name} tries rounds before the first, each of which would begin anew.")
     for task in {id(task): task for task in info.tasks}.values():
         one, another = (task.network.init(Key(0).fold(text)) for text in ("one", "another"))
         if all(torch.equal(one[k], another[k]) for k in one):
-            raise Refusal(f"init=own cannot be: {task.network.name} has the same first weights, whatever they are drawn from.")
+            raise UsageError(f"init=own cannot be: {task.network.name} has the same first weights, whatever they are drawn from.")
 
 
 def _info(common: CommonGround) -> Info:

@@ -17,9 +17,9 @@ import torch
 
 from comity.core.call import CallId, Edge, Message, PartyResult
 from comity.core.codec import decode, encode, flatten
-from comity.core.record import Cipher, Sealed, parcels_in, tree_map, unseal
+from comity.core.record import Cipher, Sealed, sealed_in, tree_map, unseal
 from comity.core.runner import PartyRunner
-from comity.errors import Damaged, Refusal
+from comity.errors import CorruptedFile, UsageError
 from comity.experiments.config import Experiment
 
 LENGTH = 8  # bytes that tell how long a message is
@@ -47,7 +47,7 @@ def one_process(experiment: Experiment) -> Experiment:
     """An experiment whose messages are kept: its parties are in one process, where parcels between them can be read."""
     if experiment.engine in ("process", "ray", "flare") or (experiment.workers or 1) > 1:
         where = f"engine {experiment.engine}" if experiment.engine in ("process", "ray", "flare") else "several workers"
-        raise Refusal(
+        raise UsageError(
             f"A tape is kept in one process, where what is sealed between parties can be read, and not with {where}: "
             "choose engine loop, stacked or auto, and no more than one worker."
         )
@@ -61,22 +61,22 @@ class Taped:
         self._runner = works
         self._append = keep
 
-    def run(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
+    def run(self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
         """Have the parties work; letters and parcels are on the tape before anybody begins, a reply before anybody hears it."""
         alike: dict[Any, tuple[Any, list[int]]] = {}
         for i, message in messages.items():
             alike.setdefault(_same(message.content), (message.content, []))[1].append(i)
         for content, to in alike.values():
             self._keep("message", call, -1, to, content)
-        for (src, dst), parcel in sorted(parcels.items()):
-            self._keep("sealed", call, src, [dst], unseal(parcel))
-        for i, answer in self._runner.run(call, messages, parcels):
+        for (src, dst), sealed in sorted(sealed_messages.items()):
+            self._keep("sealed", call, src, [dst], unseal(sealed))
+        for i, answer in self._runner.run(call, messages, sealed_messages):
             self._keep("reply", call, i, [-1], _closed(answer.reply))
             yield i, answer
 
     def _keep(self, kind: Kind, call: CallId, src: int, to: list[int], content: Any) -> None:
         told = {"kind": kind, "call": list(call), "src": src, "to": to, "content": content}
-        blob = encode(told, parcels=True)
+        blob = encode(told, sealed_messages=True)
         self._append(len(blob).to_bytes(LENGTH, "little") + blob)
 
 
@@ -88,16 +88,16 @@ def _same(content: Any) -> tuple[str, tuple[int, ...]]:
 
 def _closed(reply: Any) -> Any:
     """A reply as the server has it: of parcels it knows the sizes and whom they are for."""
-    if not parcels_in(reply):
+    if not sealed_in(reply):
         return reply
     return tree_map(lambda leaf: _shell(leaf) if isinstance(leaf, Sealed) else leaf, reply)
 
 
-def _shell(parcel: Sealed) -> Sealed:
-    mark = parcel.postmark
+def _shell(sealed: Sealed) -> Sealed:
+    mark = sealed.origin
     assert mark is not None, "a parcel in a reply has its postmark"
     nothing = torch.empty(0, dtype=torch.uint8)
-    return Sealed(Cipher(mark.sender, mark.round, list(parcel.to), nothing, nothing), parcel.size, parcel.to, mark)
+    return Sealed(Cipher(mark.sender, mark.round, list(sealed.to), nothing, nothing), sealed.size, sealed.to, mark)
 
 
 def read_tape(path: Path) -> Iterator[RecordedMessage]:
@@ -108,9 +108,9 @@ def read_tape(path: Path) -> Iterator[RecordedMessage]:
                 length = int.from_bytes(head, "little")
                 blob = file.read(length)
                 if len(head) < LENGTH or len(blob) < length:
-                    raise Damaged(f"{path} is damaged: its last message is not whole.")
-                told = decode(blob, parcels=True)
+                    raise CorruptedFile(f"{path} is damaged: its last message is not whole.")
+                told = decode(blob, sealed_messages=True)
                 kind = OLD_KINDS.get(told["kind"], told["kind"])
                 yield RecordedMessage(kind, CallId(*told["call"]), told["src"], tuple(told["to"]), told["content"])
     except OSError as why:
-        raise Refusal(f"{path} cannot be read ({why.strerror}).") from why
+        raise UsageError(f"{path} cannot be read ({why.strerror}).") from why

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.plugins import digest, is_code
@@ -27,7 +27,7 @@ MARK = "trust.json"
 SECRET_BYTES = 32
 
 
-class Untrusted(Refusal):
+class Untrusted(UsageError):
     """To open a folder would run files that are not known to be the user's own, or are no longer what they were."""
 
 

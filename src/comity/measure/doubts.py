@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from comity.core.attendance import ABSENT, NOT_FINITE
+from comity.core.participation import ABSENT, NOT_FINITE
 
 MOST_NAMED = 8  # parties or rounds in a sentence
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from comity.core.key import Key
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.measure.probe import Probes
 
 LEAST = 20  # samples below which there is no curve
@@ -128,7 +128,7 @@ def halves(count: int, share: float, key: Key) -> tuple[Tensor, Tensor]:
 def curve(x: Tensor, y: Tensor, key: Key, settings: Settings = FULL, classes: int | None = None) -> Curve:
     """The loss-data curve of labels y (0..classes-1) given representations x (a row a sample)."""
     if len(x) < LEAST or len(x) != len(y):
-        raise Refusal(f"A description length needs at least {LEAST} samples and a label for each, not {len(x)} and {len(y)}.")
+        raise UsageError(f"A description length needs at least {LEAST} samples and a label for each, not {len(x)} and {len(y)}.")
     classes = classes or int(y.max()) + 1
     train, held = halves(len(x), settings.validation, key)
     x = _whitened(x.flatten(1).float(), train)

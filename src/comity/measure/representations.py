@@ -28,10 +28,10 @@ from comity.core.key import Key
 from comity.core.party import Party
 from comity.core.record import Empty, Params, on_device
 from comity.core.samples import Samples
-from comity.core.task import Network, Task
+from comity.core.task import Network, LearningTask
 from comity.core.wrapper import chain
 from comity.data import Federation
-from comity.errors import ComityError, Refusal, unknown
+from comity.errors import ComityError, UsageError, unknown
 from comity.experiments.build import Job
 from comity.experiments.folder import RunFolder
 from comity.experiments.run import reopen
@@ -125,9 +125,9 @@ class _Tap:
         self._passed = {}
 
 
-def _tapped(task: Task, tap: _Tap) -> Task:
+def _tapped(task: LearningTask, tap: _Tap) -> LearningTask:
     """The task on a tapped network, and so all tasks that it is made of."""
-    changed: dict[str, Any] = {f.name: _tapped(t, tap) for f in fields(task) if isinstance(t := getattr(task, f.name), Task)}
+    changed: dict[str, Any] = {f.name: _tapped(t, tap) for f in fields(task) if isinstance(t := getattr(task, f.name), LearningTask)}
     return replace(task, network=cast(Network, tap), **changed)
 
 
@@ -165,7 +165,7 @@ class Projection:
         return z @ self._known[which]
 
 
-def chosen_layers(tasks: Sequence[Task], layers: Sequence[str] | None) -> tuple[str, ...]:
+def chosen_layers(tasks: Sequence[LearningTask], layers: Sequence[str] | None) -> tuple[str, ...]:
     """The layers asked for, checked; unless told all stages, or the representation if parties' networks differ."""
     networks = [task.network for task in tasks]
     alike = all(n.stages == networks[0].stages for n in networks)
@@ -234,7 +234,7 @@ def _at_layers(model: Offered, when: When, data: Samples, layers: Sequence[str],
 
 def _samples(party: Party, split: str) -> Samples:
     if split not in ("train", "validation", "test"):
-        raise Refusal(f"Samples are train, validation or test, not {split!r}.")
+        raise UsageError(f"Samples are train, validation or test, not {split!r}.")
     data: Samples = getattr(party.data, split)
     return data
 

@@ -15,7 +15,7 @@ from comity import models
 from comity.core.key import Key
 from comity.core.party import Party
 from comity.data import Federation
-from comity.errors import Refusal, unknown
+from comity.errors import UsageError, unknown
 from comity.experiments.outline import Outline
 from comity.experiments.run import reopen
 from comity.measure import mdl as description
@@ -87,7 +87,7 @@ def studied(
         found = taken(parties, offers, own, chosen, split=split, samples=samples, seed=seed, width=width)
         count = sum(len(r.labels) for r in found if (r.layer, r.when) == (found[0].layer, "after"))
         if not count:
-            raise Refusal(f"There are no {split} samples to look at{f' at {alone}' if alone else ''}.")
+            raise UsageError(f"There are no {split} samples to look at{f' at {alone}' if alone else ''}.")
         lacking = _lacking(count) if alone and mdl else None
         measured = _by_layer(found, Key.root(seed).fold("measure"), None if lacking else mdl, run.info.task.classes, told)
     finally:
@@ -152,7 +152,7 @@ class _Pooled:
 
     def __init__(self, parts: Sequence[Representation]) -> None:
         if len({r.features.shape[1] for r in parts}) > 1:
-            raise Refusal(f"Parties' representations after {parts[0].layer} differ in width: there is nothing to compare.")
+            raise UsageError(f"Parties' representations after {parts[0].layer} differ in width: there is nothing to compare.")
         self.sets: list[Tensor] = [r.features for r in parts]
         self.z = torch.cat(self.sets)
         self.labels = torch.cat([r.labels for r in parts])

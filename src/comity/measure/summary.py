@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from comity.core.attendance import Absence
+from comity.core.participation import Absence
 from comity.core.ledger import SERVER
 from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric, fitting
 from comity.core.server import Note

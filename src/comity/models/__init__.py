@@ -10,7 +10,7 @@ from torch import nn
 
 from comity.core.key import Key
 from comity.core.task import Network
-from comity.errors import Refusal, unknown
+from comity.errors import UsageError, unknown
 from comity.models.layer_stream import LayerStream
 from comity.models.modules import Modules
 from comity.models.stack import Stack
@@ -32,7 +32,7 @@ def build(model: str | OwnModel, shape: tuple[int, ...], classes: int) -> Networ
     if not isinstance(model, str):
         return _of_modules("The model", model, shape, classes)
     if model == MODULES:
-        raise Refusal("The model was given from Python as modules: give the same again, with model=...")
+        raise UsageError("The model was given from Python as modules: give the same again, with model=...")
     if is_code(model):
         with LayerStream(Key.root(0).fold("build")):  # what layers draw for themselves is the same for all methods
             made = call_from_file(model, "build", shape, classes)
@@ -42,7 +42,7 @@ def build(model: str | OwnModel, shape: tuple[int, ...], classes: int) -> Networ
         raise unknown("model", spec.name, ZOO)
     for given in (*spec.args, *(v for k, v in spec.options.items() if k != "base")):  # which is a seed, or a folder
         if isinstance(given, int | float) and not isinstance(given, bool) and not 0 < given < float("inf"):
-            raise Refusal(f"{spec} is out of range: what {spec.name} takes is positive.")
+            raise UsageError(f"{spec} is out of range: what {spec.name} takes is positive.")
     return call(spec, ZOO[spec.name], shape, classes)
 
 
@@ -52,7 +52,7 @@ def _made(what: str, make: Callable[..., object], shape: tuple[int, ...], classe
         with LayerStream(Key.root(0).fold("build")):  # what layers draw for themselves is the same for all methods
             made = make(shape, classes)
     except Exception as why:
-        raise Refusal(f"{what} failed: {type(why).__name__}: {why}") from why
+        raise UsageError(f"{what} failed: {type(why).__name__}: {why}") from why
     return _checked("What it returns as the model", made, shape, classes)
 
 
@@ -61,7 +61,7 @@ def _checked(what: str, made: object, shape: tuple[int, ...], classes: int) -> N
     if not isinstance(made, Stack):
         return _of_modules(what, made, shape, classes)
     if (answer := made.shape_after(made.stages[-1])) != (classes,):
-        raise Refusal(_wrong_width(what, answer, classes))
+        raise UsageError(_wrong_width(what, answer, classes))
     return made
 
 
@@ -74,16 +74,16 @@ def _of_modules(what: str, pair: object, shape: tuple[int, ...], classes: int) -
     """A pair of modules as a network, tried on two samples of zeros."""
     if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, nn.Module) for part in pair)):
         hint = ": (net[:-1], net[-1]) cuts a Sequential before its last layer" if isinstance(pair, nn.Sequential) else ""
-        raise Refusal(f"{what} must be a pair (encoder, head) of nn.Modules{hint}.")
+        raise UsageError(f"{what} must be a pair (encoder, head) of nn.Modules{hint}.")
     encoder, head = deepcopy(pair)  # the user's own modules are left alone
     _check_plain(what, encoder, head)
     network = Modules(encoder, head, shape)
     try:
         answer = network.shape_after("head")
     except Exception as why:
-        raise Refusal(f"{what} does not fit samples of shape {shape}: {why}") from why
+        raise UsageError(f"{what} does not fit samples of shape {shape}: {why}") from why
     if answer != (classes,):
-        raise Refusal(_wrong_width(what, answer, classes))
+        raise UsageError(_wrong_width(what, answer, classes))
     return network
 
 
@@ -91,9 +91,9 @@ def _check_plain(what: str, encoder: nn.Module, head: nn.Module) -> None:
     """Refuse what would be trained otherwise than its author means."""
     weights = [(name, one) for part in (encoder, head) for name, one in part.named_parameters(remove_duplicate=False)]
     if frozen := next((name for name, one in weights if not one.requires_grad), None):
-        raise Refusal(f"{what} has weights that are not to be trained ({frozen}): make them buffers, by register_buffer.")
+        raise UsageError(f"{what} has weights that are not to be trained ({frozen}): make them buffers, by register_buffer.")
     if len({id(one) for _, one in weights}) < len(weights):
-        raise Refusal(f"{what} uses one weight in two places, which would be trained as two: give each place its own.")
+        raise UsageError(f"{what} uses one weight in two places, which would be trained as two: give each place its own.")
 
 
 def catalogue() -> list[dict[str, str]]:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from comity.core.record import Params
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.models.ends import images
 from comity.models.low_rank import LowRank, low_rank
 from comity.models.sequences import tokens_of
@@ -72,7 +72,7 @@ def patches(side: int) -> Make:
     def make(name: str, shape: Shape) -> Layer:
         channels, height, width = shape
         if height % side or width % side:
-            raise Refusal(f"vit cannot cut images of {height}x{width} into squares of {side}x{side}: give another patch.")
+            raise UsageError(f"vit cannot cut images of {height}x{width} into squares of {side}x{side}: give another patch.")
         down, across = height // side, width // side
 
         def apply(p: Params, x: Tensor, train: bool) -> Tensor:
@@ -155,16 +155,16 @@ def first_of(length: int) -> Make:
 def _finished(b: Builder, classes: int, rank: int, alpha: float, adapt: Adapted, base: int | str) -> Stack | LowRank:
     """The whole network; with a rank, only its factors and its head are trained."""
     if not rank and (alpha, adapt, base) != (ALPHA, "qv", 0):
-        raise Refusal(f"{b.name}'s alpha, adapt and base are about factors, of which there are none: give it a rank.")
+        raise UsageError(f"{b.name}'s alpha, adapt and base are about factors, of which there are none: give it a rank.")
     whole = b.stage("fc", linear(classes)).build()
     return low_rank(whole, LAYERS[adapt], rank, alpha, base) if rank else whole
 
 
 def _check_blocks(name: str, width: int, depth: int, heads: int) -> None:
     if width % heads:
-        raise Refusal(f"{name} cannot deal {width} values among {heads} heads: width must be a multiple of heads.")
+        raise UsageError(f"{name} cannot deal {width} values among {heads} heads: width must be a multiple of heads.")
     if depth > DEEPEST:
-        raise Refusal(f"{name} is a small one, of {DEEPEST} blocks at most, not {depth}.")
+        raise UsageError(f"{name} is a small one, of {DEEPEST} blocks at most, not {depth}.")
 
 
 def transformer(
@@ -184,7 +184,7 @@ def transformer(
     mean. With `rank`, LoRA: factors of q and v (adapt: of all of attention, or of all layers) and the head are trained and
     shared, the rest is the `base`: a seed, or an exported model's folder."""
     if len(shape) != 1:
-        raise Refusal(f"transformer needs rows of token numbers, but a sample has shape {shape}. Try vit or mlp2.")
+        raise UsageError(f"transformer needs rows of token numbers, but a sample has shape {shape}. Try vit or mlp2.")
     _check_blocks("transformer", width, depth, heads)
     b = Builder("transformer", shape).stage("input", first_of(length))
     words = vectors_of_words(vocabulary, width)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.models.stack import Builder, Shape, Stack, batchnorm, linear, relu
 
 
 def images(name: str, shape: Shape) -> Builder:
     """The beginning of a network for images."""
     if len(shape) != 3:
-        raise Refusal(f"{name} needs images (channels x height x width), but a sample has shape {shape}. Try mlp2.")
+        raise UsageError(f"{name} needs images (channels x height x width), but a sample has shape {shape}. Try mlp2.")
     return Builder(name, shape)
 
 

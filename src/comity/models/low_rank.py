@@ -25,7 +25,7 @@ from torch import Tensor
 
 from comity.core.key import Key
 from comity.core.record import Params
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.models.stack import Shape, Stack
 from comity.spec import parse
 
@@ -132,7 +132,7 @@ class LowRank:
 def low_rank(stack: Stack, layers: tuple[str, ...], rank: int, alpha: float, base: int | str) -> LowRank:
     """The stack with factors of that rank for all linear layers of its body that are so called (`q` is encoder.0.q, ...)."""
     if isinstance(base, int) and base < 0:
-        raise Refusal(f"The base of {stack.name} must be a seed, 0 or more, or an exported model's folder, not {base}.")
+        raise UsageError(f"The base of {stack.name} must be a seed, 0 or more, or an exported model's folder, not {base}.")
     body = stack.stages[: stack.stages.index(stack.cut) + 1]
     first = stack.init(Key.root(base if isinstance(base, int) else 0).fold("init"))
     kept = {k: v for k, v in first.items() if k.partition(".")[0] in body}
@@ -142,17 +142,17 @@ def low_rank(stack: Stack, layers: tuple[str, ...], rank: int, alpha: float, bas
         if kept[k].dim() == 2 and (layer := k.removesuffix(".weight")) != k and layer.rpartition(".")[2] in layers
     )
     if not adapted:
-        raise Refusal(f"{stack.name} has no linear layers called {' or '.join(layers)}, of which there could be factors.")
+        raise UsageError(f"{stack.name} has no linear layers called {' or '.join(layers)}, of which there could be factors.")
     most = min(min(kept[f"{layer}.weight"].shape) for layer in adapted)
     if rank > most:
-        raise Refusal(f"{stack.name} has layers of {most} values, so that factors have a rank of {most} at most, not {rank}.")
+        raise UsageError(f"{stack.name} has layers of {most} values, so that factors have a rank of {most} at most, not {rank}.")
     if isinstance(base, int):
         return LowRank(stack, kept, adapted, rank, alpha)
     held = _exported(_folder(base))
     if wrong := next((k for k, v in kept.items() if not _fits(held, k, v)), None):
         form = f"has one of shape {tuple(held[wrong].shape)}" if wrong in held else "has none"
         wanted = f"it wants {wrong} of shape {tuple(kept[wrong].shape)}"
-        raise Refusal(f"{base} is no base for this {stack.name}: {wanted}, and the model {form}.")
+        raise UsageError(f"{base} is no base for this {stack.name}: {wanted}, and the model {form}.")
     head = {k: v for k, v in first.items() if k not in kept}
     brought = head if all(_fits(held, k, v) for k, v in head.items()) else {}
     return LowRank(stack, {k: held[k] for k in kept}, adapted, rank, alpha, {k: held[k] for k in brought})

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from comity.core.kernels import unwrapped
 from comity.core.record import Params
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.models.stack import Builder, Layer, Make, Shape, Stack, conv, flat, linear, max_pool, relu, tanh, uniform
 
 
@@ -40,13 +40,13 @@ def mean_of_words(vocabulary: int, width: int, mean: str) -> Make:
 def tokens_of(model: str, x: Tensor, vocabulary: int) -> Tensor:
     """Token numbers from the floats that samples are made of, which hold them exactly."""
     if x.requires_grad:
-        raise Refusal(f"{model}'s tokens cannot be moved a little: choose a method that does not perturb its samples.")
+        raise UsageError(f"{model}'s tokens cannot be moved a little: choose a method that does not perturb its samples.")
     words = x.long()
     if torch.compiler.is_exporting():  # then there are no values to look at
         return words
     x = unwrapped(x)
     if not torch.equal(x.long().to(x.dtype), x) or x.min() < 0 or x.max() >= vocabulary:
-        raise Refusal(
+        raise UsageError(
             f"{model} needs token numbers from 0 (padding) to {vocabulary - 1}, but not all values of the samples, "
             f"{x.min():g} to {x.max():g}, are such. Give it another vocabulary, or try mlp2."
         )
@@ -104,7 +104,7 @@ def fasttext(
     """DBE's fastText for rows of token numbers (0 = padding): mean of the tokens' vectors, FC representation of 32. Its code
     divides by the row's length, padding too (mean=positions), and takes log_softmax of the representation."""
     if len(shape) != 1:
-        raise Refusal(f"fasttext needs rows of token numbers, but a sample has shape {shape}. Try mlp2.")
+        raise UsageError(f"fasttext needs rows of token numbers, but a sample has shape {shape}. Try mlp2.")
     b = Builder("fasttext", shape).stage("embedding", mean_of_words(vocabulary, width, mean))
     b = b.stage("fc1", linear(width), *([log_softmax] if compat_logsoftmax else []))
     return b.stage("fc2", linear(classes)).build()
@@ -113,7 +113,7 @@ def fasttext(
 def har_cnn(shape: Shape, classes: int) -> Stack:
     """DBE's HAR-CNN for signals (channels x time): two convolutions, representation of 1,664 (9x128); the head is 3 FC layers."""
     if len(shape) != 2 and not (len(shape) == 3 and shape[1] == 1):
-        raise Refusal(f"har-cnn needs signals (channels x time), but a sample has shape {shape}. Try mlp2.")
+        raise UsageError(f"har-cnn needs signals (channels x time), but a sample has shape {shape}. Try mlp2.")
     b = Builder("har-cnn", shape, "longer signals", "mlp2")
     b = b.stage("conv1", line_of_images, conv(32, (1, 9)), max_pool((1, 2)), relu)
     b = b.stage("conv2", conv(64, (1, 9)), max_pool((1, 2)), relu, flat)
@@ -124,6 +124,6 @@ def har_cnn(shape: Shape, classes: int) -> Stack:
 def bilstm(shape: Shape, classes: int, width: int = 20) -> Stack:
     """Fed-SPS's LSTM for records (steps x features), read both ways: representation of 40 = tanh's largest over time."""
     if len(shape) != 2:
-        raise Refusal(f"bilstm needs records (steps x features), but a sample has shape {shape}. Try mlp2.")
+        raise UsageError(f"bilstm needs records (steps x features), but a sample has shape {shape}. Try mlp2.")
     b = Builder("bilstm", shape).stage("lstm", bidirectional_lstm(width), tanh, max_over_time)
     return b.stage("fc", linear(classes)).build()

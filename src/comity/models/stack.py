@@ -21,7 +21,7 @@ from comity.core.kernels import conv2d as conv_layer
 from comity.core.kernels import linear as linear_layer
 from comity.core.key import Key
 from comity.core.record import Params
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.machine import check_fits
 from comity.models.layer_stream import LayerStream
 
@@ -150,7 +150,7 @@ class Builder:
             made.append(layer(name, self.shape))
             self.shape = made[-1].shape
             if min(self.shape) < 1:
-                raise Refusal(f"{self.name} needs {self.needs}: after {name} nothing is left. Try {self.instead}.")
+                raise UsageError(f"{self.name} needs {self.needs}: after {name} nothing is left. Try {self.instead}.")
         self._stages.append(Stage(name, tuple(made)))
         return self
 
@@ -302,7 +302,7 @@ def tanh(name: str, shape: Shape) -> Layer:
 def dropout(rate: float) -> Make:
     """Sets that share of the values to zero while training, and makes the others as much larger."""
     if not 0 < rate < 1:
-        raise Refusal(f"A dropout of {rate} is out of range: it is a share between 0 and 1.")
+        raise UsageError(f"A dropout of {rate} is out of range: it is a share between 0 and 1.")
     return lambda name, shape: Layer(lambda p, x, train: F.dropout(x, rate, train), shape, draws=True)
 
 

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from comity.core.ledger import Ledger
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.outline import Outline, Progress, Quiet
 from comity.text import Turns
 from comity.units import size
@@ -48,13 +48,13 @@ def watching(progress: bool | Progress | Watched | None, runs: int = 1, jobs: in
             yield lambda title: Quiet()
     elif isinstance(progress, Progress):
         if jobs > 1:
-            raise Refusal("One object cannot watch several runs at once: give progress a function that makes one from a title.")
+            raise UsageError("One object cannot watch several runs at once: give progress a function that makes one from a title.")
         one = progress
         yield lambda title: one
     elif callable(progress):
         yield progress
     else:
-        raise Refusal("progress is True, False, or somebody who watches: an object with begin, answered, round and end.")
+        raise UsageError("progress is True, False, or somebody who watches: an object with begin, answered, round and end.")
 
 
 class Line:

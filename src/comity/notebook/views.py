@@ -131,8 +131,8 @@ def of_federation(fed: Federation) -> str:
     counts = fed.counts()
     names, more = some(fed.names, 20)
     wide = 0 < fed.classes <= MOST_CLASSES
-    called = list(fed.class_names) or [str(k) for k in range(fed.classes)]
-    heads = ["party", "train", "validation", "test", *(called if wide else [])]
+    display_name = list(fed.class_names) or [str(k) for k in range(fed.classes)]
+    heads = ["party", "train", "validation", "test", *(display_name if wide else [])]
     rows, shades = [], []
     for name in names:
         data = fed.parties[name]
@@ -154,13 +154,13 @@ def of_federation(fed: Federation) -> str:
 
 def of_dataset(data: Dataset) -> str:
     """What is in a dataset, and how to deal it to parties."""
-    called = list(data.class_names) or [str(k) for k in range(data.classes)]
+    display_name = list(data.class_names) or [str(k) for k in range(data.classes)]
     counts = [] if data.amounts or data.classes > MOST_CLASSES else torch.bincount(data.y, minlength=data.classes).tolist()
     groups = [f"Natural parties by {by}: {len(group.names)}." for by, group in data.groups.items()]
     kinds = f"{data.classes} classes" if data.classes else "a number to predict"
     how = f"Not yet dealt to parties: dataset.partition('{data.home}', parties=10, seed=0)."
     return page(
         f"{data.name}: {len(data):,} samples of shape {data.shape}, {kinds}",
-        table(["class", *called], [["samples", *map(str, counts)]]) if counts else "",
+        table(["class", *display_name], [["samples", *map(str, counts)]]) if counts else "",
         sentences([data.description, *groups, *data.notes, how]),
     )

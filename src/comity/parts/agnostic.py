@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from comity.core import Batch, Info, Key, M, Params, Party, Samples, Server, Task, mixin, option, record
+from comity.core import Batch, Info, Key, M, Params, Party, Samples, Server, LearningTask, mixin, option, record
 from comity.parts.averaged import AveragesWeights
 from comity.parts.overlap import eval_loss
 
@@ -29,7 +29,7 @@ def onto_simplex(u: Tensor) -> Tensor:
     return (u - thresholds[rho - 1]).clamp(min=0)
 
 
-def mean_loss(task: Task, theta: Params, data: Samples, rows: int = 512) -> float:
+def mean_loss(task: LearningTask, theta: Params, data: Samples, rows: int = 512) -> float:
     """F_i(w): the loss over all of a party's samples, in evaluation mode."""
     with torch.no_grad():
         parts = [

@@ -7,17 +7,17 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from comity.core import Params, Task
+from comity.core import Params, LearningTask
 
 
 @dataclass(frozen=True, kw_only=True)
-class Around(Task):
+class Around(LearningTask):
     """A task around another, which makes the representations and says what is a head, also if a wrapper has changed it."""
 
-    inner: Task
+    inner: LearningTask
 
     @classmethod
-    def of(cls, task: Task, private: frozenset[str] = frozenset(), **more: Any) -> Self:
+    def of(cls, task: LearningTask, private: frozenset[str] = frozenset(), **more: Any) -> Self:
         """Such a task around this one, with these names private too."""
         return cls(task.network, task.classes, task.cut, task.private | private, inner=task, **more)
 

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import Info, Key, Params, PartyData, Task, input_gradient, mixin, option, record
-from comity.errors import Refusal
+from comity.core import Info, Key, Params, PartyData, LearningTask, input_gradient, mixin, option, record
+from comity.errors import UsageError
 
 
-def _slope(task: Task, theta: Params, x: Tensor, y: Tensor) -> Tensor:
+def _slope(task: LearningTask, theta: Params, x: Tensor, y: Tensor) -> Tensor:
     """Each sample's gradient of its own loss."""
 
     def total(x: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class Attack:
         return scale * torch.randn(x.shape, generator=key.generator(), dtype=x.dtype).to(x.device) if scale else None
 
     def __call__(
-        self, task: Task, theta: Params, x: Tensor, y: Tensor, noise: Tensor | None, lam: Tensor, range_: Range
+        self, task: LearningTask, theta: Params, x: Tensor, y: Tensor, noise: Tensor | None, lam: Tensor, range_: Range
     ) -> tuple[Tensor, Tensor]:
         """The samples after the attack, and `lam`, the dual's multiplier, which learns the radius."""
         theta = {k: v.detach() for k, v in theta.items()}
@@ -70,7 +70,7 @@ class Attack:
             lam = next_lambda(lam, self.lam_lr, budget, distance(z / range_.unit, x / range_.unit, self.squared))
         return z, lam
 
-    def _pgd(self, task: Task, theta: Params, x: Tensor, y: Tensor, z: Tensor, range_: Range) -> Tensor:
+    def _pgd(self, task: LearningTask, theta: Params, x: Tensor, y: Tensor, z: Tensor, range_: Range) -> Tensor:
         step, radius = self.lr * range_.unit, self.epsilon * range_.unit
         for _ in range(self.steps):
             z = z + step * _slope(task, theta, z, y).sign()
@@ -78,7 +78,7 @@ class Attack:
             z = z.clamp(range_.low, range_.high)
         return z.detach()
 
-    def _wasserstein(self, task: Task, theta: Params, x: Tensor, y: Tensor, z: Tensor, lam: Tensor, range_: Range) -> Tensor:
+    def _wasserstein(self, task: LearningTask, theta: Params, x: Tensor, y: Tensor, z: Tensor, lam: Tensor, range_: Range) -> Tensor:
         """Algorithm 1, l.3: ascent on ℓ(z) − λ d(z, x) in the unit u, where slopes are u times as steep and steps u as long."""
         pull = 2 * lam * self.lr
         for _ in range(self.steps):
@@ -116,7 +116,7 @@ class Attacks:
     def check_units(self, info: Info) -> None:
         """Refuse pixels where inputs are no images."""
         if self.units == "pixel" and len(info.shape) != 3:
-            raise Refusal("units=pixel is for images; these inputs are not, so ε can only be in their own unit (units=input).")
+            raise UsageError("units=pixel is for images; these inputs are not, so ε can only be in their own unit (units=input).")
 
     def attacker(self, as_code: bool = False) -> Attack:
         """T; the public code starts from a little noise."""

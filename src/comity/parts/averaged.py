@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-from comity.core import Algorithm, C, Info, Key, M, Params, Party, Refusal, S, Task, Traffic, drop, keep, on_party, with_task
+from comity.core import Algorithm, C, Info, Key, M, Params, Party, UsageError, S, LearningTask, Traffic, drop, keep, on_party, with_task
 from comity.core.algorithm import WireShapes
 
 
@@ -22,9 +22,9 @@ class AveragesWeights(Algorithm[S, C, M]):
     def check(self, info: Info) -> None:
         info.same_architecture("averaging")
         if self.kept(info.task) >= info.task.shapes.keys():
-            raise Refusal(f"Nothing of {info.task.network.name} would be shared: all its weights stay at the party.")
+            raise UsageError(f"Nothing of {info.task.network.name} would be shared: all its weights stay at the party.")
 
-    def extended(self, task: Task) -> Task:
+    def extended(self, task: LearningTask) -> LearningTask:
         """The task with what the method adds to a network, another head for instance; nothing, unless told."""
         return task
 
@@ -32,19 +32,19 @@ class AveragesWeights(Algorithm[S, C, M]):
         task = self.extended(party.task)
         return party if task is party.task else with_task(party, task)
 
-    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         extended = self.extended(task)
         return {} if extended is task else {"Model.theta": extended}
 
-    def kept(self, task: Task) -> frozenset[str]:
+    def kept(self, task: LearningTask) -> frozenset[str]:
         """The names that stay at the party; FedBN and FedPer differ here and nowhere else."""
         return task.private
 
-    def shared(self, theta: Params, task: Task) -> Params:
+    def shared(self, theta: Params, task: LearningTask) -> Params:
         """What of a model crosses the wire."""
         return drop(theta, self.kept(task))
 
-    def private(self, theta: Params, task: Task) -> Params:
+    def private(self, theta: Params, task: LearningTask) -> Params:
         """What of a model stays at the party."""
         return keep(theta, self.kept(task))
 

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import Key, Params, Samples, Task, in_chunks
+from comity.core import Key, Params, Samples, LearningTask, in_chunks
 
 
-def features_of(task: Task, theta: Params, data: Samples) -> Tensor:
+def features_of(task: LearningTask, theta: Params, data: Samples) -> Tensor:
     """All samples' representations in a row each, in evaluation mode."""
     return in_chunks(lambda x: task.features(theta, x).flatten(1), data.x)
 

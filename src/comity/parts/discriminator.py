@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import Batch, Params, Refusal, Samples, Task, cross_entropy, on_device, record
+from comity.core import Batch, Params, UsageError, Samples, LearningTask, cross_entropy, on_device, record
 from comity.models.stack import Builder, conv, flat, image, linear, mean_over_image, relu
 
 HIDDEN = {"linear": 0, "shallow": 1, "mlp": 2, "deep": 4}
 
 
 @cache
-def discriminator(kind: str, width: int, hidden: int, outputs: int) -> Task:
+def discriminator(kind: str, width: int, hidden: int, outputs: int) -> LearningTask:
     """linear, shallow, mlp or deep: 1, 2, 3 or 5 FC layers with ReLU between; conv: the values as an image, two convolutions."""
     build = Builder("discriminator", (width,)).stage("input", flat)
     if kind == "conv":
@@ -26,9 +26,9 @@ def discriminator(kind: str, width: int, hidden: int, outputs: int) -> Task:
         for k in range(HIDDEN[kind]):
             build = build.stage(f"fc{k + 1}", linear(hidden), relu)
     else:
-        raise Refusal(f"There is no discriminator called {kind!r}.")
+        raise UsageError(f"There is no discriminator called {kind!r}.")
     network = build.stage("out", linear(outputs)).build()
-    return Task(network, classes=outputs, cut=network.cut)
+    return LearningTask(network, classes=outputs, cut=network.cut)
 
 
 def labelled(representations: Mapping[int, Tensor]) -> Samples:
@@ -43,7 +43,7 @@ def shares_of(data: Samples) -> Tensor:
     return len(data) / torch.bincount(data.y).to(data.x.dtype)
 
 
-def both_sides(task: Task, D: Params, batch: Batch, shares: Tensor) -> Tensor:
+def both_sides(task: LearningTask, D: Params, batch: Batch, shares: Tensor) -> Tensor:
     """The sum over labels of the cross entropies' means."""
     return F.cross_entropy(task.logits(D, batch.x), batch.y, weight=shares, reduction="sum") / len(batch.y)
 
@@ -71,7 +71,7 @@ def with_others(data: Samples, features: Sequence[Tensor]) -> Samples:
     return replace(data, rows={f"{OTHERS}{n}": z for n, z in enumerate(features)})
 
 
-def tell_apart(disc: Task, D: Params, batch: Batch, owners: Owners) -> Tensor:
+def tell_apart(disc: LearningTask, D: Params, batch: Batch, owners: Owners) -> Tensor:
     """FedUFO's eq. 5: a batch of my features is mine, and what other extractors made of the same samples is theirs."""
 
     def named(z: Tensor, owner: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import Batch, Params, Samples, Task, WireShapes, drop, gradient, in_chunks, mixin, option, record, trainable
+from comity.core import Batch, Params, Samples, LearningTask, WireShapes, drop, gradient, in_chunks, mixin, option, record, trainable
 
 
 @record
@@ -44,17 +44,17 @@ class Overlaps:
         others: frozenset[str] = super().leaves  # type: ignore[misc]
         return others | ({"samples"} if self.holds else set())
 
-    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         """What a `Help` holds beside gradients."""
         return {"Help.x": None, "Help.y": (-1,)}
 
 
-def losses(task: Task, h: Params, x: Tensor, y: Tensor) -> Tensor:
+def losses(task: LearningTask, h: Params, x: Tensor, y: Tensor) -> Tensor:
     """The loss of each sample."""
     return F.cross_entropy(in_chunks(lambda part: task.logits(h, part), x), y, reduction="none")
 
 
-def overlap(task: Task, h: Params, clean: Samples, bad: Tensor, select: str, use_clean: bool) -> tuple[Samples, float, float]:
+def overlap(task: LearningTask, h: Params, clean: Samples, bad: Tensor, select: str, use_clean: bool) -> tuple[Samples, float, float]:
     """Eq. 12: the perturbed samples whose loss under h rose (or did not fall: `geq`; or `all`), their mean loss and share.
 
     `use_clean` takes the selected samples as they were, as the public code does.
@@ -67,20 +67,20 @@ def overlap(task: Task, h: Params, clean: Samples, bad: Tensor, select: str, use
     return Samples(x[chosen], clean.y[chosen]), mean, chosen.float().mean().item()
 
 
-def eval_loss(task: Task, h: Params, batch: Batch) -> Tensor:
+def eval_loss(task: LearningTask, h: Params, batch: Batch) -> Tensor:
     """The loss of a batch in evaluation mode: BatchNorm by its running values, which stay as they are, and no dropout."""
     z = task.features(h, batch.x)
     return task.criterion(task.head(h, z), z, batch)
 
 
-def slope(task: Task, h: Params, data: Samples) -> Params:
+def slope(task: LearningTask, h: Params, data: Samples) -> Params:
     """The gradient of the mean loss on these samples, in evaluation mode; zeros if there are none."""
     if not len(data):
         return {k: torch.zeros_like(v) for k, v in trainable(h).items()}
     return gradient(lambda free: F.cross_entropy(task.logits(free, data.x), data.y), h)[1]
 
 
-def help_for(task: Task, h: Params, clean: Samples, bad: Tensor, select: str, use_clean: bool, samples: bool) -> Help:
+def help_for(task: LearningTask, h: Params, clean: Samples, bad: Tensor, select: str, use_clean: bool, samples: bool) -> Help:
     """What a party with these samples, clean and perturbed, can give to the owner of h: a gradient, or samples."""
     found, loss, share = overlap(task, h, clean, bad, select, use_clean)
     if samples:
@@ -88,7 +88,7 @@ def help_for(task: Task, h: Params, clean: Samples, bad: Tensor, select: str, us
     return Help(drop(slope(task, h, found), task.private), None, None, loss, len(found), share)
 
 
-def gradients(task: Task, h: Params, helps: Mapping[int, Help]) -> dict[int, Params]:
+def gradients(task: LearningTask, h: Params, helps: Mapping[int, Help]) -> dict[int, Params]:
     """The gradients that came, or those of the samples that came."""
     found = {}
     for j, given in helps.items():
@@ -99,7 +99,7 @@ def gradients(task: Task, h: Params, helps: Mapping[int, Help]) -> dict[int, Par
     return found
 
 
-def pull(task: Task, h: Params, helps: Mapping[int, Help], how: str) -> Params:
+def pull(task: LearningTask, h: Params, helps: Mapping[int, Help], how: str) -> Params:
     """Peers' gradients as one; that of samples that came is taken at h. Empty if nobody helped."""
     here = {k: v.detach() for k, v in h.items()}
     return combined(gradients(task, here, helps), {j: given.count for j, given in helps.items()}, how)
@@ -118,7 +118,7 @@ def combined(grads: Mapping[int, Params], counts: Mapping[int, int], how: str) -
     return {k: torch.stack([weights[j] * g[k] for j, g in grads.items()]).sum(0) / total for k in names}
 
 
-def gains(task: Task, h: Params, grads: Mapping[int, Params], held: Samples, lr: float) -> dict[int, float]:
+def gains(task: LearningTask, h: Params, grads: Mapping[int, Params], held: Samples, lr: float) -> dict[int, float]:
     """By how much each peer's gradient alone, as one step, lowers the loss on held-out samples."""
 
     def loss(theta: Params) -> float:

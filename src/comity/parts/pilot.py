@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from comity.core import Info, Key, Party, Server, Task, Traffic, WireShapes, Wrapped, Wrapper, on_party, record
-from comity.core.attendance import NoReplies
+from comity.core import Info, Key, Party, Server, LearningTask, Traffic, WireShapes, Wrapped, Wrapper, on_party, record
+from comity.core.participation import NoReplies
 from comity.core.evaluation import Score, validated
 from comity.core.record import once_called
 from comity.core.wrapper import Hosts
@@ -117,10 +117,10 @@ class Piloted(Wrapper[Mean]):
         return [f"kappa={self.kappa:g} may do harm in a network with BatchNorm like this one: kappa=auto asks validation data."]
 
     @abstractmethod
-    def at_cut(self, task: Task) -> Task:
+    def at_cut(self, task: LearningTask) -> LearningTask:
         """The task, cut where means are taken."""
 
-    def wire_shapes(self, task: Task, parties: int) -> WireShapes:
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         return {"Mean.z": self.at_cut(task).z_shape}
 
     def weight(self, extra: Mean) -> float:

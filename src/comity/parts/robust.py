@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from comity.core import AnyAlgorithm, Averaging, Info, Params, Refusal, Server, check_like
-from comity.core.attendance import NoReplies
+from comity.core import AnyAlgorithm, Averaging, Info, Params, UsageError, Server, check_like
+from comity.core.participation import NoReplies
 from comity.core.wrapper import AsHost, chain
 from comity.parts.server_steps import check_averages
 
@@ -45,11 +45,11 @@ class RobustMean(AsHost[None]):
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
         check_averages(host, name, wrapper)
         if other := next((type(one).__name__.lower() for one in chain(host) if one.averages), ""):
-            raise Refusal(f"{wrapper} and {other} would both take the place of the mean: choose one of them.")
+            raise UsageError(f"{wrapper} and {other} would both take the place of the mean: choose one of them.")
 
     def check(self, info: Info) -> None:
         if (drawn := info.cohort or len(info.names)) < self.needs:
-            raise Refusal(f"{self.name} with these options needs {self.needs} parties in a round, but {drawn} take part.")
+            raise UsageError(f"{self.name} with these options needs {self.needs} parties in a round, but {drawn} take part.")
         super().check(info)
 
     def cautions(self, info: Info) -> list[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from comity.algorithms.fedavg import AveragedModel
-from comity.core import SHARES, AnyAlgorithm, Params, Refusal, Task, trainable
+from comity.core import SHARES, AnyAlgorithm, Params, UsageError, LearningTask, trainable
 from comity.core.wrapper import chain
 from comity.parts.averaged import AveragesWeights
 
 
-def shared_names(task: Task, what: str) -> frozenset[str]:
+def shared_names(task: LearningTask, what: str) -> frozenset[str]:
     """What is averaged beside a method's own exchange: nothing (`none`), the head (`predictor`), or all (`model`)."""
     names = {"none": frozenset[str](), "predictor": task.head_names, "model": frozenset(task.shapes)}
     return names[what] - task.private
@@ -22,9 +22,9 @@ def check_averages(host: AnyAlgorithm, name: str, wrapper: str) -> None:
     if not isinstance(averages, AveragedModel):
         own = isinstance(averages, AveragesWeights) or averages.shares == "model"
         why = "has another way to average" if own else SHARES[averages.shares]
-        raise Refusal(f"{wrapper} goes around methods that average models as fedavg does, but {name} {why}.")
+        raise UsageError(f"{wrapper} goes around methods that average models as fedavg does, but {name} {why}.")
     if type(averages).round is not AveragedModel.round:
-        raise Refusal(f"{wrapper} cannot tell how {name} averages, as it has a round of its own.")
+        raise UsageError(f"{wrapper} cannot tell how {name} averages, as it has a round of its own.")
 
 
 def momentum_step(w: Params, mean: Params, velocity: Params, lr: float, momentum: float) -> tuple[Params, Params]:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import Batch, Key, Params, Task
+from comity.core import Batch, Key, Params, LearningTask
 
 PREDICTOR = ("simsiam.down", "simsiam.up")
 
@@ -46,7 +46,7 @@ def simsiam(a: Tensor, b: Tensor, theta: Params) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SelfSupervised(Task):
+class SelfSupervised(LearningTask):
     """A task without labels: view 1 is the sample, view 2 is augmented. The head is left to a probe."""
 
     kind: str = "simsiam"
@@ -74,6 +74,6 @@ def second_view(batch: Batch, key: Key, own: object) -> Tensor:
     return augmented(batch.x, key.fold("view"))
 
 
-def probe(task: Task, theta: Params, batch: Batch, own: object) -> Tensor:
+def probe(task: LearningTask, theta: Params, batch: Batch, own: object) -> Tensor:
     """The loss of a head on frozen representations: the body answers in evaluation mode, so that nothing in it moves."""
     return task.objective(theta, task.features(theta, batch.x), batch)

@@ -17,7 +17,7 @@ from comity.core.algorithm import AnyAlgorithm
 from comity.core.call import CallId
 from comity.core.declared import declared
 from comity.core.ledger import EVERYBODY, MOST_APART
-from comity.core.record import Sealed, is_record, parcels_in, payload
+from comity.core.record import Sealed, is_record, sealed_in, payload
 from comity.core.release import NEIGHBOURS, UNITS, Asked, Release, declares, planned_works, releases_of, reply_fields
 from comity.core.signature import fields_on_wire
 from comity.errors import ComityError
@@ -123,7 +123,7 @@ class Account:
         """A reply has come: write down, once, what of it left as it is."""
         said = self._releases(call, i)
         # What is in parcels that are in no record's field only the work's declaration tells: all that may be in them.
-        sealed = said if not is_record(reply) and parcels_in(reply) else ()
+        sealed = said if not is_record(reply) and sealed_in(reply) else ()
         for name in dict.fromkeys((*held_fields(reply), *sealed)):
             if said.get(name) is None:
                 self.note_open(call.round, call.function, i, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.spec import call, parse
 
 
@@ -21,7 +21,7 @@ class Budget:
         """`epsilon=8,delta=1e-5`; without a word, no bound."""
         made = call(parse(f"budget({text or ''})"), Budget)
         if not (made.epsilon > 0 and 0 < made.delta < 1):
-            raise Refusal(f"A budget is epsilon > 0 at a delta between 0 and 1, as in epsilon=8,delta=1e-5, not {text}.")
+            raise UsageError(f"A budget is epsilon > 0 at a delta between 0 and 1, as in epsilon=8,delta=1e-5, not {text}.")
         return made
 
     def __str__(self) -> str:

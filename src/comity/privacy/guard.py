@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from comity.core.party import NOT_PRIVATE
 from comity.core.samples import PartyData, Samples
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 
 class Guarded(Samples):
@@ -25,7 +25,7 @@ class Guarded(Samples):
 
 
 def _refuse() -> NoReturn:
-    raise Refusal(f"{NOT_PRIVATE}: it looks at a party's samples itself, and what comes of that would leave without noise.")
+    raise UsageError(f"{NOT_PRIVATE}: it looks at a party's samples itself, and what comes of that would leave without noise.")
 
 
 def guarded(data: PartyData) -> PartyData:

@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from torch import Tensor
 
-from comity.core import Info, Key, Params, Release, Releases, Samples, Server, Task, Training, mixin, option, plain
+from comity.core import Info, Key, Params, Release, Releases, Samples, Server, LearningTask, Training, mixin, option, plain
 from comity.core.fit import Private
 from comity.core.noise import gaussian
 from comity.privacy.accounting import gaussian_epsilon, gaussian_sigma
@@ -60,7 +60,7 @@ class PrivateRows:
         differ = float(width) if self.noise == "paper" else 1.0
         return {field: [Release("row", "laplace", differ, 1 / self.epsilon, "replaced")]}
 
-    def fitted(self, server: Server, task: Task, theta: Params, data: Samples, key: Key, how: Training) -> Params:
+    def fitted(self, server: Server, task: LearningTask, theta: Params, data: Samples, key: Key, how: Training) -> Params:
         """What a server learns from rows: by DP-SGD if asked."""
         private = Private(data, self.disc_clip, self.disc_noise, []) if self.disc_noise else None
         return server.fit(plain, theta, data, key, None, task=task, training=how, private=private).theta

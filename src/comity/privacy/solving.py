@@ -13,7 +13,7 @@ from comity.core.algorithm import AnyAlgorithm
 from comity.core.party import Info
 from comity.core.release import Asked, Release, planned_works, releases_of
 from comity.core.wrapper import Wrapper, chain
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.privacy.budget import Budget
 from comity.privacy.composition import History, epsilon, renyi_epsilon, smallest_noise
 
@@ -39,7 +39,7 @@ def with_noise(algorithm: AnyAlgorithm, noise: float) -> AnyAlgorithm:
 def noise_for(algorithm: AnyAlgorithm, budget: Budget, planned: Planned) -> float:
     """The least noise with which nobody gives away more than the budget, to a thousandth of it."""
     if not math.isfinite(budget.epsilon):
-        raise Refusal(
+        raise UsageError(
             f"{undecided(algorithm)[0]} needs to know how much noise: give a budget (--budget epsilon=8,delta=1e-5), or noise=1."
         )
 
@@ -56,7 +56,7 @@ def noise_for(algorithm: AnyAlgorithm, budget: Budget, planned: Planned) -> floa
         smallest_noise(fits(epsilon), low=quick / 4, high=quick * 4) if math.isfinite(quick) else smallest_noise(fits(epsilon))
     )
     if math.isinf(found):
-        raise Refusal(f"No noise brings this run within its budget ({budget}): fewer rounds, or parties with more records, may.")
+        raise UsageError(f"No noise brings this run within its budget ({budget}): fewer rounds, or parties with more records, may.")
     return found
 
 
@@ -75,7 +75,7 @@ def check_budget(algorithm: AnyAlgorithm, budget: Budget, asked: Asked, name: st
     bounded = math.isfinite(budget.epsilon) and not server_release(algorithm, asked.info, asked.info.parties)
     if bounded and (bare := unprotected(algorithm, asked)):
         few = ", ".join(f"{field} ({function})" for field, function in bare[:3])
-        raise Refusal(f"{name} cannot keep to a budget ({budget}): {few} would leave without noise.")
+        raise UsageError(f"{name} cannot keep to a budget ({budget}): {few} would leave without noise.")
 
 
 def server_release(algorithm: AnyAlgorithm, info: Info, cohort: Sequence[int]) -> Release | None:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from comity.checksums import without_crc
-from comity.errors import Refusal, describe, unknown
+from comity.errors import UsageError, describe, unknown
 from comity.experiments.checkpoint import write_atomically
 from comity.report.blocks import Block, Section, Table, Text
 from comity.report.gather import Group, Method, complaints, gather
@@ -60,7 +60,7 @@ def report(
     if figures is not None:
         check_kind(figures)
     if target is not None and not 0 < target <= 1:
-        raise Refusal(f"A target is an accuracy between 0 and 1, not {target:g}.")
+        raise UsageError(f"A target is an accuracy between 0 and 1, not {target:g}.")
     groups = gather(folder, trust)
     for name in methods or ():
         known = {m.name for group in groups for m in group.methods if m.finished}

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from comity.core.metrics import ACCURACY, Metric
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.config import WHERE, Experiment
 from comity.experiments.folder import MARKS, RunFolder
-from comity.names import called
+from comity.names import display_name
 from comity.report.readable import Run
 from comity.spec import parse
 from comity.studies.answers import same_parties
@@ -144,14 +144,14 @@ def gather(folder: Path, trust: bool = False) -> list[Group]:
     With `trust` they may run files that their settings name, whoever made them.
     """
     if not folder.is_dir():
-        raise Refusal(f"{folder} is no folder.")
+        raise UsageError(f"{folder} is no folder.")
     found: dict[str, dict[str, list[Run]]] = {}
     for path in sorted(_run_folders(folder), key=_started):
         group, run = _placed(folder, path)
         run.trust = trust
         found.setdefault(group, {}).setdefault(run.method, []).append(run)
     if not found:
-        raise Refusal(f"{folder} holds no runs: nothing in it has a {', a '.join(MARKS[:-1])} or a {MARKS[-1]}.")
+        raise UsageError(f"{folder} holds no runs: nothing in it has a {', a '.join(MARKS[:-1])} or a {MARKS[-1]}.")
     groups: list[Group] = []
     for name, methods in sorted(found.items(), key=lambda item: _natural(item[0])):
         made = [Method(runs[0].method, sorted(runs, key=lambda r: r.seed)) for some in methods.values() for runs in _seeds(some)]
@@ -210,7 +210,7 @@ def _placed(root: Path, path: Path) -> tuple[str, Run]:
         return "/".join(inside[:-2]), Run(path, inside[-2])
     run = Run(path, path.name)
     if run.experiment:
-        run.method = called(run.experiment.algorithm)
+        run.method = display_name(run.experiment.algorithm)
         e = run.experiment
         own = [] if path == root else [f"{e.data}, {e.partition}, {e.parties} parties, {e.model}, {e.rounds} rounds"]
         return "/".join([*inside[:-1], *own]), run

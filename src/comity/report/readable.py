@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from comity.core.attendance import Absence
+from comity.core.participation import Absence
 from comity.core.evaluation import Answers
 from comity.core.ledger import Charge
 from comity.core.metrics import ACCURACY, Metric

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.report.blocks import Chart, Section, Table, VegaSpec
 from comity.report.charts import SHOWN, unused
 from comity.report.gather import Group, complaints, gather
@@ -33,7 +33,7 @@ def draw(groups: Sequence[tuple[Group, list[Section]]], folder: Path, kind: str)
 def check_kind(kind: str) -> None:
     """Refuse what figures cannot be."""
     if kind not in KINDS:
-        raise Refusal(f"Figures are {', '.join(KINDS)}, not {kind!r}.")
+        raise UsageError(f"Figures are {', '.join(KINDS)}, not {kind!r}.")
 
 
 def figure(chart: Chart, group: Group) -> VegaSpec:
@@ -82,7 +82,7 @@ def _write(folder: Path, name: str, kind: str, spec: VegaSpec) -> Path:
 def ranking(folder: str | Path, kind: str, target: float | None = None) -> str:
     """The first table of every group, as markdown or LaTeX; before it, what is wrong with the files that it is made of."""
     if kind not in ("markdown", "latex"):
-        raise Refusal(f"A table is printed as markdown or latex, not {kind!r}.")
+        raise UsageError(f"A table is printed as markdown or latex, not {kind!r}.")
     write, remark = (_markdown, "> ") if kind == "markdown" else (_latex, "% ")
     parts = []
     for group in gather(Path(folder)):

@@ -11,7 +11,7 @@ from typing import Any
 from comity.checksums import Checksum
 from comity.core.call import Message
 from comity.data.inputs import Inputs
-from comity.errors import ComityError, Refusal
+from comity.errors import ComityError, UsageError
 from comity.experiments.build import Job
 from comity.experiments.folder import OUTCOMES, RunFolder
 from comity.experiments.result import Deployed, Result
@@ -66,18 +66,18 @@ def measure(
     law = Law.read(at)
     run.check_begun()
     if not run.ended:
-        raise Refusal(f"Run {run.path.name} is not finished at {law.name}: there is no model to look at yet.")
+        raise UsageError(f"Run {run.path.name} is not finished at {law.name}: there is no model to look at yet.")
     run.check()
     experiment = run.read_experiment()
     own = own_federation(law.name, law.data, experiment)
     if data_mark(at, own) != run.read_environment()["fingerprint"]:
-        raise Refusal(f"The data of {law.name} have changed since run {run.path.name} was begun.")
+        raise UsageError(f"The data of {law.name} have changed since run {run.path.name} was begun.")
     said = read_seats(run.path)
     if law.name not in said:
-        raise Refusal(f"{law.name} took no part in run {run.path.name}: site.toml had another name then.")
+        raise UsageError(f"{law.name} took no part in run {run.path.name}: site.toml had another name then.")
     site, whole = seated(run, at, law.name, experiment, own, said)
     if site.party.id >= whole.common.seats.from_start:
-        raise Refusal(f"{law.name} was a newcomer in run {run.path.name}, and newcomers are not measured.")
+        raise UsageError(f"{law.name} was a newcomer in run {run.path.name}, and newcomers are not measured.")
     content, version = read_view(run.path)
     if version is not None:
         site.restore(States(run.path).read(version), version)

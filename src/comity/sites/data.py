@@ -13,7 +13,7 @@ from comity.data.importing import read_federation
 from comity.data.party_files import parties_in
 from comity.data.preparation import Schema
 from comity.data.prepared import save
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.config import Experiment
 from comity.experiments.environment import digest
 
@@ -37,12 +37,12 @@ def own_federation(name: str, data: Path, experiment: Experiment) -> Federation:
     """
     dataset = load_dataset(str(data))
     if dataset.scale == "shared":
-        raise Refusal(
+        raise UsageError(
             f"The data of {name} are to be scaled by everybody's figures, which sites do not exchange: use own or fixed."
         )
     groups = dataset.groups.get(PARTY)
     if groups is None or len(groups.names) != 1:
-        raise Refusal(f"{data} must hold the data of one party, as comity deploy join imports them.")
+        raise UsageError(f"{data} must hold the data of one party, as comity deploy join imports them.")
     renamed = replace(dataset, groups={PARTY: Groups((name,), groups.of)})
     return renamed.partition("natural(min=1)", seed=experiment.seed, test=experiment.test, validation=experiment.validation)
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from comity.core.codec import encode
-from comity.errors import ComityError, Refusal
+from comity.errors import ComityError, UsageError
 from comity.sites import messages
 from comity.sites.law import Law
 from comity.sites.messages import ASKED, Done, Failed, call_of, pack, unpack
 from comity.sites.passports import Identity
 from comity.sites.site_run import SiteRun
-from comity.text import harmless
+from comity.text import escape_terminal
 from comity.units import size
 
 LOG = "log.txt"
@@ -62,14 +62,14 @@ class Desk:
         """The site's law, anew: it may have changed since the last request."""
         try:
             return Law.read(self._folder)
-        except Refusal as why:
+        except UsageError as why:
             self.say(f"refused: {why}")
-            raise Refusal(LAWLESS) from why
+            raise UsageError(LAWLESS) from why
 
     def say(self, text: str) -> None:
         """Write to the site's own log; a disk that is full keeps nobody from answering."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        lines = "\n".join(harmless(line) for line in text.rstrip().splitlines())
+        lines = "\n".join(escape_terminal(line) for line in text.rstrip().splitlines())
         try:
             with (self._folder / LOG).open("a", encoding="utf-8") as file:
                 file.write(f"{stamp} {lines}\n")
@@ -84,7 +84,7 @@ class Desk:
             return pack(self._run.introduced)
         run = self._run
         if run is None or run.name != head.run:
-            raise Refusal(f"{law.name} takes no part in that run.")
+            raise UsageError(f"{law.name} takes no part in that run.")
         if not isinstance(head, messages.Committed | messages.End):  # after which nothing leaves
             run.check(law, self._submitter)
         match head:
@@ -101,7 +101,7 @@ class Desk:
             case messages.End():
                 self._ended(run, head, law)
             case _:
-                raise Refusal("A message asks for nothing.")
+                raise UsageError("A message asks for nothing.")
         return pack(Done())
 
     def _worked(self, run: SiteRun, head: messages.RunCall, body: bytes, law: Law) -> bytes:

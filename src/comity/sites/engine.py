@@ -16,7 +16,7 @@ from torch import Tensor
 from comity.core.call import CallId, Edge, EvaluationRequest, Message, PartyResult
 from comity.core.codec import decode, encode
 from comity.core.evaluation import Answers, Evaluation, Gained, Score
-from comity.core.gate import Gate
+from comity.core.validate import MessageValidator
 from comity.core.metrics import fitting
 from comity.core.record import Sealed
 from comity.engines.engine import Engine, inboxes
@@ -37,7 +37,7 @@ from comity.sites.messages import (
     pack,
     unpack,
 )
-from comity.text import harmless
+from comity.text import escape_terminal
 
 FIGURES = frozenset((Evaluation, Score, Answers, Gained))
 
@@ -56,20 +56,20 @@ class SitesEngine(Engine):
         self._run = run
         self._deadline = deadline
         self._most = most_bytes
-        self._gates = [Gate(outline.algorithm, outline.common.task(name), len(self._names), most_bytes) for name in self._names]
+        self._gates = [MessageValidator(outline.algorithm, outline.common.task(name), len(self._names), most_bytes) for name in self._names]
         self._round = 0
         self._remarks: dict[str, None] = {}
 
-    def run(self, call: CallId, messages: Mapping[int, Message], parcels: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
+    def run(self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
         self._round = call.round
-        boxes = inboxes(parcels)
+        boxes = inboxes(sealed_messages)
         heads = {
             i: RunCall(self._run, (call.function, call.depth, call.round, call.occurrence), named(message.after), message.first, boxes.get(i, {}))
             for i, message in messages.items()
         }
         for i, head, body in self._asked(heads, {i: message.content for i, message in messages.items()}, Answered):
             try:
-                reply = decode(body, parcels=True, most_bytes=self._most, records=self._gates[i].records)
+                reply = decode(body, sealed_messages=True, most_bytes=self._most, records=self._gates[i].records)
                 self._gates[i].check_reply(call, reply)
                 _check_told(head, boxes.get(i, {}))
             except ComityError as why:
@@ -142,7 +142,7 @@ class SitesEngine(Engine):
 
 def told(text: str) -> str:
     """What a site says, on one line of a length that anybody reads."""
-    text = harmless(text[: 2 * MOST_WORDS])
+    text = escape_terminal(text[: 2 * MOST_WORDS])
     return text if len(text) <= MOST_WORDS else f"{text[:MOST_WORDS]}..."
 
 

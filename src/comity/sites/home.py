@@ -24,7 +24,7 @@ from comity.core.ledger import SERVER, Charge
 from comity.core.server import Note
 from comity.engines.saved import OURS, Saved, read_state, write_state
 from comity.engines.versions import Version
-from comity.errors import ComityError, Damaged, Refusal
+from comity.errors import ComityError, CorruptedFile, UsageError
 from comity.experiments.checkpoint import to_disk, write_atomically
 from comity.experiments.common import Introduction
 from comity.experiments.folder import RunFolder
@@ -51,7 +51,7 @@ def secret_of(folder: Path) -> bytes:
             os.fsync(file.fileno())
         fresh.replace(path)  # whole or not at all: of half a secret the noise could be guessed
     if len(found := path.read_bytes()) != SECRET_BYTES:
-        raise Damaged(f"The secret in {path} is damaged: noise that is drawn from it could be guessed.")
+        raise CorruptedFile(f"The secret in {path} is damaged: noise that is drawn from it could be guessed.")
     return found
 
 
@@ -72,7 +72,7 @@ class States:
                 told = without_crc(json.loads(self._index.read_text(encoding="utf-8")))
                 self._kept = {CallId(*version): Saved(*saved) for version, saved in told["states"]}
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
-                raise Damaged(f"{self._index} cannot be read: the states of this run are lost.") from why
+                raise CorruptedFile(f"{self._index} cannot be read: the states of this run are lost.") from why
 
     def write(self, party: int, version: CallId, blob: bytes) -> None:
         """Keep a state; it is on the disk when this returns."""
@@ -237,7 +237,7 @@ def read_view(folder: Path) -> tuple[Any, Version]:
     try:
         told = decode((folder / VIEW).read_bytes())
     except FileNotFoundError as why:
-        raise Refusal(f"{folder} has no {VIEW}: its model was not asked for at the end, or it had no test samples.") from why
+        raise UsageError(f"{folder} has no {VIEW}: its model was not asked for at the end, or it had no test samples.") from why
     return told["content"], None if told["after"] is None else CallId(*told["after"])
 
 
@@ -252,9 +252,9 @@ def read_seats(folder: Path) -> dict[str, Introduction]:
         told = without_crc(json.loads((folder / SEATS).read_text(encoding="utf-8")))["parties"]
         return {name: Introduction(**one) for name, one in told.items()}
     except FileNotFoundError as why:
-        raise Refusal(f"{folder} is of a version of Comity that did not keep who else took part: it cannot be opened.") from why
+        raise UsageError(f"{folder} is of a version of Comity that did not keep who else took part: it cannot be opened.") from why
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
-        raise Damaged(f"{folder / SEATS} cannot be read: it is damaged.") from why
+        raise CorruptedFile(f"{folder / SEATS} cannot be read: it is damaged.") from why
 
 
 def runs_of(folder: Path) -> list[RunFolder]:
@@ -269,7 +269,7 @@ def spent(folder: Path, party: str) -> int:
     for path in sorted((folder / "runs").glob(f"*/{LEDGER.name}")):
         found = LEDGER.salvage(path.parent)
         if found.damaged:
-            raise Damaged(f"{path} is damaged: how much has left this site in all is not known.")
+            raise CorruptedFile(f"{path} is damaged: how much has left this site in all is not known.")
         total += sum(row.bytes for row in found.rows if row.src == party)
     return total
 
@@ -280,6 +280,6 @@ def given_away(folder: Path, but: str) -> list[Spent]:
     for path in sorted((folder / "runs").glob(f"*/{PRIVACY.name}")):
         rows = PRIVACY.salvage(path.parent)
         if rows.damaged:
-            raise Damaged(f"{path} is damaged: what has been given away in all is not known.")
+            raise CorruptedFile(f"{path} is damaged: what has been given away in all is not known.")
         found += rows.rows if path.parent.name != but else []
     return found

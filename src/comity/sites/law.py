@@ -17,10 +17,10 @@ from typing import Any
 from comity import algorithms
 from comity.core.algorithm import LEAVES, AnyAlgorithm
 from comity.core.wrapper import chain
-from comity.errors import Refusal, shown, unknown
+from comity.errors import UsageError, shown, unknown
 from comity.experiments.config import Experiment
 from comity.models.low_rank import base_file
-from comity.names import called
+from comity.names import display_name
 from comity.plugins import is_code
 from comity.spec import parse, show, split
 from comity.units import size
@@ -84,10 +84,10 @@ class Law:
         try:
             told = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as why:
-            raise Refusal(f"{path} cannot be read: {why}.") from why
+            raise UsageError(f"{path} cannot be read: {why}.") from why
         given = _rules(path, told)
         if not isinstance(given.get("name"), str) or not isinstance(given.get("data"), str):
-            raise Refusal(f"{path} must say the site's name and where its data are.")
+            raise UsageError(f"{path} must say the site's name and where its data are.")
         made = {key: _value(path, key, value) for key, value in given.items()}
         law = Law(**made | {"data": (folder / given["data"]).resolve()})
         if strange := [kind for kind in law.kinds if kind not in LEAVES]:
@@ -99,44 +99,44 @@ class Law:
     def check_names(self, experiment: Experiment, submitter: str) -> None:
         """Refuse a run by what it names, before anything is made of that: a file would run as soon as it is looked at."""
         if not any(fnmatchcase(submitter, one) for one in self.submitters):
-            raise Refusal(f"{self.name} takes no orders from {shown(submitter, 100)} (submitters).")
+            raise UsageError(f"{self.name} takes no orders from {shown(submitter, 100)} (submitters).")
         own = [party.model or "" for party in experiment.party.values()]
         for text in (experiment.algorithm, experiment.model, experiment.metric, *own):
             if any(is_code(parse(part).name) for part in split(text, "+") if part):
-                raise Refusal(f"{self.name} runs no files that a run names, as {shown(text, 100)}: install a package there.")
+                raise UsageError(f"{self.name} runs no files that a run names, as {shown(text, 100)}: install a package there.")
         for text in (experiment.model, *own):
             if base_file(text):
-                raise Refusal(f"{self.name} reads no files that a run names, as {shown(text, 100)}: a base can be a seed only.")
+                raise UsageError(f"{self.name} reads no files that a run names, as {shown(text, 100)}: a base can be a seed only.")
 
     def check(self, experiment: Experiment, algorithm: AnyAlgorithm, submitter: str) -> None:
         """Refuse a run that this site does not take part in."""
         self.check_names(experiment, submitter)
-        name = called(experiment.algorithm)
+        name = display_name(experiment.algorithm)
         self._check_method(name, experiment, algorithm)
         if experiment.rounds > self.rounds:
-            raise Refusal(f"{self.name} takes part in {self.rounds} rounds at most, not in {experiment.rounds} (rounds).")
+            raise UsageError(f"{self.name} takes part in {self.rounds} rounds at most, not in {experiment.rounds} (rounds).")
         if math.isfinite(self.budget_epsilon) and not any(one.protects_records for one in chain(algorithm)):
             most = f"{self.budget_epsilon:g}"
-            raise Refusal(f"{self.name} allows a privacy loss of {most}, and that of {name} has no bound (budget: epsilon).")
+            raise UsageError(f"{self.name} allows a privacy loss of {most}, and that of {name} has no bound (budget: epsilon).")
 
     def check_epsilon(self, found: float, name: str) -> None:
         """Refuse a run with which this site would have given away more of a record than it allows, over all runs."""
         if found > self.budget_epsilon:
             come = f"it would have come to {found:.3g}" if math.isfinite(found) else UNBOUNDED
             most = f"{self.budget_epsilon:g}"
-            raise Refusal(f"{self.name} allows a privacy loss of {most} in all, and with {name} {come} (budget: epsilon).")
+            raise UsageError(f"{self.name} allows a privacy loss of {most} in all, and with {name} {come} (budget: epsilon).")
 
     def _check_method(self, name: str, experiment: Experiment, algorithm: AnyAlgorithm) -> None:
         for part in split(experiment.algorithm, "+"):
             method = parse(part).name
             if not any(fnmatchcase(method, one) for one in self.methods):
-                raise Refusal(f"{self.name} does not allow {method} (methods).")
+                raise UsageError(f"{self.name} does not allow {method} (methods).")
         for forbidden in self.never:
             if any(_is(one, forbidden) for one in chain(algorithm)):
-                raise Refusal(f"{self.name} never takes part in {forbidden} (never).")
+                raise UsageError(f"{self.name} never takes part in {forbidden} (never).")
         for one in chain(algorithm):
             if others := sorted(one.leaves - set(self.kinds)):
-                raise Refusal(f"{self.name} does not let {LEAVES[others[0]]} leave, as {name} would (kinds: {others[0]}).")
+                raise UsageError(f"{self.name} does not let {LEAVES[others[0]]} leave, as {name} would (kinds: {others[0]}).")
 
     @property
     def class_counts(self) -> bool:
@@ -146,15 +146,15 @@ class Law:
     def check_leaving(self, message: Sized) -> None:
         """Refuse to send a message that is too large."""
         if len(message) > self.message:
-            raise Refusal(f"{self.name} sends no message of {size(len(message))} (message).")
+            raise UsageError(f"{self.name} sends no message of {size(len(message))} (message).")
 
     def check_records(self, train: int, counts: tuple[int, ...], algorithm: AnyAlgorithm) -> None:
         """Refuse to send what too few records are behind: of so many training samples, of which each class has its `counts`."""
         if train < self.records:
-            raise Refusal(f"{self.name} has fewer than {self.records} training samples (records).")
+            raise UsageError(f"{self.name} has fewer than {self.records} training samples (records).")
         few = [count for count in counts if 0 < count < self.records]
         if few and chain(algorithm)[-1].shares == "means":
-            raise Refusal(
+            raise UsageError(
                 f"{self.name} has a class of fewer than {self.records} training samples, whose mean would leave (records)."
             )
 
@@ -170,7 +170,7 @@ def _rules(path: Path, told: dict[str, Any]) -> dict[str, Any]:
     for part, (names, prefix) in parts.items():
         table = tables[part] if part in tables else told.get(part, {})
         if not isinstance(table, dict):
-            raise Refusal(f"{path}: {part} must be a table, as in [{part}], not {shown(table)}.")
+            raise UsageError(f"{path}: {part} must be a table, as in [{part}], not {shown(table)}.")
         given = {prefix + name: value for name, value in table.items()}
         if strangers := sorted(given.keys() - names):
             where = f"rule under [{part}] of {path} called" if part else f"rule before [allow] of {path} called"
@@ -203,11 +203,11 @@ def _value(path: Path, name: str, given: Any) -> Any:
         return _epsilon(path, given)
     if kind.startswith("tuple"):
         if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
-            raise Refusal(f"{path}: {name} must be a list of names, not {shown(given)}.")
+            raise UsageError(f"{path}: {name} must be a list of names, not {shown(given)}.")
         return tuple(given)
     wanted = {"int": "a whole number", "bool": "true or false", "str": "a text", "Path": "a text"}[kind]
     if type(given).__name__ != kind.replace("Path", "str") or (kind == "int" and given < 0):
-        raise Refusal(f"{path}: {name} must be {wanted}, not {shown(given)}.")
+        raise UsageError(f"{path}: {name} must be {wanted}, not {shown(given)}.")
     return given
 
 
@@ -217,14 +217,14 @@ def _epsilon(path: Path, given: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not number >= 0:  # what is no number is not at least 0 either
-        raise Refusal(f"{path}: epsilon must be a number from 0 on, or inf, not {shown(given)}.")
+        raise UsageError(f"{path}: epsilon must be a number from 0 on, or inf, not {shown(given)}.")
     return number
 
 
 def _bytes(path: Path, name: str, given: Any) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?B)", str(given).strip().upper())
     if isinstance(given, bool) or not (found or (isinstance(given, int) and given >= 0)):
-        raise Refusal(f"{path}: {name} must be a number of bytes, as in {size(10**9)!r}, not {shown(given)}.")
+        raise UsageError(f"{path}: {name} must be a number of bytes, as in {size(10**9)!r}, not {shown(given)}.")
     return int(float(found[1]) * SCALES[found[2]]) if found else int(given)
 
 

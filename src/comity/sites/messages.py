@@ -1,7 +1,7 @@
 """What goes between the server and a site: a head that says what is asked or answered and, behind it, what a method sends.
 
 Both are records as bytes. A head is one of a few types that are named here, and small but for the sealed parcels that come with a
-call; what a method may send its own works declare (`core/gate.py`). So each is read only as what it can be, and nothing else is
+call; what a method may send its own works declare (`core/validator.py`). So each is read only as what it can be, and nothing else is
 ever made of somebody's bytes.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 from comity.core.call import CallId
 from comity.core.codec import decode, encode
 from comity.core.record import Cipher, Sealed, record
-from comity.errors import Damaged
+from comity.errors import CorruptedFile
 from comity.experiments.common import Introduction
 
 LENGTH = 8  # bytes that say how long the head is
@@ -150,18 +150,18 @@ ANSWERED = frozenset((Introduced, Introduction, Passport, Answered, Done, Failed
 
 def pack(head: Any, body: bytes = b"") -> bytes:
     """A head and what is behind it as one message."""
-    first = encode(head, parcels=True)
+    first = encode(head, sealed_messages=True)
     return b"".join([len(first).to_bytes(LENGTH, "little"), first, body])
 
 
 def unpack(message: bytes, kinds: frozenset[type], most: int) -> tuple[Any, bytes]:
-    """A message's head, which is of one of these kinds, and the bytes behind it; `Damaged` if it is no message of that size."""
+    """A message's head, which is of one of these kinds, and the bytes behind it; `CorruptedFile` if it is no message of that size."""
     length = int.from_bytes(message[:LENGTH], "little")
     if len(message) > most or length > len(message) - LENGTH:
-        raise Damaged(f"A message of {len(message):,} bytes is too large, or not whole: no more than {most:,} may pass.")
-    head = decode(message[LENGTH : LENGTH + length], parcels=True, most_bytes=most, records=kinds)
+        raise CorruptedFile(f"A message of {len(message):,} bytes is too large, or not whole: no more than {most:,} may pass.")
+    head = decode(message[LENGTH : LENGTH + length], sealed_messages=True, most_bytes=most, records=kinds)
     if type(head) not in kinds:
-        raise Damaged("A message does not say what it is about.")
+        raise CorruptedFile("A message does not say what it is about.")
     return head, message[LENGTH + length :]
 
 

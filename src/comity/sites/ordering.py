@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from comity.core.attendance import LOST
-from comity.errors import ComityError, Refusal
+from comity.core.participation import LOST
+from comity.errors import ComityError, UsageError
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
@@ -66,9 +66,9 @@ class Ordered:
     def new(federation: Path, experiment: Experiment, out: Path, deadline: float, wait: float) -> Ordered:
         """A new run, whose name is written down where it can be found again."""
         if not (federation / LEAD).is_dir():
-            raise Refusal(f"{federation} is no federation's folder: comity deploy init makes one.")
+            raise UsageError(f"{federation} is no federation's folder: comity deploy init makes one.")
         if out.exists() and any(out.iterdir()):
-            raise Refusal(f"{out} is there already: choose another --out, or go on with 'comity resume {out}'.")
+            raise UsageError(f"{out} is there already: choose another --out, or go on with 'comity resume {out}'.")
         settings = experiment.model_dump(mode="json", exclude_none=True)
         made = Ordered(federation.resolve(), secrets.token_hex(8), settings, deadline, wait=wait)
         out.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ class Ordered:
             known = (held["settings"], held["deadline"], tuple(held["sites"]), held["wait"], held["job"])
             return Ordered(Path(held["federation"]), held["run"], *known)
         except (OSError, ValueError, KeyError, TypeError) as why:
-            raise Refusal(f"{out / ORDER} cannot be read: which run it was is not known.") from why
+            raise UsageError(f"{out / ORDER} cannot be read: which run it was is not known.") from why
 
     def write(self, out: Path) -> None:
         """Write down what it takes to order it again."""

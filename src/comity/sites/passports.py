@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from cryptography.x509.oid import NameOID
 
 from comity.engines.sealing import KEY
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.sites.messages import Passport
 
 Signer = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
@@ -43,9 +43,9 @@ class Identity:
             certificate, root = map(x509.load_pem_x509_certificate, pems)
             signer = load_pem_private_key((startup / "client.key").read_bytes(), None)
         except (OSError, ValueError) as why:
-            raise Refusal(f"The certificate and key in {startup} cannot be read: comity deploy accept makes them.") from why
+            raise UsageError(f"The certificate and key in {startup} cannot be read: comity deploy accept makes them.") from why
         if not isinstance(signer, Signer):
-            raise Refusal(f"The key in {startup} is of a kind that signs nothing.")
+            raise UsageError(f"The key in {startup} is of a kind that signs nothing.")
         return Identity(certificate, signer, root)
 
     @property
@@ -73,7 +73,7 @@ class Identity:
             _verify(certificate.public_key(), bytes.fromhex(passport.signature), _bound(run, name, passport.public))
             return X25519PublicKey.from_public_bytes(bytes.fromhex(passport.public))
         except (ValueError, TypeError, InvalidSignature) as why:
-            raise Refusal(f"The key that is said to be {name}'s is not: parcels for it would be open to somebody else.") from why
+            raise UsageError(f"The key that is said to be {name}'s is not: parcels for it would be open to somebody else.") from why
 
 
 def owner(certificate: x509.Certificate) -> str:
@@ -94,9 +94,9 @@ class SitesKeys:
     def __call__(self, one: int, other: int) -> bytes:
         peer = other if one == self._own else one
         if self._own not in (one, other):
-            raise Refusal("A parcel between other parties cannot be opened here.")
+            raise UsageError("A parcel between other parties cannot be opened here.")
         if peer not in self._others:
-            raise Refusal(f"There is no key of party {peer}: no parcel can be sealed for it, or opened that is said to be its.")
+            raise UsageError(f"There is no key of party {peer}: no parcel can be sealed for it, or opened that is said to be its.")
         info = f"comity parcels {self._run} {min(one, other)} {max(one, other)}".encode()
         return HKDF(SHA256(), KEY, None, info).derive(self._key.exchange(self._others[peer]))
 

@@ -21,7 +21,7 @@ from comity.core.metrics import check_fits
 from comity.core.samples import combine
 from comity.core.wrapper import chain
 from comity.data.preparation import Schema
-from comity.errors import ComityError, Refusal
+from comity.errors import ComityError, UsageError
 from comity.experiments import config
 from comity.experiments.absent import planned
 from comity.experiments.checkpoint import write_atomically
@@ -69,7 +69,7 @@ class Order:
             if not (made.run.isalnum() and len(made.run) <= 64 and made.deadline > 0):
                 raise ValueError
         except (TypeError, ValueError, AttributeError) as why:
-            raise Refusal("What was ordered is no run: it needs a name of letters and digits, settings and a deadline.") from why
+            raise UsageError("What was ordered is no run: it needs a name of letters and digits, settings and a deadline.") from why
         return made
 
 
@@ -137,7 +137,7 @@ def conduct(courier: Courier, order: Order, folder: Path, progress: Progress) ->
 def _check_settings(order: Order, begun: Experiment, classes: int) -> None:
     """Refuse to go on with a run that was begun with other settings than are ordered now; without any it goes on as it is."""
     if order.settings and judged_by(settled(config.experiment(order.settings)), classes) != begun:
-        raise Refusal(f"Run {order.run} was begun with other settings.")
+        raise UsageError(f"Run {order.run} was begun with other settings.")
 
 
 def settled(experiment: Experiment) -> Experiment:
@@ -160,17 +160,17 @@ def outline_of(experiment: Experiment, everybody: Mapping[str, Introduced], plan
     algorithm, info = agree(common)
     if open_ := undecided(algorithm):
         who = open_[0]
-        raise Refusal(
+        raise UsageError(
             f"Between sites {who}'s noise is given as a number, as in {who}(noise=1.1): comity plan finds it for a budget."
         )
     if experiment.participation < 1 and any(
         isinstance(one, Dp) and one.level == "party" and one.amplify for one in chain(algorithm)
     ):
-        raise Refusal("Between sites everybody can compute who is drawn for a round: give dp amplify=false.")
+        raise UsageError("Between sites everybody can compute who is drawn for a round: give dp amplify=false.")
     made = Outline(experiment, common, algorithm, info, planned(experiment.absent, experiment.seed, told.names, plan), secret)
     made.check_judged()
     if not made.judged("test"):
-        raise Refusal("No site would tell a figure of its test samples: all have too few for that, or none by this metric.")
+        raise UsageError("No site would tell a figure of its test samples: all have too few for that, or none by this metric.")
     return made
 
 
@@ -193,7 +193,7 @@ def introduced(
     alike = {(tuple(one.shape), one.classes, tuple(one.class_names), tuple(one.black)) for one in there.values()}
     if len(alike) > 1:
         kinds = "; ".join(f"{name}: samples of shape {one.shape}, {one.classes} classes" for name, one in there.items())
-        raise Refusal(f"The sites' data do not fit together: {kinds}.")
+        raise UsageError(f"The sites' data do not fit together: {kinds}.")
     return there, refused
 
 

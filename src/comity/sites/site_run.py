@@ -19,18 +19,18 @@ from comity.core.algorithm import AnyAlgorithm
 from comity.core.call import CallId, Message
 from comity.core.codec import decode, encode
 from comity.core.evaluation import NOTHING, Evaluation, Gained, Score
-from comity.core.gate import Gate
+from comity.core.validate import MessageValidator
 from comity.core.key import Key, SecretKey
 from comity.core.metrics import METRICS, Metric, by_class, check_fits
 from comity.core.party import Party
-from comity.core.record import Sealed, parcels_in, payload, unseal
+from comity.core.record import Sealed, sealed_in, payload, unseal
 from comity.core.server import Note
 from comity.core.signature import records_of
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.engines.sealing import Lock, PairKeys
 from comity.engines.site import Site
-from comity.errors import ComityError, Refusal, shown
+from comity.errors import ComityError, UsageError, shown
 from comity.experiments import config
 from comity.experiments.common import CommonGround, Introduction, Introductions
 from comity.experiments.config import WHERE, Experiment
@@ -41,7 +41,7 @@ from comity.experiments.outline import Outline, judged_by
 from comity.experiments.party_side import make_party
 from comity.experiments.server_side import agree
 from comity.measure.gain import gains
-from comity.names import called
+from comity.names import display_name
 from comity.privacy.account import Account
 from comity.privacy.composition import epsilon
 from comity.sites import messages
@@ -63,7 +63,7 @@ class Seat:
     """A site's place in a run that has begun."""
 
     site: Site
-    gate: Gate
+    validator: MessageValidator
     lock: Lock
     outline: Outline
     """The run, as far as it is about this party."""
@@ -108,18 +108,18 @@ class SiteRun:
     def opened(at: Path, asked: messages.Introduce, law: Law, submitter: str, identity: Identity | None) -> SiteRun:
         """EvaluationRequest at what is ordered and, if the law allows it, begin the run or open it again."""
         if not asked.run.isalnum() or len(asked.run) > 64:
-            raise Refusal("A run's name must be letters and digits.")
+            raise UsageError("A run's name must be letters and digits.")
         if identity and identity.name != law.name:
-            raise Refusal(f"The certificate of {law.name} is made out to {identity.name!r}.")
+            raise UsageError(f"The certificate of {law.name} is made out to {identity.name!r}.")
         if asked.comity != (here := version("comity")):
-            raise Refusal(f"{law.name} has Comity {here}, the server has {asked.comity}: install the same on both sides.")
+            raise UsageError(f"{law.name} has Comity {here}, the server has {asked.comity}: install the same on both sides.")
         chosen = config.experiment(json.loads(asked.settings))
         law.check_names(chosen, submitter)
         algorithm = algorithms.compose(chosen.algorithm, chosen.set)
         law.check(chosen, algorithm, submitter)
         federation = own_federation(law.name, law.data, chosen)
         if asked.schema != schema_mark(federation.schema):
-            raise Refusal(f"The data of {law.name} follow another schema than the server's: import them again by that one.")
+            raise UsageError(f"The data of {law.name} follow another schema than the server's: import them again by that one.")
         chosen = judged_by(chosen, federation.classes)
         check_fits(chosen.metric, federation.classes)
         own = federation.parties[law.name]
@@ -150,7 +150,7 @@ class SiteRun:
         """Refuse what is asked for a round that the run does not have: newcomers join in one after the last."""
         rounds = self.experiment.rounds
         if not 0 <= round <= rounds + bool(self.experiment.newcomers):
-            raise Refusal(f"{self.party} is asked for round {round}, and the run has {rounds}.")
+            raise UsageError(f"{self.party} is asked for round {round}, and the run has {rounds}.")
 
     def about(self) -> str:
         """What the site has agreed to, in a line."""
@@ -164,13 +164,13 @@ class SiteRun:
     def begin(self, head: messages.Begin, law: Law) -> None:
         """Everybody has introduced themselves: take a seat."""
         if head.parties.get(self.party) != self.introduced.said:
-            raise Refusal(f"{self.party} said something else of itself than the server tells.")
+            raise UsageError(f"{self.party} said something else of itself than the server tells.")
         site, whole = seated(self.folder, self.at, self.party, self.experiment, self.federation, head.parties)
         names, algorithm = whole.common.seats.names, site.algorithm
         self._account_for(whole, site.party.id, law)
         self._seat = Seat(
             site,
-            Gate(algorithm, site.party.task, len(names), law.message),
+            MessageValidator(algorithm, site.party.task, len(names), law.message),
             Lock(self._keys(head, names), blake2b(self.name.encode(), digest_size=16).digest(), records_of(algorithm)),
             as_far_as(site.party, whole),
         )
@@ -182,7 +182,7 @@ class SiteRun:
             before = [row.made() for row in given_away(self.at, self.name)]
             total = outline.planned_releases()[number] + Counter(made for made in before if made)
             bounded = all(before) and not outline.everybody[number].own_constants
-            law.check_epsilon(epsilon(total, DELTA) if bounded else math.inf, called(self.experiment.algorithm))
+            law.check_epsilon(epsilon(total, DELTA) if bounded else math.inf, display_name(self.experiment.algorithm))
         self._account = outline.account()
         self._account.restore(self.book.privacy())
 
@@ -201,27 +201,27 @@ class SiteRun:
     def run_call(self, head: messages.RunCall, body: bytes, law: Law) -> bytes:
         """Do a work. What came of it is on the disk before the reply leaves."""
         seat, call, after = self.seat, CallId(*head.call), call_of(head.after)
-        seat.gate.check_call(call)
+        seat.validator.check_call(call)
         self.check_round(call.round)
-        content = decode(body, most_bytes=law.message, records=seat.gate.records)
-        seat.gate.check_letter(call, content)
+        content = decode(body, most_bytes=law.message, records=seat.validator.records)
+        seat.validator.check_letter(call, content)
         number = seat.site.party.id
         opened = self._opened(head.inbox, call)
         self.book.down(call.round, call.function, "down", payload(content))
-        for sender, parcel in sorted(head.inbox.items()):
-            self.book.down(call.round, call.function, "peer", parcel.size, src=seat.name_of(sender))
+        for sender, sealed in sorted(head.inbox.items()):
+            self.book.down(call.round, call.function, "peer", sealed.size, src=seat.name_of(sender))
         if not (again := self.book.is_done(call)):
             self.account.charge_call(call, [number])
             self.book.spend(self.account.take())  # before anything can leave
         site = self.brought(after)
         answer = site.run(call, Message(content, after, head.first), opened)
-        seat.gate.check_reply(call, answer.reply)
-        parcels = {id(parcel): parcel for parcel in parcels_in(answer.reply)}.values()  # one for many may stand there for each
-        sealed = [(seat.name_of(recipient), parcel.size) for parcel in parcels for recipient in parcel.to]
+        seat.validator.check_reply(call, answer.reply)
+        sealed_messages = {id(sealed): sealed for sealed in sealed_in(answer.reply)}.values()  # one for many may stand there for each
+        to_peers = [(seat.name_of(recipient), sealed.size) for sealed in sealed_messages for recipient in sealed.to]
         sent = payload(answer.reply)
-        self._check_amount(law, sent + sum(weight for _, weight in sealed))
+        self._check_amount(law, sent + sum(weight for _, weight in to_peers))
         told = Answered(answer.steps, answer.keeps, answer.ruined, answer.remark, tuple(answer.unusable))
-        made = pack(told, encode(seat.lock.close(answer.reply), parcels=True))
+        made = pack(told, encode(seat.lock.close(answer.reply), sealed_messages=True))
         law.check_leaving(made)
         if not again:
             self.account.note_reply(call, number, answer.reply)
@@ -230,7 +230,7 @@ class SiteRun:
             self.states.write(number, call, site.versions.blob())
         self.book.worked(call, answer.steps)
         self.book.up(call.round, call.function, "up", sent)
-        for recipient, weight in sealed:
+        for recipient, weight in to_peers:
             self.book.up(call.round, call.function, "peer", weight, dst=recipient)
         return made
 
@@ -241,11 +241,11 @@ class SiteRun:
         seat = self.seat
         number = seat.site.party.id
         opened = seat.lock.open({number: inbox}, call)[number]
-        for sender, parcel in opened.items():
+        for sender, sealed in opened.items():
             try:
-                seat.gate.check_parcel(unseal(parcel))
+                seat.validator.check_parcel(unseal(sealed))
             except ComityError as why:
-                raise Refusal(f"A parcel of {seat.name_of(sender)} is refused: {why}") from why
+                raise UsageError(f"A parcel of {seat.name_of(sender)} is refused: {why}") from why
         return opened
 
     def evaluate(self, head: messages.Evaluate, body: bytes, law: Law) -> Evaluation:
@@ -253,9 +253,9 @@ class SiteRun:
         seat, after = self.seat, call_of(head.after)
         self.check_round(head.round)
         if head.stage not in STAGES:
-            raise Refusal(f"There is no stage {shown(head.stage)} at which models are evaluated.")
-        content = decode(body, most_bytes=law.message, records=seat.gate.records)
-        seat.gate.check_view(content)
+            raise UsageError(f"There is no stage {shown(head.stage)} at which models are evaluated.")
+        content = decode(body, most_bytes=law.message, records=seat.validator.records)
+        seat.validator.check_view(content)
         self.book.down(head.round, "evaluate", "eval", payload(content))
         found = self.brought(after).evaluate(Message(content, after), head.final)
         self.book.note(self._notes(found, head))
@@ -316,15 +316,15 @@ class SiteRun:
     def _check_amount(self, law: Law, more: int) -> None:
         """Refuse to send more than the law allows, in this run and in all."""
         if self.book.sent + more > law.bytes:
-            raise Refusal(f"{self.party} has sent {size(self.book.sent)} in this run, and may send {size(law.bytes)} (bytes).")
+            raise UsageError(f"{self.party} has sent {size(self.book.sent)} in this run, and may send {size(law.bytes)} (bytes).")
         if (before := self._before + self.book.sent) + more > law.budget_bytes:
-            raise Refusal(f"{self.party} has sent {size(before)} in all, and may send {size(law.budget_bytes)} (budget: bytes).")
+            raise UsageError(f"{self.party} has sent {size(before)} in all, and may send {size(law.budget_bytes)} (budget: bytes).")
 
     @property
     def seat(self) -> Seat:
         """The site's place in the run, once it has begun."""
         if self._seat is None:
-            raise Refusal(f"{self.party} was asked to work before the run has begun.")
+            raise UsageError(f"{self.party} was asked to work before the run has begun.")
         return self._seat
 
     def brought(self, version: CallId | None) -> Site:
@@ -352,7 +352,7 @@ def seated(
     algorithm, info = agree(common)
     names = common.seats.names
     if party not in names:
-        raise Refusal(f"{party} is left out of this run.")
+        raise UsageError(f"{party} is left out of this run.")
     made = make_party(common, names.index(party), own.parties[party])
     root = SecretKey(Key.root(experiment.seed).bits, run_secret(at, run.path.name))
     return Site(algorithm, made, root), Outline(experiment, common, algorithm, info)
@@ -381,10 +381,10 @@ def _begin_at_home(run: RunFolder, experiment: Experiment, federation: Federatio
         return
     before = run.read_environment()
     if before["config"] != digest(settings):
-        raise Refusal(f"Run {run.path.name} was begun with other settings at {party}.")
+        raise UsageError(f"Run {run.path.name} was begun with other settings at {party}.")
     if before["fingerprint"] != mark:
-        raise Refusal(f"The data of {party} have changed since run {run.path.name} was begun.")
+        raise UsageError(f"The data of {party} have changed since run {run.path.name} was begun.")
 
 
 def _no_keys(one: int, other: int) -> bytes:
-    raise Refusal("Without certificates no parcel can be sealed between sites.")
+    raise UsageError("Without certificates no parcel can be sealed between sites.")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from comity.core.release import UNITS
-from comity.errors import ComityError, Refusal, unknown
+from comity.errors import ComityError, UsageError, unknown
 from comity.experiments.folder import RunFolder
 from comity.measure import conventions, targets
 from comity.measure.conventions import Line, last_tenth
@@ -198,7 +198,7 @@ def _value(measure: str, one: Outcome, column: Mapping[str, Sequence[Outcome]]) 
         trusted = privacy["trusted_server"] if name == "epsilon_server" else None  # what holds whoever reads holds then, too
         return _epsilon(trusted or privacy, argument)
     if name not in FIGURES:
-        raise Refusal(f"{measure} cannot be measured yet.")
+        raise UsageError(f"{measure} cannot be measured yet.")
     return FIGURES[name](one.summary)
 
 
@@ -218,7 +218,7 @@ def _curve(measure: str, one: Outcome) -> Line:
 
 def _percent(name: str, value: float | None) -> float:
     if value is None:
-        raise Refusal(f"this method has no {name} accuracy.")
+        raise UsageError(f"this method has no {name} accuracy.")
     return 100.0 * value
 
 

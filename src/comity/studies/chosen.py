@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.folder import RunFolder
 from comity.measure.conventions import last_tenth
 from comity.measure.figures import by_round, carried, mean
@@ -24,7 +24,7 @@ def goodness(folder: Path, rounds: int) -> float:
     figures = carried(by_round(RunFolder(folder).read_metrics(), "validation"))
     end = last_tenth({t: mean(parties) for t, parties in figures.items()}, rounds)
     if not end:
-        raise Refusal(f"{folder} has no validation samples to choose by: validation must be more than 0.")
+        raise UsageError(f"{folder} has no validation samples to choose by: validation must be more than 0.")
     return sum(end) / len(end)
 
 

@@ -16,7 +16,7 @@ from comity.core.ledger import SERVER
 from comity.core.metrics import METRICS
 from comity.core.wrapper import Wrapper, chain
 from comity.data import Federation
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.build import prepare
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
@@ -25,7 +25,7 @@ from comity.experiments.outline import Progress, judged_by
 from comity.experiments.tape import one_process
 from comity.measure import Gain, gains
 from comity.models import OwnModel
-from comity.names import called
+from comity.names import display_name
 from comity.studies.answers import Answer, Parties, answers, held_by, how_to_read, same_parties
 from comity.studies.side_by_side import Cost, Planned, run_all, settled, shared
 from comity.studies.standing import Standing, standing
@@ -40,7 +40,7 @@ LEFT_OUT = "leave-one-out"
 
 def folder_name(algorithm: str) -> str:
     """An algorithm's folder is called as people call it."""
-    return called(algorithm)
+    return display_name(algorithm)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def compare(
     with closing(run_all(runs, data, progress, track, model, jobs)) as done:
         for method, summary in zip(itertools.cycle(methods), done, strict=False):
             summaries[method].append(summary)
-            say(f"{called(method)}: {remark}" for remark in summary.get("remarks", ()))
+            say(f"{display_name(method)}: {remark}" for remark in summary.get("remarks", ()))
     there = summaries[SOLO][0]["accuracy"]["per_party"]
     notes = same_here({method: [run_folder(out, method, seed) for seed in seeds] for method in methods})
     say(notes)
@@ -127,7 +127,7 @@ def every_method(base: Experiment, federation: Federation, model: OwnModel | Non
         method = f"fedavg+{name}" if issubclass(find(name), Wrapper) else name
         try:
             prepare(experiment_of(base, method, base.seed), federation, model)
-        except Refusal as reason:
+        except UsageError as reason:
             why.append(f"{method} is left out: {reason}")
         else:
             able.append(method)
@@ -143,7 +143,7 @@ def same_here(folders: Mapping[str, Sequence[Path]]) -> list[str]:
     for method, runs in folders.items():
         rows = (RunFolder(run).read_metrics() for run in runs)
         figures = tuple(tuple(str(tuple(row)) for row in each if row.party != SERVER and row.split != "train") for each in rows)
-        alike.setdefault(figures, []).append(called(method))
+        alike.setdefault(figures, []).append(display_name(method))
     seeds = max(map(len, folders.values()))
     when = "in every round" + (f", under each of {seeds} seeds" if seeds > 1 else "")
     return [
@@ -171,7 +171,7 @@ def findings(
     same = same_parties(each.shares for each in parties.values())
     few = {summary["seed"]: summary.get("too_few", ()) for summary in summaries[SOLO]}
     gained = {m: _gains(m, parties, out, metric.name) for m in summaries}
-    rows = {m: standing(called(m), summaries[m], gained[m], few, same, picked, metric.name) for m in summaries}
+    rows = {m: standing(display_name(m), summaries[m], gained[m], few, same, picked, metric.name) for m in summaries}
     named = next(iter(parties.values())).class_names
     joint = [rows[m] for m in open_to_all]
     first = best[0].algorithm if (best := foremost(joint)) else ""
@@ -190,17 +190,17 @@ def _gains(method: str, seeds: Iterable[int], out: Path, metric: str) -> dict[in
 def check_folders(methods: Sequence[str]) -> None:
     """Refuse methods whose runs would lie in one folder, or where the runs without a party lie; and what is no method."""
     if file := next((method for method in methods if method.endswith((".toml", ".yaml", ".yml", ".json"))), None):
-        raise Refusal(f"{file} is no method: methods are compared by their names, and settings are given as options.")
+        raise UsageError(f"{file} is no method: methods are compared by their names, and settings are given as options.")
     folders = [folder_name(method) for method in methods]
     if twice := next((f for f in folders if folders.count(f) > 1), None):
-        raise Refusal(f"Two of the methods would share the folder {twice}: rename one of the files.")
+        raise UsageError(f"Two of the methods would share the folder {twice}: rename one of the files.")
     if LEFT_OUT in folders:
-        raise Refusal(f"{LEFT_OUT} is the folder of runs without a party: give that method's file another name.")
+        raise UsageError(f"{LEFT_OUT} is the folder of runs without a party: give that method's file another name.")
 
 
 def title(experiment: Experiment, several: bool, without: str = "") -> str:
     """What one of a study's runs is called while it goes on; with `several` seeds, by its own."""
-    parts = [called(experiment.algorithm), f"without {without}" if without else "", f"seed {experiment.seed}" if several else ""]
+    parts = [display_name(experiment.algorithm), f"without {without}" if without else "", f"seed {experiment.seed}" if several else ""]
     return " ".join(filter(None, parts))
 
 
@@ -223,4 +223,4 @@ def check_settings(base: Experiment, methods: Iterable[str]) -> None:
     """Refuse a setting that no method has."""
     for name in base.set:
         if not any(name in own_settings(base, method) for method in methods):
-            raise Refusal(f"None of the methods has an option called {name!r}.")
+            raise UsageError(f"None of the methods has an option called {name!r}.")

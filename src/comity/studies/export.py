@@ -23,19 +23,19 @@ from comity.core.metrics import ACCURACY, METRICS
 from comity.core.party import Party
 from comity.core.record import record
 from comity.core.samples import PartyData, Samples
-from comity.core.task import Task
+from comity.core.task import LearningTask
 from comity.core.training import Training
 from comity.data import Federation, preparation
 from comity.data.federation import Preprocess
 from comity.data.inputs import Inputs
 from comity.data.preparation import Schema, Unusable
-from comity.errors import ComityError, Refusal
+from comity.errors import ComityError, UsageError
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.result import Deployed, Result
 from comity.experiments.trust import check, code_in, mark
 from comity.measure.summary import blocks
 from comity.models.low_rank import LowRank, without_factors
-from comity.names import called
+from comity.names import display_name
 from comity.privacy.account import account_of
 from comity.studies import predict
 
@@ -69,11 +69,11 @@ class Alone(nn.Module):
 def export(result: Result, party: str, out: Path) -> list[str]:
     """Write one party's model to a folder of its own; what there is to say of what could not be written."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise Refusal(f"{out} is there already: choose another --out.")
+        raise UsageError(f"{out} is there already: choose another --out.")
     job = result.job
     how = job.experiment
     if how.model == "modules":
-        raise Refusal("A model of one's own modules is not exported: take result.model(party) in Python.")
+        raise UsageError("A model of one's own modules is not exported: take result.model(party) in Python.")
     deployed = result.model(party)
     mine = result.state(party)
     if ruined := first_not_finite(State(deployed.theta, mine)):
@@ -185,7 +185,7 @@ def load(folder: Path, *, trust: bool = False) -> Deployed:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, Unusable) as why:
         raise ComityError(f"{folder} holds no exported model, or a damaged one.") from why
     network = models.build(told["model"], shape, max(1, classes))
-    task = Task(network, classes, told["cut"] or network.cut)
+    task = LearningTask(network, classes, told["cut"] or network.cut)
     nothing = Samples(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64))
     party = Party(0, told["party"], task, Training(), PartyData(nothing, nothing, nothing))
     task = algorithm.party_for(party, state.mine).task
@@ -215,14 +215,14 @@ def _card(told: dict[str, Any], schema: Schema | None, files: set[str]) -> str:
     promise = " The probability is a softmax, not a promise." if told["classes"] else ""
     return f"""# The model of {told["party"]}
 
-- Method: {called(told["algorithm"])}, {told["rounds"]} rounds, seed {told["seed"]}, with the network {told["model"]}.
+- Method: {display_name(told["algorithm"])}, {told["rounds"]} rounds, seed {told["seed"]}, with the network {told["model"]}.
 - Data: {told["dataset"]}; this party trained on {told["train_samples"]} samples of shape {"x".join(map(str, told["shape"]))}.
 - On its own {told["test_samples"]} test samples: {judged}. On other data it may be anything: judge it on samples of your own
   before it is used.
 - It predicts {answers}.
 - Use: {works} takes samples as {told["party"]} has them and prints {prints} for each. It needs torch and numpy.{promise}{onnx}
 - Numbers are scaled by {told["scaled_by"]} (`model.json`, `preprocess`).
-- The weights were learned from this party's data and, through {called(told["algorithm"])}, from others': treat them as such.
+- The weights were learned from this party's data and, through {display_name(told["algorithm"])}, from others': treat them as such.
 - Privacy of what left the party for this model: {told["privacy"]}.
 {_columns(schema) if schema else ""}"""
 

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from comity.checksums import without_crc
 from comity.data import Federation
-from comity.errors import ComityError, Refusal, unknown
+from comity.errors import ComityError, UsageError, unknown
 from comity.experiments.folder import RunFolder
 from comity.experiments.judged import metric_of
 from comity.experiments.result import Result
@@ -35,7 +35,7 @@ def opened(folder: Path, federation: Federation | None, model: OwnModel | None, 
     run.check_begun()
     summary = run.read_summary()
     if summary is None:
-        raise Refusal(f"The run in {folder} is not finished: go on with 'comity resume {folder}', or resume=True in Python.")
+        raise UsageError(f"The run in {folder} is not finished: go on with 'comity resume {folder}', or resume=True in Python.")
     run.check()
     metric_of(run, run.read_experiment(), trust)  # a user's own is known by its name from now on
     return Result(folder, lambda: reopen(folder, federation, model, trust=trust), summary)
@@ -156,7 +156,7 @@ def comparison_of(
         told = without_crc(json.loads(path.read_text(encoding="utf-8")))
         found = TypeAdapter(Findings).validate_python(told)
     except OSError as why:
-        raise Refusal(f"{path} cannot be read ({why.strerror}).") from why
+        raise UsageError(f"{path} cannot be read ({why.strerror}).") from why
     except (ValidationError, ValueError, TypeError, AttributeError, RecursionError) as why:
         raise ComityError(f"{path} is damaged, or of another version of Comity: compare again with the same --out.") from why
     results = {

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.studies.cells import AGAINST_OTHERS, Cell, Figure
 from comity.studies.reproduction import Reproduction
 
@@ -25,7 +25,7 @@ ByRun = Mapping[str, Mapping[str, Mapping[str, Any]]]
 def joined(first: Reproduction, more: Reproduction) -> Reproduction:
     """Both parts as one reproduction, whose command is both commands; what was joined before is not joined again."""
     if (first.name, first.scale, first.changes) != (more.name, more.scale, more.changes):
-        raise Refusal(f"Only parts of one table at one scale can be joined, not those of '{first.command}' and '{more.command}'.")
+        raise UsageError(f"Only parts of one table at one scale can be joined, not those of '{first.command}' and '{more.command}'.")
     settings = _settings(first.name, first.settings, more.settings)
     both = _in_both(first, more)
     if more.command in first.command.split(AND) and len(both) == sum(len(cell.figures) for cell in more.cells):
@@ -49,7 +49,7 @@ def _settings(table: str, first: ByRun, more: ByRun) -> ByRun:
         mine = made.setdefault(run, {})
         for row, settings in rows.items():
             if mine.setdefault(row, settings) != settings:
-                raise Refusal(f"{table}: {row} on {run} was run with other settings before, so the parts cannot be joined.")
+                raise UsageError(f"{table}: {row} on {run} was run with other settings before, so the parts cannot be joined.")
     return made
 
 
@@ -61,7 +61,7 @@ def _cells(first: Reproduction, more: Reproduction) -> list[Cell]:
     for column in table.columns:
         rows = [{row for name, row in part if name == column.name} for part in (one, two)]
         if all(rows) and rows[0] != rows[1] and column.measure.partition(":")[0] in AGAINST_OTHERS:
-            raise Refusal(f"{first.name}: {column.title} is measured against all rows at once, so the parts cannot be joined.")
+            raise UsageError(f"{first.name}: {column.title} is measured against all rows at once, so the parts cannot be joined.")
         for row in table.rows:
             parts = [part[column.name, row.name] for part in (one, two) if (column.name, row.name) in part]
             if parts:

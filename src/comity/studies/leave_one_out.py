@@ -17,7 +17,7 @@ from pathlib import Path
 from comity.algorithms import compose
 from comity.core.wrapper import chain
 from comity.data import Federation
-from comity.errors import Refusal, unknown
+from comity.errors import UsageError, unknown
 from comity.experiments.build import federation_of, prepare
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
@@ -108,7 +108,7 @@ def exchanging(base: Experiment, algorithms: Sequence[str]) -> list[str]:
     check_settings(base, methods)
     found = [m for m in methods if chain(compose(m, own_settings(base, m)))[-1].shares != "nothing"]
     if not found:
-        raise Refusal("Leaving a party out tells nothing where nothing is exchanged: name a method beside solo.")
+        raise UsageError("Leaving a party out tells nothing where nothing is exchanged: name a method beside solo.")
     return found
 
 
@@ -126,18 +126,18 @@ def planned(
             plan[method][party] = whole.but(without=[*(whole.without or ()), party])
             try:
                 prepare(plan[method][party], federation)
-            except Refusal as why:
-                raise Refusal(f"{method} cannot run without {party}: {why}") from why
+            except UsageError as why:
+                raise UsageError(f"{method} cannot run without {party}: {why}") from why
     return plan
 
 
 def _chosen(there: Sequence[str], late: Sequence[str], only: Sequence[str] | None) -> list[str]:
     """Whom to leave out: everybody who is there from the start, or those that were named."""
     if len(there) < 2:
-        raise Refusal("Leaving a party out needs at least two that are there from the start.")
+        raise UsageError("Leaving a party out needs at least two that are there from the start.")
     for name in only or ():
         if name in late:
-            raise Refusal(f"{name} joins when the others have finished, so they learn nothing from it: leave out another party.")
+            raise UsageError(f"{name} joins when the others have finished, so they learn nothing from it: leave out another party.")
         if name not in there:
             raise unknown("party called", name, there)
     return list(dict.fromkeys(there if only is None else only))

@@ -18,7 +18,7 @@ import torch
 
 from comity.core.ledger import Ledger
 from comity.engines.process import ENDS
-from comity.errors import Damaged, Refusal, describe
+from comity.errors import CorruptedFile, UsageError, describe
 from comity.experiments.outline import Outline, Progress
 
 PATIENCE = 5  # seconds in which a run that is to end can close what it has open
@@ -53,7 +53,7 @@ def live(line: Connection, strangers: Iterable[Connection], parent: int, functio
     except KeyboardInterrupt:
         pass
     except BaseException as why:  # a user's code may even raise SystemExit
-        kind = next((known.__name__ for known in (Refusal, Damaged) if isinstance(why, known)), "")
+        kind = next((known.__name__ for known in (UsageError, CorruptedFile) if isinstance(why, known)), "")
         teller.send("failed", kind, describe(why), "".join(format_exception(why)))
     finally:
         signal.alarm(PATIENCE)  # for threads that somebody's code has left here

@@ -153,7 +153,7 @@ def predict(path: Path, allow_unknown: bool = False) -> tuple[list[str], NDArray
     return list(told["class_names"]), found.softmax(1).numpy(), remarks
 
 
-def harmless(text: str) -> str:
+def escape_terminal(text: str) -> str:
     """A name from somebody's file, without what a terminal would obey."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
@@ -168,10 +168,10 @@ def main() -> None:
     try:
         names, likely, remarks = predict(args.new, args.allow_unknown)
     except Unusable as why:
-        sys.exit(harmless(str(why)))
+        sys.exit(escape_terminal(str(why)))
     for remark in remarks:
-        print(harmless(remark), file=sys.stderr)
-    names = [harmless(name) for name in names]
+        print(escape_terminal(remark), file=sys.stderr)
+    names = [escape_terminal(name) for name in names]
     rows: list[list[object]] = [["row", "prediction", "probability", *(f"p({name})" for name in names)]]
     if not names:
         rows = [["row", "prediction"], *([row, f"{each[0]:.6g}"] for row, each in enumerate(likely, 1))]

@@ -10,7 +10,7 @@ from typing import Any
 
 from comity import algorithms
 from comity.data.files import Missing
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.experiments.build import Job, prepare
 from comity.experiments.config import Experiment, experiment
 from comity.experiments.folder import RunFolder
@@ -76,7 +76,7 @@ def _check_choices(rows: Sequence[MethodRow], runs: Sequence[Run]) -> None:
     unseen = {run.row.name for run in runs if not run.why and not run.experiments[0].validation}
     for row in rows:
         if unseen.intersection(row.best_of):
-            raise Refusal(f"The row {row.name} is chosen on validation samples, so validation must be more than 0.")
+            raise UsageError(f"The row {row.name} is chosen on validation samples, so validation must be more than 0.")
 
 
 def _checked(run: Run) -> Run:
@@ -85,7 +85,7 @@ def _checked(run: Run) -> Run:
         prepare(run.experiments[0], federation_for(run.experiments[0]))
     except Missing as why:
         return Run(run.name, run.row, why=f"no data: {why.name}")
-    except Refusal as why:
+    except UsageError as why:
         return Run(run.name, run.row, why=str(why))
     return run
 

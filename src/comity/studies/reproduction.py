@@ -14,7 +14,7 @@ from typing import Any
 
 from comity import papers
 from comity.checksums import with_crc, without_crc
-from comity.errors import ComityError, Damaged
+from comity.errors import ComityError, CorruptedFile
 from comity.experiments.checkpoint import write_atomically
 from comity.papers import Scale, Table
 from comity.studies.cells import Cell, Figure
@@ -103,7 +103,7 @@ def read(path: Path) -> Reproduction:
     except OSError as why:
         raise ComityError(f"{path} cannot be read ({why.strerror}).") from why
     except ValueError as why:
-        raise Damaged(f"{path} is damaged: {why}.") from why
+        raise CorruptedFile(f"{path} is damaged: {why}.") from why
     table = papers.table(plain["name"])
     columns = {column.name: column for column in table.columns}
     rows = {row.name: row for row in table.rows}

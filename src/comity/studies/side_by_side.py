@@ -27,7 +27,7 @@ from comity.data import Federation
 from comity.engines.process import held_back
 from comity.engines.ray_cluster import actors_kept
 from comity.engines.site_store import state_bytes
-from comity.errors import ComityError, Damaged, Refusal, fate, shown
+from comity.errors import ComityError, CorruptedFile, UsageError, fate, shown
 from comity.experiments import config
 from comity.experiments.build import Job, federation_of, prepare
 from comity.experiments.config import Experiment
@@ -37,7 +37,7 @@ from comity.experiments.outline import Progress
 from comity.experiments.run import check_given, check_same, elsewhere, reopen, resume_in, start
 from comity.machine import available, private
 from comity.models import OwnModel
-from comity.names import called
+from comity.names import display_name
 from comity.studies.own_process import PATIENCE, live
 from comity.studies.plan import held
 from comity.track import Trackers
@@ -56,7 +56,7 @@ def chosen_jobs(given: int | str) -> int:
     if isinstance(given, str) and given.isascii() and given.isdecimal() and len(given) < 10:
         given = int(given)
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise Refusal(f"jobs is how many runs go on at once, a number from 1 or auto, not {shown(given)}.")
+        raise UsageError(f"jobs is how many runs go on at once, a number from 1 or auto, not {shown(given)}.")
     return given
 
 
@@ -65,9 +65,9 @@ def settled(experiment: Experiment, jobs: int) -> Experiment:
     if jobs == 1:
         return experiment
     if experiment.engine == "ray":
-        raise Refusal("On Ray runs follow each other, each on all workers: give workers instead of jobs.")
+        raise UsageError("On Ray runs follow each other, each on all workers: give workers instead of jobs.")
     if (experiment.workers or 1) > 1:
-        raise Refusal(f"With {jobs} jobs each run has one worker, not {experiment.workers}: give either jobs or workers.")
+        raise UsageError(f"With {jobs} jobs each run has one worker, not {experiment.workers}: give either jobs or workers.")
     return experiment.but(workers=1)
 
 
@@ -217,7 +217,7 @@ class _Crew:
         jobs: int,
     ) -> None:
         if "fork" not in multiprocessing.get_all_start_methods():
-            raise Refusal("Runs side by side need a system that can fork: leave jobs away here.")
+            raise UsageError("Runs side by side need a system that can fork: leave jobs away here.")
         track.check_by_name()
         self._runs, self._data, self._progress, self._track, self._model, self._jobs = runs, data, progress, track, model, jobs
         self._at_work: dict[int, _Member] = {}
@@ -277,7 +277,7 @@ class _Crew:
         return self._runs[k].cost.seconds * (statistics.fmean(known) if known else 1.0)
 
     def _method(self, k: int) -> str:
-        return called(self._runs[k].experiment.algorithm)
+        return display_name(self._runs[k].experiment.algorithm)
 
     def _needs(self, k: int) -> int:
         cost = self._runs[k].cost
@@ -297,7 +297,7 @@ class _Crew:
         federation = self._data(run.experiment)
         job = prepare(run.experiment, federation, self._model)
         if job.experiment.device != "cpu":
-            raise Refusal(f"Runs side by side are on the CPU, not on {job.experiment.device}: choose --device cpu, or one job.")
+            raise UsageError(f"Runs side by side are on the CPU, not on {job.experiment.device}: choose --device cpu, or one job.")
         watched = self._progress(run.title)
         how = (run.experiment, federation, run.folder)
         if RunFolder(run.folder).ended:
@@ -356,7 +356,7 @@ class _Crew:
             case "done":
                 self._ended(k, member, told[0])
             case "failed":
-                kind = {"Refusal": Refusal, "Damaged": Damaged}.get(told[0], ComityError)
+                kind = {"UsageError": UsageError, "CorruptedFile": CorruptedFile}.get(told[0], ComityError)
                 raise kind(f"{self._runs[k].title}: {told[1]}") from Elsewhere(told[2])
 
     def _ended(self, k: int, member: _Member, summary: dict[str, Any]) -> None:

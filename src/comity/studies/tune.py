@@ -13,10 +13,10 @@ from typing import Any
 
 from comity.checksums import with_crc
 from comity.core.metrics import ACCURACY, METRICS, Metric
-from comity.core.own_metrics import use
+from comity.core.custom_metrics import use
 from comity.data import Federation
 from comity.data.formats.common import few
-from comity.errors import ComityError, Refusal
+from comity.errors import ComityError, UsageError
 from comity.experiments.build import prepare
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
@@ -106,10 +106,10 @@ def parse_grid(texts: Iterable[str]) -> dict[str, list[Any]]:
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals or not name or not values:
-            raise Refusal(f"{text!r} is not of the form name=value,value,...")
+            raise UsageError(f"{text!r} is not of the form name=value,value,...")
         grid[name.strip()] = [value(v) for v in values.split(",")]
     if not grid:
-        raise Refusal("tune needs at least one --grid name=value,value,...")
+        raise UsageError("tune needs at least one --grid name=value,value,...")
     return grid
 
 
@@ -130,11 +130,11 @@ def tune(
     So many runs as `jobs` go on at once.
     """
     if not base.validation:
-        raise Refusal("tune chooses on validation data, so --validation must be greater than 0.")
+        raise UsageError("tune chooses on validation data, so --validation must be greater than 0.")
     if "seed" in grid:
-        raise Refusal("A seed is not tuned: give several with --seeds.")
+        raise UsageError("A seed is not tuned: give several with --seeds.")
     if "metric" in grid:
-        raise Refusal("A metric is not tuned: choose one with --metric.")
+        raise UsageError("A metric is not tuned: choose one with --metric.")
     metric = use(base.metric)
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     names = [Trial(point, (), (), ()).name for point in points]
@@ -145,7 +145,7 @@ def tune(
         job = prepare(one, data(one), model)  # all are checked before the first one starts
         metric = job.metric  # which is another where labels are numbers
         if not job.judged("validation"):
-            raise Refusal(f"No party's validation samples have a figure by metric {metric.name}: there is nothing to choose by.")
+            raise UsageError(f"No party's validation samples have a figure by metric {metric.name}: there is nothing to choose by.")
         runs.append(Planned(f"{name} seed {seed}" if len(seeds) > 1 else name, one, out / name / f"seed-{seed}", Cost.of(job)))
     found: list[list[Trial]] = [[] for _ in points]
     with closing(run_all(runs, data, progress, track, model, jobs)) as done:

@@ -12,14 +12,14 @@ from typing import Any, Protocol
 
 from comity.core.metrics import ACCURACY, METRICS
 from comity.core.server import Note
-from comity.errors import Refusal, describe, unknown
+from comity.errors import UsageError, describe, unknown
 from comity.experiments.folder import RunFolder
 from comity.experiments.outline import Outline
 from comity.measure.conventions import curve, party_curves
 from comity.measure.figures import by_round
 from comity.measure.summary import KINDS
 from comity.plugins import call_from_file, is_code
-from comity.text import harmless
+from comity.text import escape_terminal
 
 
 class Tracker(Protocol):
@@ -42,7 +42,7 @@ class Tracker(Protocol):
 def needs(what: str, *modules: str) -> None:
     """Refuse a tracker whose library is not here, before anything starts."""
     if any(find_spec(module) is None for module in modules):
-        raise Refusal(f"{what} is not installed: pip install 'comity[track]'.")
+        raise UsageError(f"{what} is not installed: pip install 'comity[track]'.")
 
 
 def _tensorboard(home: Path | None) -> Tracker:
@@ -86,7 +86,7 @@ class Trackers:
     def check_by_name(self) -> None:
         """Refuse trackers that are objects, where each run has a process of its own."""
         if one := next((one for one in self._wanted if not isinstance(one, str)), None):
-            raise Refusal(
+            raise UsageError(
                 f"A {type(one).__name__} that is an object lives in this process, and with several jobs each run has its own: "
                 "name a file that makes one, as in track=['./tracker.py'], or leave jobs away."
             )
@@ -134,7 +134,7 @@ class Trackers:
                 well.append(one)
             except Exception as why:
                 self._all.remove(one)
-                words = harmless(" ".join(describe(why).split()))
+                words = escape_terminal(" ".join(describe(why).split()))
                 self.told(f"{type(one).__name__} failed and is left out from now on; the run itself goes on. {words}")
         return well
 

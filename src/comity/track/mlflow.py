@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from comity.experiments.checkpoint import write_atomically
-from comity.names import called
+from comity.names import display_name
 from comity.track import needs
 
 KEPT = "mlflow.json"  # in a run's folder: which run of MLflow's it is
@@ -63,7 +63,7 @@ class MLflow:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         found = self._client.get_experiment_by_name(name)
         where = found.experiment_id if found else self._client.create_experiment(name)
-        title = f"{called(settings['algorithm'])} on {settings['data']}, seed {settings['seed']}"
+        title = f"{display_name(settings['algorithm'])} on {settings['data']}, seed {settings['seed']}"
         run: str = self._client.create_run(where, run_name=title, tags={"folder": str(folder.resolve())}).info.run_id
         parameters = [Param(key, str(value)[:LONGEST]) for key, value in _flat(settings)]
         for k in range(0, len(parameters), PARAMETERS):

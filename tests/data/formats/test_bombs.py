@@ -14,7 +14,7 @@ from scipy.io import savemat
 
 from comity.data import formats
 from comity.data.formats import common, images, table
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 MANY = 20_000_000  # bytes; packed some 20,000
 ZEROS = np.zeros((1, MANY), np.uint8)
@@ -62,14 +62,14 @@ def test_a_bomb_is_refused(kind: str, tmp_path: Path) -> None:
     name, make, read = BOMBS[kind]
     make(tmp_path / name)
     assert (tmp_path / name).stat().st_size < 100_000
-    with pytest.raises(Refusal, match=r"more than 100 times its size|pixels, more than"):
+    with pytest.raises(UsageError, match=r"more than 100 times its size|pixels, more than"):
         read(tmp_path / name)
 
 
 def test_blank_lines_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "MOST_BLANK", 1000)
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"x,y\n" + b"\n" * MANY))
-    with pytest.raises(Refusal, match="blank lines"):
+    with pytest.raises(UsageError, match="blank lines"):
         formats.read_csv(tmp_path / "a.csv.gz")
 
 
@@ -80,14 +80,14 @@ def test_what_packs_well_but_is_small_is_read(tmp_path: Path) -> None:
 
 def test_a_label_beyond_all_numbers(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text(f"a.png {'9' * 5000}\n", encoding="utf-8")
-    with pytest.raises(Refusal, match="in line 1"):
+    with pytest.raises(UsageError, match="in line 1"):
         formats.read_image_list(tmp_path, tmp_path / "list.txt", 8)
-    with pytest.raises(Refusal, match="1e\\+300"):
+    with pytest.raises(UsageError, match="1e\\+300"):
         common.labels("a.csv", np.array([0, 1e300]))
 
 
 def test_a_nul_byte_in_a_table(tmp_path: Path) -> None:
     """numpy's text ends at one: the cell would lose what follows."""
     (tmp_path / "a.csv").write_bytes(b"x,y\n1\x00,2\n")
-    with pytest.raises(Refusal, match="NUL byte in line 2"):
+    with pytest.raises(UsageError, match="NUL byte in line 2"):
         formats.read_csv(tmp_path / "a.csv")

@@ -15,7 +15,7 @@ import pytest
 from scipy.io import savemat
 
 from comity.data import formats as f
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 SAMPLES = np.random.default_rng(0).integers(0, 256, (2, 3072), np.uint8)
 
@@ -146,6 +146,6 @@ def test_damage_anywhere(reader: Any, tmp_path: Path, refuses: Any) -> None:
         path.write_bytes(cut)
         try:
             read(path)
-        except Refusal:
+        except UsageError:
             with refuses(path):
                 read(path)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from comity.data.formats import read_image, read_image_folder, read_image_list
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -75,9 +75,9 @@ class TestOne:
     @pytest.mark.parametrize("size", [0, -3])
     def test_size(self, size: int, tmp_path: Path) -> None:
         path = save(tmp_path / "all" / "a.png")
-        with pytest.raises(Refusal, match="size is the number of pixels a side"):
+        with pytest.raises(UsageError, match="size is the number of pixels a side"):
             read_image(path, size)
-        with pytest.raises(Refusal, match="size is the number of pixels a side"):
+        with pytest.raises(UsageError, match="size is the number of pixels a side"):
             read_image_folder(tmp_path, size)
 
     def test_without_pillow(self, tmp_path: Path, refuses: Any, monkeypatch: pytest.MonkeyPatch) -> None:

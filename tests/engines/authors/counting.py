@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Averaging, Batch, Key, Model, Params, Party, Server, Task, algorithm, on_party, option, record
+from comity.core import Averaging, Batch, Key, Model, Params, Party, Server, LearningTask, algorithm, on_party, option, record
 
 
 class Calls:
@@ -45,7 +45,7 @@ class Counting(FedAvg):
     async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Any]:
         calls = Calls()
 
-        def counted(task: Task, theta: Params, batch: Batch, own: None) -> Tensor:
+        def counted(task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
             calls.count += 1
             return task.loss(theta, batch)
 
@@ -55,6 +55,6 @@ class Counting(FedAvg):
             done = await party.fit(counted, m.theta, key)
         return mine, Counted(done.theta, calls.count, done.steps)
 
-    def loss(self, task: Task, theta: Params, batch: Batch, own: Calls) -> Tensor:
+    def loss(self, task: LearningTask, theta: Params, batch: Batch, own: Calls) -> Tensor:
         own.count += 1
         return task.loss(theta, batch)

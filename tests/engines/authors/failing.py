@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Batch, Key, Model, Params, Party, Task, algorithm, option, plain
+from comity.core import Batch, Key, Model, Params, Party, LearningTask, algorithm, option, plain
 
 
 @algorithm
@@ -28,7 +28,7 @@ class Failing(FedAvg):
                 raise
         return (await party.fit(plain, theta, key)).theta
 
-    def loss(self, task: Task, theta: Params, batch: Batch, own: None) -> Tensor:
+    def loss(self, task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
         value = task.loss(theta, batch)
         if batch.number == 1:
             match self.how:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, from_numpy
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Batch, Key, Model, Params, Party, Task, algorithm, option, record
+from comity.core import Batch, Key, Model, Params, Party, LearningTask, algorithm, option, record
 
 
 @record
@@ -32,12 +32,12 @@ class Weighted(FedAvg):
             counts = np.arange(party.task.classes)
         weights = (1 / (1 + counts)).astype(np.float32)
 
-        def enclosed(task: Task, theta: Params, batch: Batch, own: None) -> Tensor:
+        def enclosed(task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
             return F.cross_entropy(task.logits(theta, batch.x), batch.y, weight=from_numpy(weights))
 
         if self.way == "closure":
             return (await party.fit(enclosed, theta, key)).theta
         return (await party.fit(self.loss, theta, key, ClassWeights(weights))).theta
 
-    def loss(self, task: Task, theta: Params, batch: Batch, own: ClassWeights) -> Tensor:
+    def loss(self, task: LearningTask, theta: Params, batch: Batch, own: ClassWeights) -> Tensor:
         return F.cross_entropy(task.logits(theta, batch.x), batch.y, weight=from_numpy(own.weights))

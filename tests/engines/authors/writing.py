@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Batch, Key, Model, Params, Party, Task, algorithm, option, record
+from comity.core import Batch, Key, Model, Params, Party, LearningTask, algorithm, option, record
 
 
 @record
@@ -42,7 +42,7 @@ class Writing(FedAvg):
         own = Given({"a": 1.0}, [{"a": 1.0}], [1], torch.full((2,), float(party.id)), COMMON, np.zeros(2))
         return (await party.fit(self.loss, theta, key, own)).theta
 
-    def loss(self, task: Task, theta: Params, batch: Batch, own: Given) -> Tensor:
+    def loss(self, task: LearningTask, theta: Params, batch: Batch, own: Given) -> Tensor:
         match self.to:
             case "dict":
                 own.table["a"] = 2.0
@@ -62,6 +62,6 @@ class Writing(FedAvg):
                 theta["fc3.bias"] = theta["fc3.bias"] * 2
         return task.loss(theta, batch)
 
-    def to_letter(self, task: Task, theta: Params, batch: Batch, own: Model) -> Tensor:
+    def to_letter(self, task: LearningTask, theta: Params, batch: Batch, own: Model) -> Tensor:
         own.theta["fc3.bias"].mul_(0.5)
         return task.loss(theta, batch)

@@ -27,7 +27,7 @@ from comity.data.formats.common import (
     shown,
     take,
 )
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 Classes = Literal[10, 100]
 PIXELS = 3 * 32 * 32
@@ -160,7 +160,7 @@ def _read(source: Source | Sequence[Source], version: _Version, batch: Callable[
             same_length(where, images=images, superclasses=superclass)
             coarse.append(superclass)
     if not x:
-        raise Refusal("No file of CIFAR was named.")
+        raise UsageError("No file of CIFAR was named.")
     return Cifar(
         np.concatenate(x).reshape(-1, 3, 32, 32),
         np.concatenate(y),

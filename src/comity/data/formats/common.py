@@ -18,7 +18,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from comity.errors import Refusal
+from comity.errors import UsageError
 from comity.errors import shown as shown  # noqa: PLC0414  (readers take it from here, with the rest)
 
 Array = NDArray[Any]
@@ -30,9 +30,9 @@ DAMAGED = "is damaged or cut short: get a new copy of it"
 _DAMAGE = (gzip.BadGzipFile, zlib.error, EOFError, LZMAError, TarError, BadZipFile)
 
 
-def bad(where: Source, what: str) -> Refusal:
+def bad(where: Source, what: str) -> UsageError:
     """A refusal of one sentence: the file (or a place in it), then what is wrong with it."""
-    return Refusal(f"{where} {what}.")
+    return UsageError(f"{where} {what}.")
 
 
 def few(names: Iterable[str], most: int = 20) -> str:
@@ -62,7 +62,7 @@ def parsing(where: Source, what: str = DAMAGED) -> Iterator[None]:
     """Whatever somebody else's parser says about the bytes becomes a refusal: on damaged ones it fails in every way there is."""
     try:
         yield
-    except (Refusal, MemoryError):
+    except (UsageError, MemoryError):
         raise
     except Exception as why:
         raise bad(where, what) from why
@@ -75,7 +75,7 @@ def present(path: Source) -> Path:
         if file.is_dir():
             raise bad(path, "is a folder, but a file is needed here")
         if not file.is_file():  # not there, or a device or pipe that might never end
-            raise Refusal(f"There is no file {path}.")
+            raise UsageError(f"There is no file {path}.")
         if not file.stat().st_size:
             raise bad(path, "is empty: get a new copy of it")
     return file
@@ -86,7 +86,7 @@ def folder_of(path: Source, inner: str = "") -> Path:
     folder = Path(path)
     with reading(path):
         if not folder.is_dir():
-            raise Refusal(f"There is no folder {path}.")
+            raise UsageError(f"There is no folder {path}.")
         return folder / inner if inner and (folder / inner).is_dir() else folder
 
 

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from comity.data.formats.common import Array, Labels, Pixels, Source, bad, labels, opened, take
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 UBYTE = 0x08
 KINDS = {1: "labels", 3: "images"}
@@ -51,7 +51,7 @@ def read_idx_pair(
     x = _only(images, 3)
     y = _only(answers, 1)
     if len(x) != len(y):
-        raise Refusal(f"{images} has {len(x)} images but {answers} has {len(y)} labels: they do not belong together.")
+        raise UsageError(f"{images} has {len(x)} images but {answers} has {len(y)} labels: they do not belong together.")
     return np.ascontiguousarray(x.swapaxes(2, 3)) if transposed else x, labels(answers, y, classes, first)
 
 

@@ -30,7 +30,7 @@ from comity.data.formats.common import (
     reading,
     shown,
 )
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm")
 FORMATS = ("PNG", "JPEG", "BMP", "PPM")  # the only decoders that are let near the file
@@ -138,5 +138,5 @@ def _sides(size: Size) -> tuple[int, int]:
     sides = (size, size) if isinstance(size, int) else size
     for side in sides:
         if not 1 <= side <= MOST_SIDE:
-            raise Refusal(f"size is the number of pixels a side, from 1 to {MOST_SIDE}, not {shown(side)}.")
+            raise UsageError(f"size is the number of pixels a side, from 1 to {MOST_SIDE}, not {shown(side)}.")
     return sides

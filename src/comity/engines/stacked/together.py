@@ -24,7 +24,7 @@ from comity.core.fit import FitRequest, Fitted
 from comity.core.kernels import over_rows
 from comity.core.key import BatchKey
 from comity.core.record import Params, ReadOnlyDict, marks, read_only
-from comity.core.task import Batch, Task
+from comity.core.task import Batch, LearningTask
 from comity.core.training import Moments, Training, orders
 from comity.engines.stacked.joined import Joined, Unlike
 
@@ -138,7 +138,7 @@ class Together:
 
     def train(self) -> list[Fitted]:
         """All segments, and then what came out for each party."""
-        tasks = {id(r.task): r.task for r in self.requests if type(r.task) is not Task}  # a plain one holds no tensors
+        tasks = {id(r.task): r.task for r in self.requests if type(r.task) is not LearningTask}  # a plain one holds no tensors
         given = [[own for own in self.owns if own is not None], list(tasks.values())]
         before = marks(given)
         for segment in self._segments():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import pairwise
 
-from comity.core.attendance import MEANING
+from comity.core.participation import MEANING
 from comity.report.blocks import Table
 from comity.report.gather import Group
 

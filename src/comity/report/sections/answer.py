@@ -13,7 +13,7 @@ from typing import Any
 
 from comity.algorithms import card, names
 from comity.core.metrics import ACCURACY, EXPLAINED, TWO, Metric
-from comity.errors import ComityError, Refusal
+from comity.errors import ComityError, UsageError
 from comity.experiments.config import WHERE
 from comity.measure.doubts import doubts, few
 from comity.measure.summary import blocks
@@ -233,7 +233,7 @@ def _ideas(group: Group) -> list[Block]:
         try:
             parts = [parse(part).name for part in split(told, "+")]
             cards = [card(part) for part in parts] if ours.issuperset(parts) else []
-        except Refusal:
+        except UsageError:
             cards = []
         ideas = [" ".join(found[1].split()) for one in cards if (found := IDEA.search(one.text))]
         rows += [[method.name, " ".join(ideas)]] if ideas else []

@@ -283,15 +283,15 @@ def png(image: Tensor) -> bytes:
 def feature_names(federation: Federation) -> list[str]:
     """What the values of a sample are called; x0, x1, ... where nothing is known of them."""
     (width,) = federation.shape
-    if federation.schema and len(federation.schema.called) == width:
-        return list(federation.schema.called)
+    if federation.schema and len(federation.schema.display_name) == width:
+        return list(federation.schema.display_name)
     marked = federation.preprocess.marked
     return [*(f"x{k}" for k in range(width - len(marked))), *(f"x{k} missing" for k in marked)]
 
 
-def _measured(values: Tensor, called: Sequence[str]) -> Tensor:
+def _measured(values: Tensor, display_name: Sequence[str]) -> Tensor:
     """Samples with NaN where a number was missing and had to be filled in: what was filled in says nothing of the party."""
-    place = {name: k for k, name in enumerate(called)}
+    place = {name: k for k, name in enumerate(display_name)}
     values = values.clone()
     for name, k in place.items():
         if (marker := place.get(f"{name} missing")) is not None:
@@ -302,8 +302,8 @@ def _measured(values: Tensor, called: Sequence[str]) -> Tensor:
 def _features(federation: Federation) -> Chart:
     """Features in which parties differ most: a party's mean, in standard deviations of all."""
     names = federation.names[:PARTIES]
-    called = feature_names(federation)
-    values = {n: _measured(unscaled(federation, n, p.train.x.double()), called) for n, p in federation.parties.items()}
+    display_name = feature_names(federation)
+    values = {n: _measured(unscaled(federation, n, p.train.x.double()), display_name) for n, p in federation.parties.items()}
     everything = torch.cat(list(values.values()))
     centre = everything.nanmean(0)
     spread = (everything - centre).square().nanmean(0).sqrt().nan_to_num(1.0).clamp(min=1e-9)
@@ -311,7 +311,7 @@ def _features(federation: Federation) -> Chart:
     means = (own - centre) / spread
     chosen = means.nan_to_num(0.0).var(0).argsort(descending=True)[:MOST_FEATURES].sort().values.tolist()
     rows = [
-        {"party": n, "feature": called[f], "shift": float(means[i, f]), "mean": float(own[i, f])}
+        {"party": n, "feature": display_name[f], "shift": float(means[i, f]), "mean": float(own[i, f])}
         for i, n in enumerate(names)
         for f in chosen
         if means[i, f].isfinite()
@@ -331,11 +331,11 @@ def _features(federation: Federation) -> Chart:
         tip("shift", "mean, in std of all", "+.2f"),
         tip("mean", "mean", ".4~g"),
     ]
-    axes = [word("party", None, names), word("feature", None, [called[f] for f in chosen])]
+    axes = [word("party", None, names), word("feature", None, [display_name[f] for f in chosen])]
     across, down = axes if len(names) <= PICTURED else reversed(axes)
     spec = heat(across, down, value, tips)
     alt = (
-        f"{len(chosen)} of {len(called)} features, those in which parties differ most: a party's mean less that of all, in "
+        f"{len(chosen)} of {len(display_name)} features, those in which parties differ most: a party's mean less that of all, in "
         f"standard deviations of all. The largest shift is {far['party']}'s in {far['feature']}, {far['shift']:+.2f}."
     )
     if len(rows) < len(names) * len(chosen):

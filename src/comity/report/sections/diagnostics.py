@@ -18,7 +18,7 @@ from comity import algorithms
 from comity.core.diagnostics import CurveByRound, Diagnostic, ParameterNorms, PartyMatrix
 from comity.core.server import Note
 from comity.core.wrapper import chain
-from comity.errors import Refusal, describe
+from comity.errors import UsageError, describe
 from comity.report.blocks import Chart, Data, Section, VegaSpec
 from comity.report.charts import PARTIES, by_method, first_of, heat, line_of_points, quantity, tall, tip, whole_rounds, word
 from comity.report.gather import Group, Method
@@ -84,7 +84,7 @@ def _names(method: Method) -> list[str]:
     known = next((run.experiment.algorithm for run in method.runs if run.experiment), method.name)
     try:
         return [parse(part).name for part in split(known, "+")]
-    except Refusal:
+    except UsageError:
         return []
 
 

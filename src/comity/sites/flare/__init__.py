@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 
 def needs_flare() -> None:
     """Refuse, with the way out, where NVIDIA FLARE is not installed."""
     if find_spec("nvflare") is None:
-        raise Refusal("Runs between sites need NVIDIA FLARE, which is not installed: pip install 'comity[sites]'.")
+        raise UsageError("Runs between sites need NVIDIA FLARE, which is not installed: pip install 'comity[sites]'.")

@@ -13,7 +13,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from comity.errors import ComityError, Refusal
+from comity.errors import ComityError, UsageError
 from comity.sites.flare import needs_flare
 from comity.sites.flare.hardening import CONTROLLER, EXECUTOR, SERVER_APP, SITE_APP
 
@@ -59,7 +59,7 @@ class Jobs:
             try:
                 return str(self._session.submit_job(str(Path(folder) / "comity")))
             except (AuthorizationError, InvalidJobDefinition, JobNotFound) as why:
-                raise Refusal(f"The server refused the job: {why}") from None
+                raise UsageError(f"The server refused the job: {why}") from None
 
     def status(self, job: str) -> str:
         """FLARE's word for how a job stands: SUBMITTED, RUNNING, FINISHED:COMPLETED and the like."""
@@ -104,7 +104,7 @@ def researcher(kit: Path) -> str:
     try:
         return str(json.loads((kit / "startup" / "fed_admin.json").read_text(encoding="utf-8"))["admin"]["username"])
     except (OSError, ValueError, KeyError):
-        raise Refusal(f"{kit} is not a researcher's kit: comity deploy init makes one.") from None
+        raise UsageError(f"{kit} is not a researcher's kit: comity deploy init makes one.") from None
 
 
 def write_job(order: dict[str, Any], folder: Path) -> None:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from comity.errors import ComityError, Refusal, shown
+from comity.errors import ComityError, UsageError, shown
 from comity.experiments.checkpoint import write_atomically
 from comity.sites.flare import needs_flare
 from comity.sites.flare.hardening import harden_server, harden_site
@@ -57,9 +57,9 @@ class Invite:
             held = json.loads(file.read_text(encoding="utf-8"))
             invite = cls(str(held["project"]), str(held["host"]), int(held["port"]), str(held["fingerprint"]))
         except OSError as why:
-            raise Refusal(f"The invitation {file} cannot be read: {why.strerror}.") from None
+            raise UsageError(f"The invitation {file} cannot be read: {why.strerror}.") from None
         except (ValueError, KeyError, TypeError):
-            raise Refusal(f"{file} is not an invitation of `comity deploy init`.") from None
+            raise UsageError(f"{file} is not an invitation of `comity deploy init`.") from None
         return invite
 
 
@@ -67,11 +67,11 @@ def init(folder: Path, host: str, port: int, researcher: str = "lead@comity.loca
     """Make the root, the server's kit and the researcher's kit in `folder`, and the invitation for sites."""
     needs_flare()
     if not 0 < port < 65536:
-        raise Refusal(f"A port is a number from 1 to 65535, not {port}.")
+        raise UsageError(f"A port is a number from 1 to 65535, not {port}.")
     if not RESEARCHER.fullmatch(researcher):
-        raise Refusal(f"A researcher is named like an address, lead@comity.local for instance, not {shown(researcher)}.")
+        raise UsageError(f"A researcher is named like an address, lead@comity.local for instance, not {shown(researcher)}.")
     if (folder / ROOT).exists():
-        raise Refusal(f"{folder} has a root already: it is not made anew, as every site's certificate hangs on it.")
+        raise UsageError(f"{folder} has a root already: it is not made anew, as every site's certificate hangs on it.")
     (folder / ROOT).mkdir(parents=True, mode=0o700)
     try:
         invite = _init(folder, host, port, researcher, project)
@@ -113,11 +113,11 @@ def join(invite: Invite, name: str, folder: Path) -> Path:
     """Make a site's private key and its request in `folder`; returns the zip file to send to the operator, which holds no key."""
     needs_flare()
     if not NAME.fullmatch(name):
-        raise Refusal(f"A site's name has letters, digits and hyphens, and at most 63 of them: {shown(name)} does not.")
+        raise UsageError(f"A site's name has letters, digits and hyphens, and at most 63 of them: {shown(name)} does not.")
     if (folder / KIT).exists():
-        raise Refusal(f"{folder} has a kit already: it was accepted before.")
+        raise UsageError(f"{folder} has a kit already: it was accepted before.")
     if (folder / REQUEST).exists():
-        raise Refusal(f"{folder} has asked already: send its request again, or remove {folder / REQUEST} to ask anew.")
+        raise UsageError(f"{folder} has asked already: send its request again, or remove {folder / REQUEST} to ask anew.")
     folder.mkdir(parents=True, exist_ok=True)
     entry = {"name": name, "type": "client", "org": ORGANISATION}
     return _request(folder / REQUEST, invite.project, entry)
@@ -131,9 +131,9 @@ def approve(folder: Path, request: Path, signed: Path | None = None, again: bool
     needs_flare()
     asked = requested(request)
     if asked.get("kind") != "site":
-        raise Refusal(f"{request} asks to be {shown(asked.get('kind'))}, not a site: it is not signed.")
+        raise UsageError(f"{request} asks to be {shown(asked.get('kind'))}, not a site: it is not signed.")
     if asked.get("name") in approved(folder, but=asked.get("public_key_sha256")) and not again:
-        raise Refusal(f"A site {shown(asked.get('name'))} with another key was approved before: whoever has both keys is both.")
+        raise UsageError(f"A site {shown(asked.get('name'))} with another key was approved before: whoever has both keys is both.")
     return _sign(folder, request, signed or request.with_name(request.name.removesuffix(".request.zip") + ".signed.zip"))
 
 
@@ -143,11 +143,11 @@ def requested(request: Path) -> dict[str, Any]:
         with zipfile.ZipFile(request) as held, held.open("request.json") as file:
             asked = json.loads(file.read(LARGEST))
     except OSError as why:
-        raise Refusal(f"The request {request} cannot be read: {why.strerror}.") from None
+        raise UsageError(f"The request {request} cannot be read: {why.strerror}.") from None
     except (zipfile.BadZipFile, KeyError, ValueError, RuntimeError, NotImplementedError):
-        raise Refusal(f"{request} is not a request of `comity deploy join`.") from None
+        raise UsageError(f"{request} is not a request of `comity deploy join`.") from None
     if not isinstance(asked, dict):
-        raise Refusal(f"{request} is not a request of `comity deploy join`.")
+        raise UsageError(f"{request} is not a request of `comity deploy join`.")
     return asked
 
 
@@ -173,9 +173,9 @@ def accept(signed: Path, folder: Path, fingerprint: str) -> Path:
     """Check that `signed` is of the root with this fingerprint, and build the site's kit from it and the key in `folder`."""
     needs_flare()
     if not (folder / REQUEST).is_dir():
-        raise Refusal(f"{folder} has not asked for admission yet: comity deploy join comes first.")
+        raise UsageError(f"{folder} has not asked for admission yet: comity deploy join comes first.")
     if not signed.is_file():
-        raise Refusal(f"There is no signed request {signed}.")
+        raise UsageError(f"There is no signed request {signed}.")
     _package(signed, folder / REQUEST, fingerprint, folder / KIT)
     harden_site(folder / KIT)
     shutil.rmtree(folder / REQUEST)  # the key is in the kit now, and needs no second place
@@ -228,7 +228,7 @@ def _nvflare(home: Path, *words: object) -> dict[str, Any]:
     if said.get("status") != "ok":
         # Some hints are of its own command line, which nobody used.
         hint = "" if said.get("error_code") == "INVALID_ARGS" else said.get("hint") or ""
-        raise Refusal(f"{said.get('message', 'NVIDIA FLARE refused, and did not say why.')} {hint}".strip())
+        raise UsageError(f"{said.get('message', 'NVIDIA FLARE refused, and did not say why.')} {hint}".strip())
     return dict(said["data"])
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from cryptography import x509
 
-from comity.errors import ComityError, Refusal, fate
+from comity.errors import ComityError, UsageError, fate
 from comity.sites.flare import needs_flare
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def site_name(kit: Path) -> str:
     try:
         return str(json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))["client"]["fqsn"])
     except (OSError, ValueError, KeyError):
-        raise Refusal(f"{kit} is not a site's kit: comity deploy accept makes one.") from None
+        raise UsageError(f"{kit} is not a site's kit: comity deploy accept makes one.") from None
 
 
 def check_certificate(kit: Path, name: str) -> None:
@@ -65,12 +65,12 @@ def check_certificate(kit: Path, name: str) -> None:
     try:
         held = x509.load_pem_x509_certificate((kit / "startup" / name).read_bytes())
     except (OSError, ValueError):
-        raise Refusal(f"There is no certificate {kit / 'startup' / name}, or it is damaged.") from None
+        raise UsageError(f"There is no certificate {kit / 'startup' / name}, or it is damaged.") from None
     now = datetime.datetime.now(datetime.UTC)
     if held.not_valid_after_utc < now:
-        raise Refusal(f"The certificate in {kit} expired on {held.not_valid_after_utc:%Y-%m-%d}: join again for a new one.")
+        raise UsageError(f"The certificate in {kit} expired on {held.not_valid_after_utc:%Y-%m-%d}: join again for a new one.")
     if held.not_valid_before_utc > now:
-        raise Refusal(f"The certificate in {kit} is valid from {held.not_valid_before_utc:%Y-%m-%d} on: is the clock right?")
+        raise UsageError(f"The certificate in {kit} is valid from {held.not_valid_before_utc:%Y-%m-%d} on: is the clock right?")
 
 
 def running(kit: Path) -> int | None:
@@ -90,9 +90,9 @@ def _run(folder: Path, kit: Path, command: list[str], settings: list[str]) -> No
 
     kit = kit.resolve()
     if not (kit / "startup").is_dir():
-        raise Refusal(f"There is no kit in {kit}.")
+        raise UsageError(f"There is no kit in {kit}.")
     if (pid := running(kit)) is not None:
-        raise Refusal(f"{kit} is running already, as process {pid}.")
+        raise UsageError(f"{kit} is running already, as process {pid}.")
     me = psutil.Process()
     (kit / PID).write_text(f"{me.pid} {me.create_time()!r}\n", encoding="utf-8")
     settings = ["secure_train=true", "org=comity", "config_folder=", *settings]

@@ -20,18 +20,18 @@ from comity.core.call import CallId
 from comity.core.declared import declared, fits, mismatch
 from comity.core.finite import first_not_finite, is_finite
 from comity.core.record import Params, is_record, payload
-from comity.core.signature import Signature, parcel_types, party_functions, records_of, signature, view_type
-from comity.core.task import Task
+from comity.core.signature import Signature, sealed_types, party_functions, records_of, signature, view_type
+from comity.core.task import LearningTask
 from comity.core.wrapper import chain, check_party_function
-from comity.errors import Refusal
+from comity.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Gate:
+class MessageValidator:
     """What may pass between the server and one party in a run of an algorithm."""
 
     algorithm: AnyAlgorithm
-    task: Task
+    task: LearningTask
     """The party's, without anything of a wrapper's."""
     parties: int
     """How many there are."""
@@ -71,39 +71,39 @@ class Gate:
 
         Whether it is finite is the site's own question: it leaves such parcels aside, and says whose they were.
         """
-        kinds = parcel_types(self.algorithm) or [Any]
+        kinds = sealed_types(self.algorithm) or [Any]
         self._check("What is in a parcel", content, next((kind for kind in kinds if fits(content, kind)), kinds[0]), 0)
 
     def check_call(self, call: CallId) -> None:
         """Refuse a call for what is no work, or for no round."""
         check_party_function(self.algorithm, call.depth, call.function)
         if any(type(number) is not int or number < 0 for number in (call.round, call.occurrence)):
-            raise Refusal(f"{call.function} is asked for in round {str(call.round)[:20]}, which is none.")
+            raise UsageError(f"{call.function} is asked for in round {str(call.round)[:20]}, which is none.")
 
     def _check(self, what: str, tree: Any, said: Any, depth: int) -> None:
         if payload(tree) > self.most_bytes:
-            raise Refusal(f"{what} weighs {payload(tree):,} bytes, and no more than {self.most_bytes:,} may pass.")
+            raise UsageError(f"{what} weighs {payload(tree):,} bytes, and no more than {self.most_bytes:,} may pass.")
         if said is Any or isinstance(said, TypeVar):
-            raise Refusal(f"{what} may be anything, as its work does not say of which type it is: annotate what goes in and out.")
+            raise UsageError(f"{what} may be anything, as its work does not say of which type it is: annotate what goes in and out.")
         if not fits(tree, said):
-            raise Refusal(f"{what} should be {_words(said)}, but the {type(tree).__name__} that came is not.")
+            raise UsageError(f"{what} should be {_words(said)}, but the {type(tree).__name__} that came is not.")
         if wrong := _first_wrong(tree, "", shapes_on_wire(self.algorithm, depth, self.task, self.parties), self.task):
-            raise Refusal(f"{what} {wrong}.")
+            raise UsageError(f"{what} {wrong}.")
 
 
-def shapes_on_wire(outermost: AnyAlgorithm, depth: int, task: Task, parties: int) -> WireShapes:
+def shapes_on_wire(outermost: AnyAlgorithm, depth: int, task: LearningTask, parties: int) -> WireShapes:
     """Shapes of what a work at `depth` of the chain sends or gets beside the model's own weights, by field."""
     inside_out = reversed(chain(outermost)[depth:])
     return dict(shape for owner in inside_out for shape in owner.wire_shapes(task, parties).items())
 
 
-def _first_wrong(tree: Any, place: str, shapes: WireShapes, task: Task) -> str:
+def _first_wrong(tree: Any, place: str, shapes: WireShapes, task: LearningTask) -> str:
     """What is wrong first with something that is in a field of a message, or in its list or dict; nothing if all is well."""
     if isinstance(tree, Tensor):
         return _wrong_tensor(tree, place, shapes.get(place))
     if isinstance(tree, dict) and tree and all(isinstance(value, Tensor) for value in tree.values()):
         like = shapes.get(place, task)
-        return _wrong_weights(tree, place, like) if isinstance(like, Task) else ""
+        return _wrong_weights(tree, place, like) if isinstance(like, LearningTask) else ""
     if is_record(tree):
         if wrong := mismatch(tree):
             return f"is not as declared: {wrong}"
@@ -117,7 +117,7 @@ def _first_wrong(tree: Any, place: str, shapes: WireShapes, task: Task) -> str:
     return next(filter(None, (_first_wrong(value, name, shapes, task) for value, name in inside)), "")
 
 
-def _wrong_tensor(value: Tensor, place: str, like: Task | tuple[int, ...] | None) -> str:
+def _wrong_tensor(value: Tensor, place: str, like: LearningTask | tuple[int, ...] | None) -> str:
     if not isinstance(like, tuple):
         return ""
     if value.dim() == len(like) and all(want in (-1, side) for want, side in zip(like, value.shape, strict=True)):
@@ -125,7 +125,7 @@ def _wrong_tensor(value: Tensor, place: str, like: Task | tuple[int, ...] | None
     return f"has {[*value.shape]} as the shape of {place}, where {[*like]} belongs (-1: any)"
 
 
-def _wrong_weights(theta: Params, place: str, like: Task) -> str:
+def _wrong_weights(theta: Params, place: str, like: LearningTask) -> str:
     for name, value in theta.items():
         if name not in like.shapes or name in like.private:
             return f"has {str(name)[:100]!r} in {place or 'it'}, which is not of the model, or stays with its party"
@@ -149,4 +149,4 @@ def _words(hint: Any) -> str:
 
 def _check_finite(what: str, tree: Any) -> None:
     if not is_finite(tree):
-        raise Refusal(f"{what} has values that are not finite: {first_not_finite(tree)}.")
+        raise UsageError(f"{what} has values that are not finite: {first_not_finite(tree)}.")

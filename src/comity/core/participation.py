@@ -52,7 +52,7 @@ class Rules:
     """For simulations: whether a party of that name is to be DEAD when it is called, or its reply LOST."""
 
 
-class Attendance:
+class Participation:
     """The register of a run."""
 
     def __init__(self, info: Info, rules: Rules) -> None:
@@ -71,13 +71,13 @@ class Attendance:
         self.missed = set()
         self.quorum = quorum
 
-    def roll_call(self, call: CallId, ids: Iterable[int]) -> RollCall:
+    def begin_call(self, call: CallId, ids: Iterable[int]) -> CallParticipation:
         """Begin a call of these parties: who cannot be asked is written down."""
         asked = sorted(ids)
         away = {i: how for i in asked if (how := self._away(call, i))}
         for i, how in away.items():
             self._write(call, i, how)
-        return RollCall(self, call, len(asked), [i for i in asked if i not in away])
+        return CallParticipation(self, call, len(asked), [i for i in asked if i not in away])
 
     def will_be_lost(self, call: CallId, i: int) -> bool:
         """Whether it is planned that a party's reply does not get here."""
@@ -127,10 +127,10 @@ class Attendance:
 
 
 @dataclass
-class RollCall:
+class CallParticipation:
     """One call: who could be asked, who answered, and how many of the answers count."""
 
-    register: Attendance
+    register: Participation
     call: CallId
     asked: int
     there: list[int]

@@ -9,7 +9,7 @@ import numpy as np
 
 from comity.core.samples import Ints
 from comity.data.split import check_name
-from comity.errors import Refusal, shown
+from comity.errors import UsageError, shown
 from comity.plugins import from_file
 from comity.spec import Spec, call
 
@@ -22,7 +22,7 @@ GIVEN = "given:"
 def name_of(function: OwnPartition) -> str:
     """What a split calls a function that was given."""
     if not callable(function):
-        raise Refusal("A partition is a text, as in 'dirichlet(alpha=0.5)', or a function of labels, parties and a generator.")
+        raise UsageError("A partition is a text, as in 'dirichlet(alpha=0.5)', or a function of labels, parties and a generator.")
     return GIVEN + str(getattr(function, "__name__", type(function).__name__)).strip("<>")
 
 
@@ -30,42 +30,42 @@ def deal(
     spec: Spec, given: OwnPartition | None, y: Ints, asked: int | None, parties: int, rng: np.random.Generator
 ) -> dict[str, Ints]:
     """Each party's positions in `y`, as the user's function deals them, if it deals as a partition must."""
-    called = f"The partition {spec.name.removeprefix(GIVEN)}" if given else f"partition of {spec.name}"
+    display_name = f"The partition {spec.name.removeprefix(GIVEN)}" if given else f"partition of {spec.name}"
     try:
         made = given(y, parties, rng) if given else call(spec, from_file(spec.name, "partition"), y, parties, rng)
-    except Refusal:
+    except UsageError:
         raise
     except Exception as why:
-        raise Refusal(f"{called} failed: {type(why).__name__}: {why}") from why
+        raise UsageError(f"{display_name} failed: {type(why).__name__}: {why}") from why
     if not isinstance(made, Mapping | list | tuple) or not len(made):
-        raise Refusal(f"{called} must return a list with the positions of each party's samples (or a dict), not {shown(made)}.")
+        raise UsageError(f"{display_name} must return a list with the positions of each party's samples (or a dict), not {shown(made)}.")
     dealt = dict(made) if isinstance(made, Mapping) else {f"p{i}": positions for i, positions in enumerate(made)}
     if asked not in (None, len(dealt)):
-        raise Refusal(f"{called} made {len(dealt)} parties, not {asked}.")
+        raise UsageError(f"{display_name} made {len(dealt)} parties, not {asked}.")
     owner = np.full(len(y), -1)
     for i, (name, positions) in enumerate(dealt.items()):
         check_name(name)
-        dealt[name] = mine = _positions(called, name, positions, len(y))
+        dealt[name] = mine = _positions(display_name, name, positions, len(y))
         if (owner[mine] >= 0).any() or len(np.unique(mine)) < len(mine):
             first = next(k for k in mine.tolist() if owner[k] >= 0 or (mine == k).sum() > 1)
             other = list(dealt)[owner[first]] if owner[first] >= 0 else name
             twice = f"to {other!r} and to {name!r}" if other != name else f"to {name!r} twice"
-            raise Refusal(f"{called} gave sample {first} {twice}: a sample belongs to one party.")
+            raise UsageError(f"{display_name} gave sample {first} {twice}: a sample belongs to one party.")
         owner[mine] = i
     return dealt
 
 
-def _positions(called: str, name: str, given: Any, samples: int) -> Ints:
+def _positions(display_name: str, name: str, given: Any, samples: int) -> Ints:
     """One party's positions, if they are some."""
     try:
         found = np.asarray(given)
     except (TypeError, ValueError):
         found = np.empty(0, dtype=object)
     if found.ndim == 1 and not len(found):
-        raise Refusal(f"{called} left party {name!r} empty: give every party samples, or make fewer parties.")
+        raise UsageError(f"{display_name} left party {name!r} empty: give every party samples, or make fewer parties.")
     if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise Refusal(f"{called} must give party {name!r} a list of positions (whole numbers), not {shown(given)}.")
+        raise UsageError(f"{display_name} must give party {name!r} a list of positions (whole numbers), not {shown(given)}.")
     if found.min() < 0 or found.max() >= samples:
         wrong = int(found.min() if found.min() < 0 else found.max())
-        raise Refusal(f"{called} gave party {name!r} sample {wrong}, but there are samples 0 to {samples - 1}.")
+        raise UsageError(f"{display_name} gave party {name!r} sample {wrong}, but there are samples 0 to {samples - 1}.")
     return found.astype(np.int64)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from comity.core.metrics import METRICS, TWO, Metric
-from comity.errors import Refusal, shown
+from comity.errors import UsageError, shown
 from comity.plugins import from_file, is_code
 
 Function = Callable[..., Any]
@@ -63,20 +63,20 @@ class OwnMetric:
         try:
             found = self.function(*answers)
         except Exception as why:
-            raise Refusal(f"metric {self.name} failed: {type(why).__name__}: {why}") from why
+            raise UsageError(f"metric {self.name} failed: {type(why).__name__}: {why}") from why
         if found is None:
             return None
         if np.ndim(found) != 0 or np.asarray(found).dtype.kind not in "fiub":
             what = f"an array of shape {np.shape(found)}" if np.ndim(found) else shown(found)
-            raise Refusal(f"metric {self.name} must give one number (or None), but gave {what}.")
+            raise UsageError(f"metric {self.name} must give one number (or None), but gave {what}.")
         value = float(found)
         if not math.isfinite(value):
-            raise Refusal(
+            raise UsageError(
                 f"metric {self.name} gave {value} for {len(answers[0])} samples: let it say what it is there (0, say), or return "
                 "None where samples of these labels have no figure, whatever is answered."
             )
         if not self.low - 1e-9 <= value <= 1 + 1e-9:
-            raise Refusal(
+            raise UsageError(
                 f"metric {self.name} gave {value:g}, which is not between {self.low:g} and 1: say how low it can be with "
                 "@comity.metric(low=...), and divide by the most that it can be if that is more than 1."
             )
@@ -110,21 +110,21 @@ def metric(
     if function is None:
         return lambda given: metric(given, name=name, low=low)
     if not callable(function):
-        raise Refusal(f"A metric is a function of (truth, answer), not {shown(function)}.")
+        raise UsageError(f"A metric is a function of (truth, answer), not {shown(function)}.")
     if low not in (0, -1, -math.inf):
-        raise Refusal(f"A metric's low is 0, -1 or -inf, not {shown(low)}.")
-    called = name or str(getattr(function, "__name__", type(function).__name__)).strip("<>")
+        raise UsageError(f"A metric's low is 0, -1 or -inf, not {shown(low)}.")
+    display_name = name or str(getattr(function, "__name__", type(function).__name__)).strip("<>")
     about = (inspect.getdoc(function) or "a metric of the user's own").splitlines()[0].rstrip(".")
-    return OwnMetric(function, called, about, low)
+    return OwnMetric(function, display_name, about, low)
 
 
 def _checked(name: str) -> str:
     """A name that can stand in tables beside all others."""
     plain = name.replace("-", "_")
     if not re.fullmatch(r"[A-Za-z]\w{0,39}", plain, re.ASCII):
-        raise Refusal(f"A metric cannot be called {shown(name)}: use up to 40 letters, digits and underscores.")
+        raise UsageError(f"A metric cannot be called {shown(name)}: use up to 40 letters, digits and underscores.")
     if plain in METRICS or plain in TAKEN:
-        raise Refusal(
+        raise UsageError(
             f"A metric cannot be called {plain!r}, as something else is: give it another, with @comity.metric(name=...)."
         )
     return plain
@@ -153,7 +153,7 @@ def use(key: str) -> Metric:
         own = own if isinstance(own, OwnMetric) else metric(own, name=Path(key).stem)
         _know(key, replace(own, name=Path(key).stem) if own.name == "metric" else own)
     if key.startswith(GIVEN) and (key not in METRICS.own or not METRICS.own[key].known):
-        raise Refusal(
+        raise UsageError(
             f"The metric {key.split(':')[1]} was given from Python as a function: give the same one again, with metric=... "
             "(what else is known of it is in the run's files)."
         )
@@ -173,7 +173,7 @@ def described(key: str, told: Mapping[str, Any]) -> Metric:
     if known is None:
         known = Metric(name, _title(name), about, _nothing, bounded=bounded, known=False)
     if (known.name, known.about, known.bounded) != (name, about, bounded):
-        raise Refusal(f"There are two metrics called {name} here, which differ: look at their runs one by one.")
+        raise UsageError(f"There are two metrics called {name} here, which differ: look at their runs one by one.")
     METRICS.own |= {key: known, name: known}
     return known
 
