@@ -80,7 +80,12 @@ class Sites:
     """A federation of sites in folders of their own, and the same data pooled, to compare with."""
 
     def __init__(
-        self, folder: Path, sizes: Mapping[str, tuple[int, int]], changes: Mapping[str, str] = OPEN, data: str = "digits"
+        self,
+        folder: Path,
+        sizes: Mapping[str, tuple[int, int]],
+        changes: Mapping[str, str] = OPEN,
+        data: str = "digits",
+        classes: int = 10,
     ) -> None:
         whole = comity.load(data)
         self.folder = folder
@@ -91,14 +96,14 @@ class Sites:
         at = 0
         for name, (learn, test) in sizes.items():
             cuts = [slice(at, at + learn), slice(at + learn, at + learn + test)]
-            x, y = whole.x.numpy(), whole.y.numpy()
+            x, y = whole.x.numpy(), whole.y.numpy() % classes
             np.savez(files / f"{name}.npz", x=x[cuts[0]], y=y[cuts[0]], x_test=x[cuts[1]], y_test=y[cuts[1]])
             at += learn + test
             self.site(name).mkdir()
-            bring(files / f"{name}.npz", self.site(name) / "data", None, classes=10)
+            bring(files / f"{name}.npz", self.site(name) / "data", None, classes=classes)
             write(self.site(name), name, "data")
             self.change(name, changes)
-        import_federation(files, folder / "pooled", classes=10)
+        import_federation(files, folder / "pooled", classes=classes)
         (folder / "hub").mkdir()
 
     def site(self, name: str) -> Path:

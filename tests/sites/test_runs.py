@@ -190,6 +190,43 @@ def test_a_researcher_who_stops(real: Real, tmp_path: Path, undisturbed: Path) -
     real.check_idle()
 
 
+def test_a_small_site_whose_end_fails(real: Real, tmp_path: Path) -> None:
+    """East withholds its figures, and cannot write its summary: both are told, and the exit code is not zero.
+
+    Once the cause is removed, `comity resume` completes the run.
+    """
+    out = tmp_path / "run"
+    settings = USUAL | {"metric": "macro_f1"}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    real.sites.change("east", {"records = 0 ": "records = 10 "})
+    try:
+        command = real.command("run", "fedavg", "--federation", str(real.hub), "--out", str(out), *words)
+        until((out / ORDER).exists, "ordered", 60)
+        own = RunFolder(real.site("east") / "runs" / Ordered.read(out).run)
+        obstacle = own.path / ".checksums.json"
+        obstacle.mkdir(parents=True)
+        text, _ = command.communicate(timeout=200)
+        text = " ".join(text.split())
+        assert command.returncode == 1, text
+        assert "Withheld by site policy, and in no mean: the test figures of east." in text
+        assert "The run was not completed at east: its summary was not written: its own log says why." in text
+        assert f"Go on with: comity resume {out}" in text
+        assert RunFolder(out).ended
+        assert not own.ended
+
+        obstacle.rmdir()
+        command = real.command("resume", str(out))
+        text, _ = command.communicate(timeout=200)
+        assert command.returncode == 0, text
+        assert "not completed" not in text
+        summary = own.read_summary()
+        assert summary is not None
+        assert summary["macro_f1"]["per_party"].keys() == {"east"}
+    finally:
+        real.sites.change("east", {"records = 10 ": "records = 0 "})
+    real.check_idle()
+
+
 def test_another_version_and_another_schema(real: Real, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sites refuse when they introduce themselves, the others go on, and the summary says why."""
     other = tmp_path / "other"

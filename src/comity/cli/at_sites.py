@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from comity.cli.options import Settings, caution, free_folder, resumable
-from comity.errors import UsageError
+from comity.errors import ComityError, UsageError
 from comity.experiments.config import Experiment
+from comity.measure.doubts import few
 from comity.names import display_name
 
 if TYPE_CHECKING:
@@ -53,7 +55,16 @@ def conduct(ordered: Ordered, folder: Path) -> None:
     from comity.cli.running import finish
 
     with resumable(f"comity resume {folder}"):
-        finish(folder, _followed(ordered, folder))
+        summary = _followed(ordered, folder)
+        finish(folder, summary)
+        check_completed([summary])
+
+
+def check_completed(summaries: Iterable[Mapping[str, Any]]) -> None:
+    """Raise `ComityError` if a run was not completed at every site; why is on the screen by then."""
+    names = {name for summary in summaries for name in summary.get("failed_endings", ())}
+    if names:
+        raise ComityError(f"The run was not completed at every site ({few(sorted(names))}).")
 
 
 def _followed(ordered: Ordered, folder: Path) -> dict[str, Any]:
@@ -88,10 +99,13 @@ def compare_sites(
     from comity.studies.compare import SOLO, run_folder
 
     folder = out or free_folder(f"compare-{federation.resolve().name}")
+    summaries: list[dict[str, Any]] = []
 
     def one(ordered: Ordered, there: Path) -> dict[str, Any]:
         screen.out.print(f"{display_name(ordered.settings['algorithm'])}, seed {ordered.settings['seed']}:", style="bold")
-        return _followed(ordered, there)
+        summary = _followed(ordered, there)
+        summaries.append(summary)
+        return summary
 
     with resumable(f"the same command and --out {folder}"):
         made = comparing.compare_sites(federation, base, algos, seeds, folder, one, deadline, wait)
@@ -100,3 +114,5 @@ def compare_sites(
     for text in made.notes:
         caution(text)
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)
+    with resumable(f"the same command and --out {folder}"):
+        check_completed(summaries)

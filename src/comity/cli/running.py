@@ -113,6 +113,7 @@ def finish(folder: Path, summary: dict[str, Any]) -> None:
     from comity.experiments.folder import RunFolder
     from comity.experiments.judged import metric_of
     from comity.measure.doubts import doubts
+    from comity.measure.summary import has_diverged
     from comity.privacy.account import guarantees
 
     metric = metric_of(RunFolder(folder), RunFolder(folder).read_experiment())
@@ -120,7 +121,8 @@ def finish(folder: Path, summary: dict[str, Any]) -> None:
     got = summary.get(metric.name) or {}
     sent = summary["bytes"]
     if got.get("mean") is None:
-        screen.out.print(f"{name}: no {metric.title}, as a model has diverged", soft_wrap=True)
+        why = "as a model has diverged" if has_diverged(got) else "as no party told one"
+        screen.out.print(f"{name}: no {metric.title}, {why}", soft_wrap=True)
     else:
         screen.out.print(
             f"{name}: {metric.title} {got['mean']:.1%} (mean of {_heard(got)} parties), "

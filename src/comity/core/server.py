@@ -87,6 +87,8 @@ class Server(Charging):
         self.notes: list[Note] = []
         self.remarks: dict[str, None] = dict.fromkeys([ADDED_UP] if self.ledger.together else [])
         """What a user should know of how works were computed, each sentence once."""
+        self.withholding: set[int] = set()
+        """The parties that told no figure of their test samples when they last evaluated."""
         self.steps = 0
         self.server_steps = 0
         self.first = 1

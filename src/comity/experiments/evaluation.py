@@ -86,11 +86,11 @@ def evaluate(job: Outline, server: Server, engine: Engine, s: Any, *, final: boo
         server.remarks[SHARE] = None
     messages = _messages(job, s, ids)
     found = Evaluations(_asked(server, engine, messages, EvaluationRequest(server.round, final)), len(job.info.parties), job.metric.name)
-    _note(server, found.by_party, job.metric.name)
-    withheld = _remark_withheld(job, server, found)
+    _note(job, server, found.by_party)
+    _remark_withheld_validation(job, server, found)
     if (
         found.complete
-        and not withheld
+        and not server.withholding.intersection(found.by_party)
         and job.info.task.classes
         and job.algorithm.one_model
         and not any(task.private for task in job.info.tasks)
@@ -103,15 +103,11 @@ def evaluate(job: Outline, server: Server, engine: Engine, s: Any, *, final: boo
     return found
 
 
-def _remark_withheld(job: Outline, server: Server, found: Evaluations) -> bool:
-    """Whether somebody who was heard does not tell the figures of its test samples, as their site's law may say; that is told."""
-    silent = [i for i, one in found.by_party.items() if one.test.count < job.everybody[i].test]
-    for i in silent:
-        server.remarks[f"{server.info.name(i)} has withheld figures of its test samples: means are those of the others."] = None
+def _remark_withheld_validation(job: Outline, server: Server, found: Evaluations) -> None:
+    """Say by which samples the end was chosen, if all withhold the figures of their validation samples."""
     validated = any(job.everybody[i].validation for i in found.by_party)
     if job.experiment.patience and validated and not any(one.validation.count for one in found.by_party.values()):
         server.remarks["All have withheld figures of their validation samples: when to end was judged on test samples."] = None
-    return bool(silent)
 
 
 def evaluate_unfinished(job: Outline, server: Server, engine: Engine, s: Any) -> None:
@@ -126,7 +122,7 @@ def evaluate_newcomers(job: Outline, server: Server, engine: Engine, s: Any, sta
 
 def _staged(job: Outline, server: Server, engine: Engine, s: Any, ids: Iterable[int], stage: str) -> None:
     found = _asked(server, engine, _messages(job, s, ids), EvaluationRequest(server.round, False, stage))
-    _note(server, found, job.metric.name, f"-{stage}")
+    _note(job, server, found, f"-{stage}")
 
 
 def evaluate_newcomers_alone(job: Outline, server: Server, engine: Engine) -> None:
@@ -135,7 +131,7 @@ def evaluate_newcomers_alone(job: Outline, server: Server, engine: Engine) -> No
     for i, evaluation in in_order(job.info.late, engine.evaluate_solo(job.info.late, server.round)):
         server.charge_reply("alone", i, evaluation, "eval")
         found[i] = evaluation
-    _note(server, found, job.metric.name, "-alone")
+    _note(job, server, found, "-alone")
 
 
 def _asked(server: Server, engine: Engine, messages: Mapping[int, Any], look: EvaluationRequest) -> dict[int, Evaluation]:
@@ -164,11 +160,18 @@ def _messages(job: Outline, s: Any, ids: Iterable[int]) -> dict[int, Any]:
     return {i: Empty() if job.algorithm.self_contained else job.algorithm.message_for(s, i) for i in ids}
 
 
-def _note(server: Server, evaluations: Mapping[int, Evaluation], metric: str, suffix: str = "") -> None:
-    """The figures of each party, where it has samples; a suffix to the split's name says what was evaluated."""
+def _note(job: Outline, server: Server, evaluations: Mapping[int, Evaluation], suffix: str = "") -> None:
+    """Note the figures of each party, where it has samples, and who withholds those of its test samples.
+
+    A suffix to the split's name says what was evaluated.
+    """
     for i, evaluation in evaluations.items():
-        for split, name, figure in figures(evaluation, server.info.task.classes, metric):
+        for split, name, figure in figures(evaluation, server.info.task.classes, job.metric.name):
             server.note(name, figure, i, split + suffix)
+        if evaluation.test.count < job.everybody[i].test:  # a site's policy says so
+            server.withholding.add(i)
+        else:
+            server.withholding.discard(i)
 
 
 def figures(evaluation: Evaluation, classes: int, metric: str) -> Iterator[tuple[str, str, float]]:

@@ -43,6 +43,8 @@ UNCHECKED = (
 )
 
 
+Conclude = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""What is done once a run has its summary: it returns more entries of that."""
 REWINDS = 3
 """How often a run goes back to its last checkpoint by itself, before it is left to the user to resume it."""
 
@@ -56,8 +58,11 @@ def execute(
     *,
     resume: bool,
     remarks: Iterable[str] = (),
+    conclude: Conclude = lambda summary: {},
 ) -> dict[str, Any]:
     """All rounds that are still to come, and the summary at the end, with what there is to remark on how they come about.
+
+    `conclude` is called with the summary before it is written; what it returns is written with it.
 
     `meet` gives the engine that has the parties, once it is known that there is something to go on with. If a worker is lost
     with what its parties kept, all parties go back to the last checkpoint: those that were restored alone would be behind the
@@ -66,11 +71,11 @@ def execute(
     told = list(remarks)
     for _ in range(REWINDS):
         try:
-            return _execute(job, meet, folder, progress, track, resume=resume, remarks=told)
+            return _execute(job, meet, folder, progress, track, conclude, resume=resume, remarks=told)
         except WorkerLost as why:
             told.append(f"{str(why).partition(';')[0]}: the run went on from its last checkpoint.")
             resume = True
-    return _execute(job, meet, folder, progress, track, resume=resume, remarks=told)
+    return _execute(job, meet, folder, progress, track, conclude, resume=resume, remarks=told)
 
 
 def _execute(
@@ -79,6 +84,7 @@ def _execute(
     folder: RunFolder,
     progress: Progress,
     track: Trackers,
+    conclude: Conclude,
     *,
     resume: bool,
     remarks: Iterable[str],
@@ -109,6 +115,7 @@ def _execute(
                 progress.round(rounds.done, figure, rounds.server.ledger)
             track.round(rounds.done, notes, rounds.server.ledger.total)
         summary = rounds.summary()
+        summary |= conclude(summary)
         folder.write_summary(summary, rounds.files)
         return summary
     finally:
@@ -183,6 +190,7 @@ class _Rounds:
         self._state = on_device(self._checkpoints.server_state(), self.job.device)
         self.server.first = counters.get("first", 1)
         self.server.looked.update(counters.get("looked", ()))
+        self.server.withholding.update(counters.get("withholding", ()))
         self._gained = counters.get("gained", {})
         self._exchanged = counters.get("exchanged")
         self.done = manifest.round - (self._exchanged is not None)
@@ -339,6 +347,7 @@ class _Rounds:
             counters["waiting"] = sorted(self.server.participation_log.waiting)
             counters["first"] = self.server.first
             counters["looked"] = sorted(self.server.looked)
+            counters["withholding"] = sorted(self.server.withholding)
             counters |= {"gained": self._gained} if self._gained else {}
             counters |= {"ending": self._ending} if self._ending else {}
             self._checkpoints.save(t, self._state, self._engine, self._tables.files, counters)
@@ -357,11 +366,15 @@ class _Rounds:
         spent = sum(self.seconds[part] for part in ("setup", "train", "evaluate")) + self._checkpoints.seconds
         made = {"rounds": self.schedule.rounds, **self._steps(), "remarks": self._remarks()}
         made |= {"gained": self._gained} if self._gained else {}
+        withholding = self.server.withholding
+        made["withheld"] = [self.job.info.name(i) for i in sorted(withholding)]
         made["void"] = [{"round": t, "why": why} for t, why in self._void.items()]
         rows = self._folder.read_metrics()
         absences = self._folder.read_absences()
         made["privacy"] = self._account.summary(self.job.privacy_assumptions())
-        return summarise(self.job, rows, absences, self.server.ledger.total, made, {**self.seconds, "total": spent})
+        seconds = {**self.seconds, "total": spent}
+        total = self.server.ledger.total
+        return summarise(self.job, rows, absences, total, made, seconds, needs_figures=not withholding)
 
 
 def _versions(manifest: Manifest) -> dict[int, CallId]:

@@ -1,4 +1,5 @@
-"""What a reader of a run's figures must know: who was not heard, what was left out, which rounds do not count."""
+"""What a reader of a run's figures must know: who was not heard or withheld its figures, what was left out, which rounds do
+not count, at which sites the run was not completed."""
 
 from __future__ import annotations
 
@@ -13,11 +14,15 @@ MOST_NAMED = 8  # parties or rounds in a sentence
 def doubts(summary: Mapping[str, Any]) -> list[str]:
     """A sentence each; none if everybody was heard and all was finite."""
     absent: Mapping[str, Mapping[str, int]] = summary.get("absent", {})
+    withheld: Sequence[str] = summary.get("withheld", ())
+    as_of: Mapping[str, int | None] = summary["accuracy"].get("as_of", {})
     return [
+        *_not_completed(summary.get("failed_endings", {})),
         *_not_heard(absent),
         *_left_out(absent),
         *_void(summary.get("void", ())),
-        *_at_the_end(summary["accuracy"].get("as_of", {})),
+        *_withheld(withheld, as_of),
+        *_at_the_end({party: t for party, t in as_of.items() if party not in withheld}),
         *_diverged(summary.get("diverged", ())),
     ]
 
@@ -44,8 +49,24 @@ def _void(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{'Rounds' if len(rounds) > 1 else 'Round'} {which} did not count: {_lower(rounds[0]['why'])}"]
 
 
+def _not_completed(endings: Mapping[str, str]) -> list[str]:
+    return [f"The run was not completed at {site}: {why}" for site, why in endings.items()]
+
+
+def _withheld(parties: Sequence[str], as_of: Mapping[str, int | None]) -> list[str]:
+    """That the policies of sites let no figure of their test samples leave, never or no longer."""
+    never = [party for party in parties if as_of.get(party) is None]
+    before = [_last_known(party, t) for party in parties if (t := as_of.get(party)) is not None]
+    texts = [f"Withheld by site policy, and in no mean: the test figures of {few(never)}."] if never else []
+    return texts + ([f"Withheld by site policy at the end: the test figures of {few(before)}."] if before else [])
+
+
+def _last_known(party: str, t: int) -> str:
+    return f"{party} (its accuracy is that of round {t})"
+
+
 def _at_the_end(as_of: Mapping[str, int | None]) -> list[str]:
-    late = [f"{party} (its accuracy is that of round {t})" for party, t in as_of.items() if t is not None]
+    late = [_last_known(party, t) for party, t in as_of.items() if t is not None]
     never = [party for party, t in as_of.items() if t is None]
     said = [f"Not heard at the end: {few(late)}."] if late else []
     return said + ([f"Never heard, and in no mean: {few(never)}."] if never else [])

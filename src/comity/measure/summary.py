@@ -12,7 +12,7 @@ from comity.core.ledger import SERVER
 from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric, fitting
 from comity.core.server import Note
 from comity.errors import ComityError
-from comity.measure.figures import by_round, carried, mean
+from comity.measure.figures import by_round, carried, is_figure, mean
 
 if TYPE_CHECKING:
     from comity.experiments.outline import Outline
@@ -53,6 +53,11 @@ def at_the_end(rows: list[Note], metric: Metric, tests: dict[str, int]) -> dict[
     }
 
 
+def has_diverged(block: Mapping[str, Any]) -> bool:
+    """Whether a metric's block has no mean because of a model that has diverged, not for want of figures."""
+    return block.get("mean") is None and "missing" in block
+
+
 def over_rounds(
     rows: list[Note], metric: Metric, final: int, tests: dict[str, int], validations: dict[str, int]
 ) -> dict[str, Any]:
@@ -80,16 +85,19 @@ def _finite(value: float) -> float | None:
 
 
 def no_accuracy(as_of: Mapping[str, int | None], tests: Iterable[str]) -> dict[str, Any]:
-    """The accuracy block of a run that predicts a number: it has all names that one has, and no figures."""
+    """The accuracy block of a run without one: it has all names that one has, and no figures.
+
+    That is a run that predicts a number, or one in which no party told a figure.
+    """
     names = ("mean", "weighted", "std", "best_party", "worst_party", "global", "unfinished", "best_round", "best_on_test")
     return dict.fromkeys(names) | {"per_party": dict.fromkeys(tests), "as_of": dict(as_of)}
 
 
 def accuracy(rows: list[Note], final: int, tests: dict[str, int], validations: dict[str, int]) -> dict[str, Any]:
-    """The accuracy block, in which everybody stands: who was never heard with None."""
+    """The accuracy block, in which everybody stands: who has no figure with None."""
     block = at_the_end(rows, ACCURACY, tests)
     if block is None:
-        raise ComityError("No party was ever heard, or told a figure: there is no accuracy to sum up.")
+        return no_accuracy(dict.fromkeys(tests), tests)
     del block["missing"]
     block["per_party"] = {party: block["per_party"].get(party) for party in tests}
     return block | over_rounds(rows, ACCURACY, final, tests, validations)
@@ -103,7 +111,10 @@ def _beside_accuracy(
     for metric in dict.fromkeys([*fitting(job.info.task.classes), job.metric]):  # which may be the user's own
         block = None if metric is ACCURACY else at_the_end(rows, metric, tests)
         if block and metric is job.metric:
-            judged = {party: tests[party] for party in job.judged("test")}
+            # A site's policy may have changed since it said whether its samples have a figure.
+            with_figure = {row.party for row in rows if is_figure(row, metric=metric.name)}
+            with_figure.update(job.judged("test"))
+            judged = {party: count for party, count in tests.items() if party in with_figure}
             block |= over_rounds(rows, metric, final, judged, validations)
         found["auc" if metric.name == "auc_micro" else metric.name] = block
     found.pop(ACCURACY.name, None)
@@ -153,20 +164,26 @@ def summarise(
     total: Counter[str],
     made: dict[str, Any],
     seconds: dict[str, float],
+    needs_figures: bool = True,
 ) -> dict[str, Any]:
-    """All that `summary.json` holds; `made` are the rounds, the steps, and remarks on how they were made."""
+    """All that `summary.json` holds; `made` are the rounds, the steps, and remarks on how they were made.
+
+    With `needs_figures`, raises `ComityError` if no party told a figure of its test samples.
+    """
     parties = job.introduced
     charged = {kind: total[kind] for kind in KINDS}
     tests = {name: said.test for name, said in parties.items()}
     validations = {name: said.validation for name, said in parties.items()}
     others = _beside_accuracy(job, rows, made["rounds"], tests, validations)
     classes = job.info.task.classes
+    main = ACCURACY if classes else EXPLAINED
+    if needs_figures and not any(is_figure(row, metric=main.name) for row in rows):
+        raise ComityError("No party was ever heard, or told a figure: there is nothing to sum up.")
     if classes:
         right = accuracy(rows, made["rounds"], tests, validations)
-    elif others[EXPLAINED.name] is None:
-        raise ComityError("No party was ever heard, or told a figure: there are none to sum up.")
     else:
-        right = no_accuracy(others[EXPLAINED.name]["as_of"], tests)
+        explained = others[EXPLAINED.name]
+        right = no_accuracy(explained["as_of"] if explained else dict.fromkeys(tests), tests)
     return {
         "algorithm": job.experiment.algorithm,
         "dataset": job.experiment.data,
@@ -178,7 +195,7 @@ def summarise(
         "metric": job.metric.name,
         "accuracy": right,
         **others,
-        "newcomers": _newcomers(rows, (ACCURACY if classes else EXPLAINED).name),
+        "newcomers": _newcomers(rows, main.name),
         "diverged": _diverged(rows),
         "classes": list(job.class_names),
         "cautions": job.method_cautions(),

@@ -13,6 +13,7 @@ from comity.experiments.folder import RunFolder
 from comity.experiments.judged import metric_of
 from comity.measure import conventions
 from comity.measure.doubts import doubts
+from comity.measure.summary import has_diverged
 from comity.notebook.html import curves, page, sentences, some, table
 from comity.units import duration, size, spread
 
@@ -45,8 +46,10 @@ def judged_by(result: Result) -> Metric:
 
 def figure(summary: Mapping[str, Any], metric: Metric) -> str:
     """A run's mean, in words."""
-    mean = (summary.get(metric.name) or {}).get("mean")
-    return f"{metric.title} diverged" if mean is None else f"{metric.title} {mean:.1%}"
+    block = summary.get(metric.name) or {}
+    if block.get("mean") is None:
+        return f"{metric.title} {'diverged' if has_diverged(block) else 'not told by any party'}"
+    return f"{metric.title} {block['mean']:.1%}"
 
 
 def of_result(result: Result) -> str:

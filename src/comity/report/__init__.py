@@ -30,6 +30,7 @@ from comity.report.static import check_kind, draw
 from comity.studies.tune import TUNED
 from comity.units import spread
 
+PAGE = "report.html"
 PATIENCE = 8.0
 """Seconds of computing after which no further method's representations are begun, unless methods are asked for by name; several
 settings share them."""
@@ -71,7 +72,7 @@ def report(
     if not quick and (left_out := [run.closed for group in groups for run in group.runs if run.closed]):
         more = f" So it is with {len(left_out) - 1} more." if len(left_out) > 1 else ""
         told(f"What takes the data, the models or the closed form of bytes is left out of the page. {left_out[0]}{more}")
-    path = Path(out) if out else folder / "report.html"
+    path = Path(out) if out else folder / PAGE
     write_atomically(path, Page().html(folder.resolve().name, folder, made, front(folder)))
     for name, said in headlines(made).items():
         answered(f"{name}: {said}")

@@ -106,16 +106,20 @@ class Run:
     def _checked_summary(self) -> dict[str, Any]:
         """A summary that has all that the page takes from it."""
         absent: dict[str, Any] = {"newcomers": {}, "diverged": [], "classes": [], "cautions": [], "too_few": []}
+        absent |= {"withheld": [], "failed_endings": {}}
         found = absent | self._files.salvage_summary()
-        got = found["accuracy"] if found["accuracy"]["mean"] is not None else found[found["metric"]]
-        heard = [figure for figure in got["per_party"].values() if figure is not None]
-        figures = [got["mean"], *heard, *found["bytes"].values(), found["seconds"]["total"]]
+        figures = [*found["bytes"].values(), found["seconds"]["total"]]
+        heard = _figures(found["accuracy"]) or _figures(found[found["metric"]])
         figures += [new[stage] for new in found["newcomers"].values() for stage in ("offered", "joined", "alone", "gain")]
         for _, block in blocks(found):
             figures += [figure for figure in (block["mean"], *block["per_party"].values()) if figure is not None]
-        if not heard or "total" not in found["bytes"] or not all(math.isfinite(figure) for figure in figures):
+        may_lack_figures = found["withheld"] or self.between_sites
+        if not (heard or may_lack_figures) or "total" not in found["bytes"]:
+            raise ValueError
+        if not all(math.isfinite(figure) for figure in figures):
             raise ValueError
         ", ".join([*found["diverged"], *found["classes"], *found["cautions"], *found["too_few"]])  # fails if these are no texts
+        ", ".join([*found["withheld"], *found["failed_endings"].values()])
         return found
 
     @cached_property
@@ -148,7 +152,9 @@ class Run:
 
         def reading() -> list[T]:
             found = table.salvage(self.folder)
-            if found.damaged or (self.ended and (found.open_end or not found.rows)):
+            may_be_empty = table is METRICS and self.between_sites  # sites may withhold all figures
+            incomplete = found.open_end or not (found.rows or may_be_empty)
+            if found.damaged or (self.ended and incomplete):
                 self._complain(f"{table.name} is damaged")
             return found.rows
 
@@ -276,6 +282,11 @@ class Run:
         if self.judged_by and not self.judged_by.known:
             return f"The metric {self.judged_by.name} was given from Python as a function, which is not here: gains need it, too."
         return None
+
+
+def _figures(block: dict[str, Any] | None) -> list[float]:
+    """The parties' figures in a summary's block."""
+    return [figure for figure in (block or {"per_party": {}})["per_party"].values() if figure is not None]
 
 
 def _mean(summary: dict[str, Any]) -> float | None:

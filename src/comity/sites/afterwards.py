@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from typing import Any
 
 from comity.checksums import Checksum
 from comity.core.call import Message
+from comity.core.server import Note
 from comity.data.inputs import Inputs
 from comity.errors import ComityError, UsageError
 from comity.experiments.build import Job
@@ -20,12 +23,12 @@ from comity.measure import summarise
 from comity.measure.mdl import CHEAP, Settings
 from comity.measure.representations import Offered
 from comity.measure.study import studied
-from comity.report import report
+from comity.report import PAGE, report
 from comity.sites.data import own_federation
 from comity.sites.home import States, read_seats, read_view
 from comity.sites.law import Law
-from comity.sites.site_run import SiteRun, as_far_as, data_mark, seated
-from comity.studies.export import export
+from comity.sites.site_run import JOINED, SiteRun, as_far_as, data_mark, seated
+from comity.studies.export import CARD, export
 
 MODEL = "model"
 
@@ -86,33 +89,79 @@ def measure(
     return studied(as_far_as(site.party, whole), [site.party], [offer], layers, samples, seed, mdl, law.name, told=told)
 
 
-def finish(run: SiteRun, rounds: int, model: bool) -> list[str]:
-    """Write the summary, the page and, if wanted, the model into the site's folder of the run; what there is to say of them."""
-    folder = run.folder
+def finish(run: SiteRun, rounds: int, model: bool, say: Callable[[str], None]) -> None:
+    """Write the summary, the model, if wanted, and the page into the site's folder of the run.
+
+    What is there already is kept, so that an ending that failed can be repeated. The page is written
+    also where the model cannot be.
+
+    Arguments:
+        run: the run at this site
+        rounds: how many rounds the run had
+        model: whether the model is written
+        say: writes a sentence to the site's own log
+
+    Raises `ComityError` at the end if something was not written: the sentence may leave the site.
+    """
+    failures: list[str] = []
+
+    def write(part: str, writing: Callable[[], list[str]]) -> None:
+        try:
+            for text in writing():
+                say(text)
+        except Exception as why:
+            say(f"{part} was not written: {traceback.format_exc()}")
+            reason = str(why) if isinstance(why, ComityError) else "its own log says why."
+            failures.append(f"its {part} was not written: {reason}")
+
+    write("summary", lambda: _write_summary(run, rounds))
+    if run.folder.ended:
+        if model:
+            write("model", lambda: _write_model(run))
+        write("page", lambda: _write_page(run))
+    if failures:
+        raise ComityError(" ".join(failures))
+
+
+def _write_summary(run: SiteRun, rounds: int) -> list[str]:
+    folder, outline = run.folder, run.seat.outline
     if folder.ended:
         return [f"run {run.name} had ended here before"]
-    outline = run.seat.outline
-    rows, ledger = run.book.metrics(), run.book.ledger()
     total = Counter[str]()
-    for row in ledger:
+    for row in run.book.ledger():
         total[row.kind] += row.bytes
     made = {"rounds": rounds, "steps": run.book.steps, "remarks": [], "void": []}
     made["privacy"] = run.account.summary(outline.privacy_assumptions())
-    summary = summarise(outline, rows, [], total, made, {})
-    written = [name for name in (METRICS.name, LEDGER.name, PRIVACY.name, OUTCOMES) if (folder.path / name).exists()]
-    folder.write_summary(summary, {name: Checksum.of((folder.path / name).read_bytes()) for name in written})
-    said = _exported(run, summary) if model else []
-    page = report(folder.path, quick=True)
-    return [*said, f"the page of this run is {page}"]
+    rows = _with_joined(run.book.metrics(), rounds)
+    summary = summarise(outline, rows, [], total, made, {}, needs_figures=False)
+    tables = (METRICS.name, LEDGER.name, PRIVACY.name, OUTCOMES)
+    written = [name for name in tables if (folder.path / name).exists()]
+    sums = {name: Checksum.of((folder.path / name).read_bytes()) for name in written}
+    folder.write_summary(summary, sums)
+    return []
 
 
-def _exported(run: SiteRun, summary: dict[str, Any]) -> list[str]:
-    """Write the model; what there is to say of it."""
+def _with_joined(rows: list[Note], rounds: int) -> list[Note]:
+    """These rows, and a newcomer's figures after it has joined as those after the last round."""
+    stage = f"-{JOINED}"
+    joined = [row for row in rows if row.split.endswith(stage)]
+    return rows + [row._replace(round=rounds, split=row.split.removesuffix(stage)) for row in joined]
+
+
+def _write_model(run: SiteRun) -> list[str]:
     out, outline = run.folder.path / MODEL, run.seat.outline
+    if (out / CARD).exists():
+        return []
+    shutil.rmtree(out, ignore_errors=True)  # what was left of an export that failed
     known = (outline.experiment, outline.common, outline.algorithm, outline.info)
     job = Job(*known, federation=run.federation, parties=[run.seat.site.party])
-    try:
-        remarks = export(AtSite(run.folder.path, job, summary, run=run), run.party, out)
-    except (ComityError, OSError) as why:
-        return [f"no model was written: {why}"]
+    summary = run.folder.read_summary()
+    assert summary is not None
+    remarks = export(AtSite(run.folder.path, job, summary, run=run), run.party, out)
     return [*remarks, f"the model is in {out}: python predict.py there answers for new samples"]
+
+
+def _write_page(run: SiteRun) -> list[str]:
+    if (run.folder.path / PAGE).exists():
+        return []
+    return [f"the page of this run is {report(run.folder.path, quick=True)}"]

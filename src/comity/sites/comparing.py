@@ -7,7 +7,7 @@ and not which of its samples were right.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
 from comity.sites.ordering import Ordered, was_ordered
-from comity.sites.server import read_parties
+from comity.sites.server import FAILED_ENDINGS, read_parties
 from comity.studies.answers import Held, Parties
 from comity.studies.compare import COMPARISON, SOLO, Findings, check_folders, check_settings, experiment_of, findings, run_folder
 
@@ -44,13 +44,14 @@ def compare_sites(
         for method in methods:
             folder = run_folder(out, method, seed)
             there = RunFolder(folder)
-            if (summary := there.read_summary()) is None:
+            summary = there.read_summary()
+            if summary is None or summary.get(FAILED_ENDINGS):
                 chosen = experiment_of(base, method, seed)
                 begun = was_ordered(folder)
                 ordered = Ordered.read(folder) if begun else Ordered.new(federation, chosen, folder, deadline, wait)
                 summary = conduct(ordered, folder)
             summaries[method].append(summary)
-            parties[seed] = parties.get(seed) or _parties(there)
+            parties[seed] = parties.get(seed) or _parties(there, summary)
     notes = [f"{method}: {text}" for method in methods for one in summaries[method] for text in one.get("remarks", ())]
     metric = summaries[SOLO][0]["metric"]
     made = findings(base.but(metric=metric), summaries, out, parties, list(dict.fromkeys(notes)))
@@ -58,8 +59,16 @@ def compare_sites(
     return made
 
 
-def _parties(run: RunFolder) -> Parties:
+def _parties(run: RunFolder, summary: Mapping[str, Any]) -> Parties:
     """What is known of sites: how many samples they have, and not of which classes."""
-    said = read_parties(run)
-    held = {name: Held((one.said.train,), (one.said.test,), one.said.too_few) for name, one in said.items()}
-    return Parties(held, {}, tuple(next(iter(said.values())).class_names))
+    sites = read_parties(run)
+    held = {
+        name: Held(
+            (one.said.train,),
+            (one.said.test,),
+            few=one.said.too_few,
+            withheld=name in summary.get("withheld", ()),
+        )
+        for name, one in sites.items()
+    }
+    return Parties(held, {}, tuple(next(iter(sites.values())).class_names))

@@ -115,5 +115,4 @@ class Desk:
     def _ended(self, run: SiteRun, head: messages.End, law: Law) -> None:
         self.say(f"run {run.name} {f'is over after {head.rounds} rounds' if head.finished else 'was given up'}")
         if head.finished:
-            for remark in run.finish(head.rounds, law.export):
-                self.say(remark)
+            run.finish(head.rounds, law.export, self.say)

@@ -23,7 +23,7 @@ from comity.experiments.folder import RunFolder
 from comity.experiments.tables import ABSENCES, METRICS, TIMING
 from comity.sites.flare.jobs import Jobs
 from comity.sites.flare.kits import LEAD
-from comity.sites.server import FAILURE, RUNS
+from comity.sites.server import FAILED_ENDINGS, FAILURE, RUNS
 
 ORDER = "federation.json"
 """In the researcher's folder: which federation a run was ordered from, and under which name."""
@@ -92,11 +92,15 @@ class Ordered:
         write_atomically(out / ORDER, json.dumps(held, indent=2) + "\n")
 
     def conduct(self, out: Path, followed: Callable[[RunFolder], None] = lambda folder: None) -> dict[str, Any]:
-        """Order the run, and again where it broke off, until it has ended; its summary. Its folder is copied to `out`."""
-        if not self.folder.ended:
+        """Order the run, and again where it broke off, until it has ended; its summary. Its folder is copied to `out`.
+
+        Where its end failed at a site, that is repeated.
+        """
+        if not self.folder.ended or self._failed_endings():
             with Jobs.at(self.federation / LEAD) as jobs:
                 self._end_last(jobs)
                 self._gather(jobs)
+                self.folder.summary.unlink(missing_ok=True)  # the server writes it at the end
                 self._see_through(jobs, out, followed)
         followed(self.folder)
         shutil.copytree(self.folder.path, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".lock"))
@@ -179,6 +183,9 @@ class Ordered:
             else:
                 back.pop(name, None)
         return ""
+
+    def _failed_endings(self) -> bool:
+        return bool((self.folder.read_summary() or {}).get(FAILED_ENDINGS))
 
     def _failure(self) -> str:
         path = self.folder.path / FAILURE

@@ -45,6 +45,11 @@ SCHEMA = "schema.json"
 RUNS = "runs"
 FAILURE = "failure.txt"
 """Why a run could not go on, in the server's folder of it."""
+FAILED_ENDINGS = "failed_endings"
+"""In the summary of a run between sites: where its end failed, and why, by the site's name."""
+NOT_CONNECTED = "it is not connected."
+NO_ANSWER = "it did not answer."
+UNEXPECTED = "it answered something else than it was asked."
 MOST_BYTES = 1 << 34
 MOST_SIDES, MOST_VALUES = 8, 1 << 28
 """How many sides a sample may have, and how many values."""
@@ -116,22 +121,37 @@ def conduct(courier: Courier, order: Order, folder: Path, progress: Progress) ->
     outline = outline_of(experiment, everybody, run.read_plan() if begun else None, run_secret(folder, order.run))
     _begin_everywhere(courier, order, answers, everybody)
     with at_work(run):
-        if (summary := run.read_summary()) is not None:  # for sites that have not heard of its end
+        summary = run.read_summary()
+        if summary is not None and not summary.get(FAILED_ENDINGS):
             _tell(courier, order, answers, End(order.run, summary["rounds"], True))
             return summary
+        run.summary.unlink(missing_ok=True)  # its endings are repeated
         if not begun:
             _write_beginning(run, outline, everybody)
         engine = SitesEngine(courier, outline, order.run, order.deadline, MOST_BYTES)
         remarks = [f"{name} takes no part: {why}" for name, why in refused.items()]
+
+        def end_everywhere(found: Mapping[str, Any]) -> dict[str, Any]:
+            failures = _end_everywhere(courier, order, answers, found["rounds"])
+            failures |= {name: why for name, why in refused.items() if name in everybody}
+            return {FAILED_ENDINGS: {name: failures[name] for name in everybody if name in failures}}
+
         try:
-            summary = execute(outline, lambda: engine, run, progress, Trackers(), resume=begun, remarks=remarks)
+            return execute(
+                outline,
+                lambda: engine,
+                run,
+                progress,
+                Trackers(),
+                resume=begun,
+                remarks=remarks,
+                conclude=end_everywhere,
+            )
         except Aborted:
             raise  # nobody can be told
         except BaseException:
             _tell(courier, order, everybody, End(order.run, 0, False))
             raise
-        _tell(courier, order, everybody, End(order.run, summary["rounds"], True))
-    return summary
 
 
 def _check_settings(order: Order, begun: Experiment, classes: int) -> None:
@@ -182,13 +202,15 @@ def introduced(
     settings = json.dumps(experiment.model_dump(mode="json", exclude_none=True))
     asked = pack(Introduce(order.run, settings, version("comity"), schema))
     found: dict[str, Introduced] = {}
-    refused = {name: "it is not connected." for name in wanted if name not in names}
+    refused = {name: NOT_CONNECTED for name in wanted if name not in names}
     for name, answer in courier.ask(dict.fromkeys(names, asked), order.deadline):
         said = _read(answer)
-        if isinstance(said, Introduced):
-            found[name] = said
+        if not isinstance(said, Introduced):
+            refused[name] = said if isinstance(said, str) else UNEXPECTED
+        elif odd := _odd(said):
+            refused[name] = odd
         else:
-            refused[name] = said
+            found[name] = said
     there = {name: found[name] for name in sorted(found)}
     alike = {(tuple(one.shape), one.classes, tuple(one.class_names), tuple(one.black)) for one in there.values()}
     if len(alike) > 1:
@@ -197,18 +219,15 @@ def introduced(
     return there, refused
 
 
-def _read(answer: bytes | None) -> Introduced | str:
+def _read(answer: bytes | None) -> Any:
+    """The head of a site's answer, or why there is none."""
     if answer is None:
-        return "it did not answer."
+        return NO_ANSWER
     try:
         head, _ = unpack(answer, ANSWERED, MOST_BYTES)
     except ComityError as why:
         return str(why)
-    if isinstance(head, Failed):
-        return told(head.why)
-    if not isinstance(head, Introduced):
-        return "it answered something else than it was asked."
-    return _odd(head) or head
+    return told(head.why) if isinstance(head, Failed) else head
 
 
 def _odd(one: Introduced) -> str:
@@ -248,6 +267,18 @@ def _begin_everywhere(
 def _tell(courier: Courier, order: Order, everybody: Iterable[str], head: Any) -> None:
     for _ in courier.ask({name: pack(head) for name in everybody if name in courier.names}, order.deadline):
         pass  # who does not hear of it finds out when it is asked for another run
+
+
+def _end_everywhere(courier: Courier, order: Order, sites: Iterable[str], rounds: int) -> dict[str, str]:
+    """End the run at these sites; why that failed, by the site's name."""
+    head = pack(End(order.run, rounds, True))
+    failures = {name: NOT_CONNECTED for name in sites if name not in courier.names}
+    connected = [name for name in sites if name not in failures]
+    for name, answer in courier.ask(dict.fromkeys(connected, head), order.deadline):
+        answer_head = _read(answer)
+        if not isinstance(answer_head, Done):
+            failures[name] = answer_head if isinstance(answer_head, str) else UNEXPECTED
+    return failures
 
 
 def _write_beginning(run: RunFolder, outline: Outline, everybody: Mapping[str, Introduced]) -> None:

@@ -6,7 +6,7 @@ import hmac
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from importlib.metadata import version
@@ -55,7 +55,8 @@ from comity.units import size
 ALONE = "solo"
 DELTA = 1e-5
 """At which a site counts what it has given away in all its runs."""
-STAGES = ("", "unfinished", "offered", "joined")
+JOINED = "joined"
+STAGES = ("", "unfinished", "offered", JOINED)
 
 
 @dataclass(frozen=True)
@@ -258,9 +259,10 @@ class SiteRun:
         seat.validator.check_view(content)
         self.book.down(head.round, "evaluate", "eval", payload(content))
         found = self.brought(after).evaluate(Message(content, after), head.final)
-        self.book.note(self._notes(found, head))
-        if head.final and found.answers is not None:
+        self.book.note(self._notes(found, head.round, head.stage, head.final))
+        if head.final or head.stage == JOINED:
             write_view(self.folder.path, content, after)
+        if head.final and found.answers is not None:
             self.folder.write_outcomes({self.party: found.answers})
             found = replace(found, gained=self._gained())
         return self._leaving(found, law, head.round, "evaluate")
@@ -284,13 +286,15 @@ class SiteRun:
         """Evaluate what the site's own data alone would have given it."""
         seat = self.seat
         self.check_round(head.round)
-        return self._leaving(seat.site.evaluate_solo(head.round), law, head.round, "alone")
+        found = seat.site.evaluate_solo(head.round)
+        self.book.note(self._notes(found, head.round, "alone"))
+        return self._leaving(found, law, head.round, "alone")
 
-    def finish(self, rounds: int, model: bool) -> list[str]:
-        """The run is over: its summary, its page and, if wanted, the model are made here; what there is to say of that."""
+    def finish(self, rounds: int, model: bool, say: Callable[[str], None]) -> None:
+        """Write the summary, the page and, if wanted, the model: the run is over."""
         from comity.sites.afterwards import finish
 
-        return finish(self, rounds, model)
+        finish(self, rounds, model, say)
 
     def _leaving(self, found: Evaluation, law: Law, round: int, work: str) -> Evaluation:
         """What of an evaluation may leave: figures that enough samples are behind, and answers if the law says so."""
@@ -305,13 +309,13 @@ class SiteRun:
         self.book.up(round, work, "eval", payload(told))
         return told
 
-    def _notes(self, found: Evaluation, head: messages.Evaluate) -> Iterator[Note]:
+    def _notes(self, found: Evaluation, round: int, stage: str, final: bool = False) -> Iterator[Note]:
         """The rows of the site's own table of figures."""
         classes, metric = self.federation.classes, self.seat.outline.metric.name
         for split, name, figure in figures(found, classes, metric):
-            yield Note(head.round, self.party, f"{split}-{head.stage}" if head.stage else split, name, figure)
-        for name, figure in further_figures(found, metric) if head.final else ():
-            yield Note(head.round, self.party, "test", name, figure)
+            yield Note(round, self.party, f"{split}-{stage}" if stage else split, name, figure)
+        for name, figure in further_figures(found, metric) if final else ():
+            yield Note(round, self.party, "test", name, figure)
 
     def _check_amount(self, law: Law, more: int) -> None:
         """Refuse to send more than the law allows, in this run and in all."""

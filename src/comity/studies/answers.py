@@ -19,6 +19,7 @@ MOST = 12
 """With more parties than this, they are counted, and only the first are told of one by one."""
 FIRST = 5
 
+WITHHELD = "not judged: its site's policy withholds its figures"
 Verdict = Literal["gains", "level", "alone", "too few", "not judged"]
 
 
@@ -73,6 +74,8 @@ class Held:
     test: tuple[int, ...]
     few: bool = False
     """Whether a party that does not tell how many it has of each class says that it has too few of one to judge by."""
+    withheld: bool = False
+    """Whether the policy of the party's site withholds the figures of its test samples."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,8 @@ def answers(
 
 
 def _answer(party: str, found: Mapping[str, Estimate], has: Sequence[Held], metric: Metric, class_names: Sequence[str]) -> Answer:
+    if not found and any(each.withheld for each in has):
+        return Answer(party, "not judged", WITHHELD, None, found)
     if few := _too_few(has, metric, class_names):
         return Answer(party, "too few", few, None, found)
     if not found:

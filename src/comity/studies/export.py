@@ -43,6 +43,10 @@ WHAT_PREDICTS = (Path(predict.__file__), Path(preparation.__file__))
 """The scripts that lie beside every exported model."""
 
 
+CARD = "card.md"
+"""The file of an exported model that is written last."""
+
+
 @record
 class State:
     """What an exported model consists of: the deployed parameters, and the method's own state, which may belong to its task."""
@@ -112,7 +116,7 @@ def export(result: Result, party: str, out: Path) -> list[str]:
         write_atomically(out / script.name, text)
     alone = load(out) if isinstance(network, LowRank) else deployed
     remarks = _write_networks(Alone(alone), torch.zeros(2, *federation.shape), out)
-    write_atomically(out / "card.md", _card(told, federation.schema, {p.name for p in out.iterdir()}))
+    write_atomically(out / CARD, _card(told, federation.schema, {p.name for p in out.iterdir()}))
     return remarks
 
 

@@ -27,7 +27,7 @@ class Standing:
     worst_figure: list[float | None]
     """The worst party's."""
     accuracy: list[float]
-    """The mean over parties after the last round."""
+    """The mean over parties after the last round; runs in which no party told a figure are left out."""
     worst: list[float]
     """The worst party's accuracy."""
     gain: Estimate | None
@@ -66,8 +66,12 @@ class Standing:
     def cells(self, several: bool) -> dict[str, str]:
         """The method's line in a table, by column; with `several` seeds, figures have their spread."""
         metric = METRICS[self.metric]
-        figure = "diverged" if self.mean is None else f"{self.mean:.1%}" + (f" ± {100 * self.spread:.1f}" if several else "")
-        beside = {} if metric in (ACCURACY, EXPLAINED) else {ACCURACY.title: f"{statistics.fmean(self.accuracy):.1%}"}
+        figure = "none" if not self.accuracy else "diverged"
+        if self.mean is not None:
+            figure = f"{self.mean:.1%}" + (f" ± {100 * self.spread:.1f}" if several else "")
+        beside = {}
+        if metric not in (ACCURACY, EXPLAINED) and self.accuracy:
+            beside = {ACCURACY.title: f"{statistics.fmean(self.accuracy):.1%}"}
         late = {} if self.joined is None else {"newcomers": f"{self.joined:.1%} ({100 * (self.joined_gain or 0):+.1f})"}
         return {
             "method": self.algorithm + (" *" if self.doubts else ""),
@@ -131,7 +135,8 @@ def standing(
     newcomers = [new for summary in summaries for new in summary["newcomers"].values()]
     kinds = summaries[0]["bytes"] if summaries else ()  # runs of other versions may have other kinds
     shared = [kind for kind in kinds if all(kind in summary["bytes"] for summary in summaries)]
-    plain = [summary[EXPLAINED.name if metric == EXPLAINED.name else ACCURACY.name] for summary in summaries]
+    plain_metric = EXPLAINED.name if metric == EXPLAINED.name else ACCURACY.name
+    plain = [block for summary in summaries if _has_figure(block := summary[plain_metric] or {})]
     return Standing(
         algorithm,
         metric,
@@ -149,6 +154,10 @@ def standing(
         joined_gain=_mean([new["gain"] for new in newcomers]),
         doubts=[f"{algorithm}, seed {summary['seed']}: {text}" for summary in summaries for text in doubts(summary)],
     )
+
+
+def _has_figure(block: Mapping[str, Any]) -> bool:
+    return any(figure is not None for figure in block.get("per_party", {}).values())
 
 
 def _worst(block: Mapping[str, Any], metric: Metric) -> float | None:

@@ -31,7 +31,8 @@ def curves(group: Group) -> Section:
     section = Section("curves", f"How {group.metric.title} grows")
     data = table(group)
     if not data.columns["round"]:
-        section.say("No run has been evaluated yet.", "missing")
+        no_figures = any(run.ended for run in group.runs)
+        section.say("No figures by round are known here." if no_figures else "No run has been evaluated yet.", "missing")
         return section
     last = [f"{m.name} {_last(m)}" for m in group.methods if any(run.curve for run in m.runs)]
     band = "; bands and ±: standard deviation over seeds" if several(group) else ""

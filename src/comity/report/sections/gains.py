@@ -136,6 +136,9 @@ def gains(group: Group, folder: Path) -> Section:
             section.say(_without_alone(group), "missing")
     if few := sorted({named(party, seed, group.same_parties) for seed, some in too_few(group).items() for party in some}):
         section.say(f"Too few test samples to judge each by itself: {shortened(few)}.")
+    summaries = [summary for method in methods for summary in method.summaries]
+    if withheld := sorted({party for summary in summaries for party in summary["withheld"]}):
+        section.say(f"Withheld by site policy: the test figures of {shortened(withheld)}.")
     if not group.site:
         section.blocks.append(_fairness(group))
     if late := _newcomers(group):
