@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from comity.core import FitRequest, Key, Samples, LearningTask, Training, plain
+from comity.core import FitRequest, Key, LearningTask, Samples, Training, plain
 from comity.core.descent import train
 from comity.core.fit import Private
 from comity.core.noise import gaussian

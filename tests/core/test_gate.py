@@ -15,15 +15,30 @@ from comity.algorithms.adcol import Game, Reps
 from comity.algorithms.dbe import OFFSET
 from comity.algorithms.fedavg import AveragedModel, FedAvg
 from comity.algorithms.scaffold import Change, Control
-from comity.core import C, Empty, Key, Model, Params, Party, UsageError, Sealed, LearningTask, algorithm, drop, on_party, record, seal
+from comity.core import (
+    C,
+    Empty,
+    Key,
+    LearningTask,
+    Model,
+    Params,
+    Party,
+    Sealed,
+    UsageError,
+    algorithm,
+    drop,
+    on_party,
+    record,
+    seal,
+)
 from comity.core.call import CallId
 from comity.core.codec import decode, encode
 from comity.core.declared import declared
 from comity.core.evaluation import Evaluation, Score
-from comity.core.validate import MessageValidator
 from comity.core.record import Cipher, is_record_type
-from comity.core.signature import _parts, sealed_types, party_functions, records_in, records_of, signature, view_type, wire_types
+from comity.core.signature import _parts, party_functions, records_in, records_of, sealed_types, signature, view_type, wire_types
 from comity.core.task import batchnorm_private
+from comity.core.validate import MessageValidator
 from comity.core.wrapper import chain
 from comity.errors import CorruptedFile
 from comity.models import build

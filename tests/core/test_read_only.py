@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from comity.core import Batch, Key, Params, Samples, LearningTask, Training, record
+from comity.core import Batch, Key, LearningTask, Params, Samples, Training, record
 from comity.core.descent import check_unwritten, train
 from comity.core.fit import FitRequest
 from comity.core.record import ReadOnlyDict, ReadOnlyList, leaves, marks, read_only, tree_map

@@ -11,9 +11,9 @@ import torch
 from matrix import compositions, ragged, run, short, weights
 
 import comity
-from comity.core.participation import Absence
 from comity.core.call import CallId, Message
 from comity.core.codec import encode
+from comity.core.participation import Absence
 from comity.core.record import Model, leaves, record_type
 from comity.engines.site import Site
 from comity.engines.versions import PartyState

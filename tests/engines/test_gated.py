@@ -15,9 +15,9 @@ from matrix import VARIANTS, run, tables, weights
 from comity.core import Sealed
 from comity.core.call import CallId, EvaluationRequest, Message, PartyResult
 from comity.core.codec import decode, encode
-from comity.core.validate import MessageValidator
 from comity.core.record import unseal
 from comity.core.signature import party_functions
+from comity.core.validate import MessageValidator
 from comity.engines.engine import inboxes
 from comity.engines.loop import LoopEngine
 from comity.engines.sealing import Lock, SharedSecret

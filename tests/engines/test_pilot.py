@@ -15,8 +15,8 @@ from test_bytes import assert_closed_forms
 import comity
 from comity.algorithms import compose
 from comity.core import PartyData, Samples
-from comity.core.participation import NoReplies
 from comity.core.evaluation import Score
+from comity.core.participation import NoReplies
 from comity.experiments import config
 from comity.experiments.build import prepare
 from comity.parts import pilot

@@ -16,7 +16,7 @@ from toys import batch_of, federation, fit, net_of, noise, party_of, rounds, sam
 import comity
 from comity.algorithms.adcol import Adcol, AdcolState, Game, Judges
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Info, Key, Samples, LearningTask, Training, in_chunks
+from comity.core import Info, Key, LearningTask, Samples, Training, in_chunks
 from comity.models.stack import Builder, flat, linear, relu
 from comity.parts.divergence import kl_from_uniform
 

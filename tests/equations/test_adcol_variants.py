@@ -36,7 +36,7 @@ from toys import (
 
 import comity
 from comity.algorithms.adcol import Adcol, AdcolState, Game, Judges
-from comity.core import Batch, Key, Params, Samples, LearningTask, Training, batches, descent, payload
+from comity.core import Batch, Key, LearningTask, Params, Samples, Training, batches, descent, payload
 from comity.core.call import PartyResult
 from comity.core.key import BatchKey
 from comity.models import build

@@ -11,7 +11,7 @@ from torch import Tensor
 from toys import OneNumber, net_of, rounds
 
 from comity.algorithms.affine_robust import CHANGE, OFFSET, AffineRobust
-from comity.core import Batch, Params, UsageError, Samples, LearningTask, Training
+from comity.core import Batch, LearningTask, Params, Samples, Training, UsageError
 
 FULL_BATCH = Training(lr=0.1, batch=10, epochs=1)
 

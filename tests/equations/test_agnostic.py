@@ -17,7 +17,7 @@ from toys import OneNumber, assert_near, federation, net_of, rounds, rows, sampl
 import comity
 from comity.algorithms.afl import Afl
 from comity.algorithms.drfa import Drfa
-from comity.core import Batch, Key, Params, LearningTask, Training
+from comity.core import Batch, Key, LearningTask, Params, Training
 from comity.parts.agnostic import Mixture, mean_loss, onto_simplex
 
 STEP = Training(lr=0.1, batch=1, epochs=1)

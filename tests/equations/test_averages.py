@@ -13,7 +13,7 @@ from toys import federation, net_of, party_of, quadratic, rounds, rows, same, sa
 import comity
 from comity.algorithms.fedavg import FedAvg
 from comity.algorithms.fedprox import FedProx
-from comity.core import Key, Model, Params, Party, Samples, LearningTask, Training, average
+from comity.core import Key, LearningTask, Model, Params, Party, Samples, Training, average
 from comity.core.descent import train
 from comity.core.fit import FitRequest
 from comity.core.fit import plain as plain_loss

@@ -16,7 +16,7 @@ import comity
 from comity.algorithms import compose
 from comity.algorithms.dbe import MEAN, OFFSET, Biased, Dbe
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Batch, Key, Params, Samples, LearningTask, Training
+from comity.core import Batch, Key, LearningTask, Params, Samples, Training
 from comity.parts.pilot import Mean
 
 SHAPE, CLASSES, K = (6,), 3, 5

@@ -20,7 +20,7 @@ import comity
 from comity.algorithms import compose
 from comity.algorithms.dbe import OFFSET, Biased, Dbe
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Batch, Key, Params, Samples, LearningTask, Training, batches
+from comity.core import Batch, Key, LearningTask, Params, Samples, Training, batches
 from comity.models import build
 from comity.parts.pilot import Mean
 

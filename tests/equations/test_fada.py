@@ -11,7 +11,7 @@ from toys import assert_near, batch_of, distance, federation, net_of, noise, par
 
 import comity
 from comity.algorithms.fada import NOBODY, SOURCE, TARGET, Fada, Judges, Lesson
-from comity.core import Key, Params, UsageError, Samples, Training
+from comity.core import Key, Params, Samples, Training, UsageError
 from comity.parts.clusters import left_in_clusters
 from comity.parts.discriminator import labelled
 

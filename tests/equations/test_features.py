@@ -15,7 +15,7 @@ from toys import batch_of, federation, noise, party_of, same, samples, task_of, 
 import comity
 from comity.algorithms.fedcp import CONTEXT, OWN, POLICY, FedCp, Separated, mmd
 from comity.algorithms.gpfl import BETA, EMBEDDING, GAMMA, GENERIC, PERSONAL, Frozen, Gpfl, Valved, guided
-from comity.core import Key, Model, Params, Samples, LearningTask, Training, drop, keep
+from comity.core import Key, LearningTask, Model, Params, Samples, Training, drop, keep
 from comity.studies import export
 
 SIZES = (9, 14, 6)

@@ -22,7 +22,7 @@ from toys import LoopServer, batch_of, federation, net_of, noise, party_of, roun
 import comity
 from comity.algorithms.fed_sps import FedSps, FedSpsState
 from comity.algorithms.solo import Solo
-from comity.core import Empty, Key, Model, Params, PartyData, Samples, Sealed, LearningTask, Training
+from comity.core import Empty, Key, LearningTask, Model, Params, PartyData, Samples, Sealed, Training
 from comity.core.call import PartyResult
 from comity.core.key import BatchKey
 from comity.core.record import unseal

@@ -42,7 +42,7 @@ import comity
 from comity.algorithms import find, options
 from comity.algorithms.feduad import Both, FedUad, FedUadState, Prior
 from comity.algorithms.fedufo import FedUfo
-from comity.core import Batch, FitRequest, Key, Params, Party, Samples, LearningTask, Training, batches
+from comity.core import Batch, FitRequest, Key, LearningTask, Params, Party, Samples, Training, batches
 from comity.core.call import PartyResult
 from comity.errors import UsageError
 from comity.experiments import checkpoint

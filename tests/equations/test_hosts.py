@@ -22,7 +22,7 @@ from comity.algorithms.fedgen import Ensemble, FedGen, Wanted, sameness
 from comity.algorithms.fedgen import Generator as Given
 from comity.algorithms.fedrod import OWN, FedRod
 from comity.algorithms.mr import Mr
-from comity.core import Algorithm, Batch, Key, Model, Params, Party, Samples, LearningTask, Training, descent, drop, keep
+from comity.core import Algorithm, Batch, Key, LearningTask, Model, Params, Party, Samples, Training, descent, drop, keep
 from comity.core.key import BatchKey
 from comity.parts.pilot import Mean
 

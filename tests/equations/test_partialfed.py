@@ -11,7 +11,7 @@ from torch import nn
 from toys import net_of, party_of, quadratic, rounds, rows, samples, task_of, worked
 
 from comity.algorithms.partialfed import LOGITS, PartialFed, PartialState, Sources, gap, layers
-from comity.core import Key, Model, LearningTask, Training
+from comity.core import Key, LearningTask, Model, Training
 from comity.core.task import Batch
 from comity.models.modules import Modules
 

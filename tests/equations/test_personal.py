@@ -17,7 +17,7 @@ from comity.algorithms.fedavg import FedAvg
 from comity.algorithms.fedfomo import FedFomo, FomoState, Offered, chosen
 from comity.algorithms.fml import Fml, FmlState
 from comity.algorithms.pfedme import PFedMe
-from comity.core import Empty, Key, Model, Params, Party, Samples, LearningTask, Training
+from comity.core import Empty, Key, LearningTask, Model, Params, Party, Samples, Training
 
 SIZES = (9, 14, 6)
 SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 3, "engine": "loop", "lr": 0.1, "batch": 4}

@@ -13,7 +13,7 @@ from toys import assert_near, fit, noise, party_of, quadratic, rows, same, sampl
 
 from comity.algorithms.ditto import Ditto, DittoState
 from comity.algorithms.fedprox import FedProx
-from comity.core import Batch, FitRequest, Key, Model, Params, Pull, Samples, LearningTask, Training, plain
+from comity.core import Batch, FitRequest, Key, LearningTask, Model, Params, Pull, Samples, Training, plain
 from comity.core.descent import train
 from comity.engines.stacked.together import train_together
 

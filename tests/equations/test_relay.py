@@ -27,7 +27,7 @@ from comity.algorithms import find, options
 from comity.algorithms.fedavg import FedAvg
 from comity.algorithms.relay import Relay, V
 from comity.algorithms.relay_p2p import RelayP2p, RelayPeerState
-from comity.core import Batch, Empty, Info, Key, Params, Samples, Sealed, LearningTask, Training
+from comity.core import Batch, Empty, Info, Key, LearningTask, Params, Samples, Sealed, Training
 from comity.core.call import PartyResult
 from comity.core.fit import FitRequest
 from comity.core.key import BatchKey

@@ -12,7 +12,7 @@ from toys import distance, federation, net_of, quadratic, rounds, rows, same
 
 import comity
 from comity.algorithms import compose
-from comity.core import Params, UsageError, Training
+from comity.core import Params, Training, UsageError
 
 SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 3, "engine": "loop", "lr": 0.1, "batch": 4}
 TAU, BETA2 = 0.001, 0.99

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 from toys import fit, noise, quadratic, samples, task_of
 
-from comity.core import Batch, Key, Params, LearningTask, Training, descent
+from comity.core import Batch, Key, LearningTask, Params, Training, descent
 from comity.core.fit import FitRequest, Loss
 from comity.core.kernels import Tape, cross_entropy, over_rows
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import comity
-from comity.core import AnyAlgorithm, Batch, Fitted, Info, Key, Params, Party, PartyData, Samples, Server, LearningTask, Training
+from comity.core import AnyAlgorithm, Batch, Fitted, Info, Key, LearningTask, Params, Party, PartyData, Samples, Server, Training
 from comity.core.call import CallId
 from comity.core.descent import train
 from comity.core.fit import FitRequest, Pull, Working

@@ -10,9 +10,9 @@ import torch
 
 import comity
 from comity.checksums import Checksum
-from comity.core.participation import Absence
 from comity.core.evaluation import Answers
 from comity.core.ledger import Charge
+from comity.core.participation import Absence
 from comity.core.server import Note
 from comity.errors import ComityError, UsageError
 from comity.experiments.folder import NEVER_OVERWRITTEN, RunFolder

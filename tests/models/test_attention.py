@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import comity
 from comity import models
-from comity.core import Key, Params, LearningTask, gradient
+from comity.core import Key, LearningTask, Params, gradient
 from comity.core.kernels import over_rows
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import comity
 from comity import models
-from comity.core import Key, Params, LearningTask
+from comity.core import Key, LearningTask, Params
 
 SHAPE = (3, 16, 16)
 

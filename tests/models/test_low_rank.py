@@ -12,7 +12,7 @@ from torch import Tensor
 
 import comity
 from comity import models
-from comity.core import Key, Params, LearningTask, gradient
+from comity.core import Key, LearningTask, Params, gradient
 from comity.models.low_rank import LowRank, base_file, located, low_rank, without_factors
 from comity.models.stack import Builder, Stack, linear
 from comity.studies.export import export, load

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from comity import models
-from comity.core import Key, Params, LearningTask
+from comity.core import Key, LearningTask, Params
 
 F64 = torch.float64
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import comity
 from comity import models
-from comity.core import Key, Params, LearningTask, gradient
+from comity.core import Key, LearningTask, Params, gradient
 
 
 def words(rows: int = 6, length: int = 12, vocabulary: int = 30) -> Tensor:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import comity
 from comity.cli import main
-from comity.core import FitRequest, Key, Release, Samples, LearningTask, Training, plain
+from comity.core import FitRequest, Key, LearningTask, Release, Samples, Training, plain
 from comity.core import private as private_module
 from comity.core.call import CallId, Message
 from comity.core.descent import train

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import comity
 from comity import algorithms
 from comity.cli import main
-from comity.core import Key, UsageError, Samples, Wrapper
+from comity.core import Key, Samples, UsageError, Wrapper
 from comity.core.call import CallId, Message
 from comity.core.fit import HiddenMeans, Level
 from comity.core.noise import gaussian

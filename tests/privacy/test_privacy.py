@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import comity
 from comity.algorithms.adcol import Adcol, Judges
-from comity.core import Batch, FitRequest, Key, Params, Samples, LearningTask, Training, plain
+from comity.core import Batch, FitRequest, Key, LearningTask, Params, Samples, Training, plain
 from comity.core.descent import train
 from comity.core.fit import Private
 from comity.models import build

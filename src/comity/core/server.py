@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from comity.core.aggregate import AveragedReplies, Averaging, Mean
 from comity.core.algorithm import Algorithm
-from comity.core.participation import Participation, NoReplies, CallParticipation, Rules
 from comity.core.call import CallId, Edge, Message, PartyResult
 from comity.core.charging import Charging
 from comity.core.descent import fold, train
@@ -23,6 +22,7 @@ from comity.core.finite import not_finite
 from comity.core.fit import Draw, FitRequest, Fitted, FoldRequest, Loss, Private, Working
 from comity.core.key import Key
 from comity.core.ledger import ADDED_UP, SERVER
+from comity.core.participation import CallParticipation, NoReplies, Participation, Rules
 from comity.core.party import Info, Party, WatchedInfo
 from comity.core.record import Params, Sealed
 from comity.core.release import Spending

@@ -20,7 +20,7 @@ from comity.core.call import CallId
 from comity.core.declared import declared, fits, mismatch
 from comity.core.finite import first_not_finite, is_finite
 from comity.core.record import Params, is_record, payload
-from comity.core.signature import Signature, sealed_types, party_functions, records_of, signature, view_type
+from comity.core.signature import Signature, party_functions, records_of, sealed_types, signature, view_type
 from comity.core.task import LearningTask
 from comity.core.wrapper import chain, check_party_function
 from comity.errors import UsageError

@@ -15,10 +15,10 @@ from torch import Tensor
 from comity.core.key import Key
 from comity.core.samples import Ints, PartyData, Samples, combine, numbers
 from comity.data import partitions, protocols, shifts
+from comity.data.custom_partitions import OwnPartition, name_of
 from comity.data.federation import Federation, Preprocess, Sums, share
 from comity.data.formats.common import few
 from comity.data.groups import GROUPED, Groups, Piece
-from comity.data.custom_partitions import OwnPartition, name_of
 from comity.data.preparation import Schema
 from comity.data.split import Indices, Share, Split
 from comity.data.steps import STEPS, Steps

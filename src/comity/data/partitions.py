@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comity.core.samples import Ints
-from comity.data.groups import GROUPED, Groups, Piece
 from comity.data.custom_partitions import GIVEN, OwnPartition, deal
+from comity.data.groups import GROUPED, Groups, Piece
 from comity.errors import UsageError, unknown
 from comity.plugins import is_code
 from comity.spec import Spec, call

@@ -24,7 +24,7 @@ from torch import Tensor
 from comity.core.call import CallId
 from comity.core.codec import decode, encode
 from comity.core.declared import fits
-from comity.core.record import TWICE, Cipher, Sealed, check_address, sealed_in, payload, tree_map, unseal
+from comity.core.record import TWICE, Cipher, Sealed, check_address, payload, sealed_in, tree_map, unseal
 from comity.errors import ComityError, CorruptedFile
 
 KEY, NONCE, TAG, RUN = 32, 12, 16, 16  # bytes

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.participation import DEAD, LOST, NOT_FINITE, WAITING
 from comity.core.call import CallId
 from comity.core.key import Key
+from comity.core.participation import DEAD, LOST, NOT_FINITE, WAITING
 from comity.core.wrapper import chain
 from comity.errors import ComityError, UsageError, unknown
 from comity.experiments.tables import current_columns
-from comity.spec import call as display_name
+from comity.spec import call as apply_spec
 from comity.spec import parse
 
 EVERY = "*"
@@ -100,7 +100,7 @@ def _random(wish: str, seed: int) -> PlannedAbsences:
     spec = parse(wish)
     if spec.name != "random":
         raise UsageError(f"absent is a table (plan.csv) or random(dead=0.1,lost=0.1), not {wish!r}.")
-    return display_name(spec, random)
+    return apply_spec(spec, random)
 
 
 def _read(path: Path) -> str:

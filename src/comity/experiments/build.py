@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from comity import models
+from comity.core.custom_metrics import is_own, use
 from comity.core.key import Key, SecretKey
 from comity.core.metrics import METRICS, check_fits
-from comity.core.custom_metrics import is_own, use
 from comity.core.party import Party
 from comity.core.samples import PartyData, Samples, combine
 from comity.core.wrapper import check_can_be_summed

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from comity.core.metrics import ACCURACY, ELIGIBLE
 from comity.core.custom_metrics import is_own
+from comity.core.metrics import ACCURACY, ELIGIBLE
 from comity.core.training import Training
 from comity.errors import UsageError, shown, unknown
 from comity.models.low_rank import located

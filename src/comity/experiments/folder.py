@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 import torch
 
 from comity.checksums import CRC, Checksum, with_crc, without_crc
-from comity.core.participation import Absence
 from comity.core.evaluation import Answers
 from comity.core.ledger import Charge
+from comity.core.participation import Absence
 from comity.core.server import Note
 from comity.data.split import Split
 from comity.errors import ComityError, UsageError

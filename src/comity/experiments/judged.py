@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from comity.core.metrics import ACCURACY, METRICS, Metric
 from comity.core.custom_metrics import described, is_own, use
+from comity.core.metrics import ACCURACY, METRICS, Metric
 from comity.errors import ComityError, UsageError
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from comity.checksums import Checksum
-from comity.core.participation import NoReplies
 from comity.core.call import CallId
 from comity.core.finite import first_not_finite, is_finite
+from comity.core.participation import NoReplies
 from comity.core.record import on_device
 from comity.core.server import Note, Server
 from comity.core.wrapper import chain

@@ -12,10 +12,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.participation import Rules
 from comity.core.key import Key, SecretKey
 from comity.core.ledger import Ledger
 from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric
+from comity.core.participation import Rules
 from comity.core.party import Info
 from comity.core.release import Asked, Release
 from comity.core.runner import PartyRunner, SumsReplies

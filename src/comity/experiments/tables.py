@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
 from comity.checksums import Checksum
-from comity.core.participation import Absence
 from comity.core.ledger import Charge
+from comity.core.participation import Absence
 from comity.core.server import Note
 from comity.errors import ComityError
 from comity.privacy.account import Spent

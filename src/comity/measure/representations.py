@@ -28,7 +28,7 @@ from comity.core.key import Key
 from comity.core.party import Party
 from comity.core.record import Empty, Params, on_device
 from comity.core.samples import Samples
-from comity.core.task import Network, LearningTask
+from comity.core.task import LearningTask, Network
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import ComityError, UsageError, unknown

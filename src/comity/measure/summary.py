@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from comity.core.participation import Absence
 from comity.core.ledger import SERVER
 from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric, fitting
+from comity.core.participation import Absence
 from comity.core.server import Note
 from comity.errors import ComityError
 from comity.measure.figures import by_round, carried, is_figure, mean

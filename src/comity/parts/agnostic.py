@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from comity.core import Batch, Info, Key, M, Params, Party, Samples, Server, LearningTask, mixin, option, record
+from comity.core import Batch, Info, Key, LearningTask, M, Params, Party, Samples, Server, mixin, option, record
 from comity.parts.averaged import AveragesWeights
 from comity.parts.overlap import eval_loss
 

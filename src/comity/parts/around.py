@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from comity.core import Params, LearningTask
+from comity.core import LearningTask, Params
 
 
 @dataclass(frozen=True, kw_only=True)

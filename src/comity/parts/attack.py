@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import Info, Key, Params, PartyData, LearningTask, input_gradient, mixin, option, record
+from comity.core import Info, Key, LearningTask, Params, PartyData, input_gradient, mixin, option, record
 from comity.errors import UsageError
 
 

@@ -5,7 +5,23 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-from comity.core import Algorithm, C, Info, Key, M, Params, Party, UsageError, S, LearningTask, Traffic, drop, keep, on_party, with_task
+from comity.core import (
+    Algorithm,
+    C,
+    Info,
+    Key,
+    LearningTask,
+    M,
+    Params,
+    Party,
+    S,
+    Traffic,
+    UsageError,
+    drop,
+    keep,
+    on_party,
+    with_task,
+)
 from comity.core.algorithm import WireShapes
 
 

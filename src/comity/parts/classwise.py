@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import Key, Params, Samples, LearningTask, in_chunks
+from comity.core import Key, LearningTask, Params, Samples, in_chunks
 
 
 def features_of(task: LearningTask, theta: Params, data: Samples) -> Tensor:

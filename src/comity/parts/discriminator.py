@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import Batch, Params, UsageError, Samples, LearningTask, cross_entropy, on_device, record
+from comity.core import Batch, LearningTask, Params, Samples, UsageError, cross_entropy, on_device, record
 from comity.models.stack import Builder, conv, flat, image, linear, mean_over_image, relu
 
 HIDDEN = {"linear": 0, "shallow": 1, "mlp": 2, "deep": 4}

@@ -9,7 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import Batch, Params, Samples, LearningTask, WireShapes, drop, gradient, in_chunks, mixin, option, record, trainable
+from comity.core import (
+    Batch,
+    LearningTask,
+    Params,
+    Samples,
+    WireShapes,
+    drop,
+    gradient,
+    in_chunks,
+    mixin,
+    option,
+    record,
+    trainable,
+)
 
 
 @record

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from comity.core import Info, Key, Party, Server, LearningTask, Traffic, WireShapes, Wrapped, Wrapper, on_party, record
-from comity.core.participation import NoReplies
+from comity.core import Info, Key, LearningTask, Party, Server, Traffic, WireShapes, Wrapped, Wrapper, on_party, record
 from comity.core.evaluation import Score, validated
+from comity.core.participation import NoReplies
 from comity.core.record import once_called
 from comity.core.wrapper import Hosts
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from comity.core import AnyAlgorithm, Averaging, Info, Params, UsageError, Server, check_like
+from comity.core import AnyAlgorithm, Averaging, Info, Params, Server, UsageError, check_like
 from comity.core.participation import NoReplies
 from comity.core.wrapper import AsHost, chain
 from comity.parts.server_steps import check_averages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from comity.algorithms.fedavg import AveragedModel
-from comity.core import SHARES, AnyAlgorithm, Params, UsageError, LearningTask, trainable
+from comity.core import SHARES, AnyAlgorithm, LearningTask, Params, UsageError, trainable
 from comity.core.wrapper import chain
 from comity.parts.averaged import AveragesWeights
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import Batch, Key, Params, LearningTask
+from comity.core import Batch, Key, LearningTask, Params
 
 PREDICTOR = ("simsiam.down", "simsiam.up")
 

@@ -17,7 +17,7 @@ from comity.core.algorithm import AnyAlgorithm
 from comity.core.call import CallId
 from comity.core.declared import declared
 from comity.core.ledger import EVERYBODY, MOST_APART
-from comity.core.record import Sealed, is_record, sealed_in, payload
+from comity.core.record import Sealed, is_record, payload, sealed_in
 from comity.core.release import NEIGHBOURS, UNITS, Asked, Release, declares, planned_works, releases_of, reply_fields
 from comity.core.signature import fields_on_wire
 from comity.errors import ComityError

@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from torch import Tensor
 
-from comity.core import Info, Key, Params, Release, Releases, Samples, Server, LearningTask, Training, mixin, option, plain
+from comity.core import Info, Key, LearningTask, Params, Release, Releases, Samples, Server, Training, mixin, option, plain
 from comity.core.fit import Private
 from comity.core.noise import gaussian
 from comity.privacy.accounting import gaussian_epsilon, gaussian_sigma

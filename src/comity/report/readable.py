@@ -11,10 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from comity.core.participation import Absence
 from comity.core.evaluation import Answers
 from comity.core.ledger import Charge
 from comity.core.metrics import ACCURACY, Metric
+from comity.core.participation import Absence
 from comity.core.server import Note
 from comity.data.split import Share, Split
 from comity.experiments import config

@@ -16,9 +16,9 @@ from torch import Tensor
 from comity.core.call import CallId, Edge, EvaluationRequest, Message, PartyResult
 from comity.core.codec import decode, encode
 from comity.core.evaluation import Answers, Evaluation, Gained, Score
-from comity.core.validate import MessageValidator
 from comity.core.metrics import fitting
 from comity.core.record import Sealed
+from comity.core.validate import MessageValidator
 from comity.engines.engine import Engine, inboxes
 from comity.engines.saved import Saved
 from comity.errors import ComityError

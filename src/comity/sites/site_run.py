@@ -19,13 +19,13 @@ from comity.core.algorithm import AnyAlgorithm
 from comity.core.call import CallId, Message
 from comity.core.codec import decode, encode
 from comity.core.evaluation import NOTHING, Evaluation, Gained, Score
-from comity.core.validate import MessageValidator
 from comity.core.key import Key, SecretKey
 from comity.core.metrics import METRICS, Metric, by_class, check_fits
 from comity.core.party import Party
-from comity.core.record import Sealed, sealed_in, payload, unseal
+from comity.core.record import Sealed, payload, sealed_in, unseal
 from comity.core.server import Note
 from comity.core.signature import records_of
+from comity.core.validate import MessageValidator
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.engines.sealing import Lock, PairKeys

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from comity.checksums import with_crc
-from comity.core.metrics import ACCURACY, METRICS, Metric
 from comity.core.custom_metrics import use
+from comity.core.metrics import ACCURACY, METRICS, Metric
 from comity.data import Federation
 from comity.data.formats.common import few
 from comity.errors import ComityError, UsageError

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Averaging, Batch, Key, Model, Params, Party, Server, LearningTask, algorithm, on_party, option, record
+from comity.core import Averaging, Batch, Key, LearningTask, Model, Params, Party, Server, algorithm, on_party, option, record
 
 
 class Calls:

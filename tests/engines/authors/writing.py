@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Batch, Key, Model, Params, Party, LearningTask, algorithm, option, record
+from comity.core import Batch, Key, LearningTask, Model, Params, Party, algorithm, option, record
 
 
 @record
