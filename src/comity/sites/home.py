@@ -111,7 +111,7 @@ class Worked(NamedTuple):
     """A row of steps.csv: the gradient steps of a work. One that was asked for again stands there again."""
 
     round: int
-    work: str
+    call: str
     depth: int
     occurrence: int
     steps: int
