@@ -88,7 +88,7 @@ test-ray: $(VENV)/ray-ready
 
 # The table in docs/audit.md: four methods on digits keep their messages, and are attacked by them. About a minute.
 audit: $(VENV)/ready
-	$(BIN)/comity compare fedavg adcol relay fed-sps --tape --parties 5 --partition iid --rounds 10 --seed 1 --no-report --out audited
+	$(BIN)/comity compare fedavg adcol relay fed-sps --record-messages --parties 5 --partition iid --rounds 10 --seed 1 --no-report --out audited
 	$(BIN)/comity audit audited
 
 # The README's picture, of the demo's page.

@@ -24,9 +24,9 @@ from comity.engines.ray_cluster import ADDRESS, LOCAL
 from comity.engines.ray_engine import RayEngine
 from comity.engines.workers import WorkerMessage
 from comity.experiments import config
-from comity.experiments.build import Job, federation_of, prepare
+from comity.experiments.build import SimulatedRun, federation_of, prepare
 from comity.experiments.evaluation import evaluate
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 
 WORKS: list[dict[str, Any]] = [
     {"model": "cnn4", "parties": 10, "partition": "iid|keep(samples=100)"},
@@ -142,7 +142,7 @@ def rounding(counts: list[int]) -> None:
 class Running:
     """A job on its engine, between two rounds."""
 
-    def __init__(self, job: Job, engine: Engine | None = None) -> None:
+    def __init__(self, job: SimulatedRun, engine: Engine | None = None) -> None:
         begin = time.perf_counter()
         self.job = job
         self.engine = engine or job.engine()

@@ -19,7 +19,7 @@ import torch
 from comity.core.evaluation import Answers
 from comity.core.metrics import METRICS
 from comity.measure.gain import Gain, drawn_again
-from comity.studies.answers import over_seeds
+from comity.studies.party_verdicts import over_seeds
 
 BEFORE, NOW = 0.8, 1.2  # by how much the classes lie apart in each model's scores
 SHARED = 0.7  # of a sample's noise is the same for both models

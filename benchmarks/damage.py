@@ -274,8 +274,8 @@ def make_stopped(folder: Path) -> None:
     """A run that was stopped after a checkpoint."""
     from comity.experiments.build import federation_of, prepare
     from comity.experiments.config import experiment
-    from comity.experiments.outline import Quiet
     from comity.experiments.run import start
+    from comity.experiments.server_run import Quiet
 
     class Stop(Quiet):
         def round(self, t: int, accuracy: float | None, ledger: Any) -> None:

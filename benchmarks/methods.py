@@ -28,7 +28,7 @@ from comity.core import descent
 from comity.engines.allocator import keep_freed_memory
 from comity.experiments import config
 from comity.experiments.build import prepare
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 from comity.parts import attack, overlap
 from comity.parts.divergence import kl_from_uniform
 

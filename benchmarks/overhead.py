@@ -21,7 +21,7 @@ from comity import Federation
 from comity.engines.allocator import keep_freed_memory
 from comity.experiments import config
 from comity.experiments.build import prepare
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 
 CONVOLUTIONS = ("cnn4", "lenet5")
 

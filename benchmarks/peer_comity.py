@@ -19,8 +19,8 @@ import comity
 from comity.cli import screen
 from comity.core.ledger import Ledger
 from comity.experiments import config
-from comity.experiments.build import Job, prepare
-from comity.experiments.outline import Quiet
+from comity.experiments.build import SimulatedRun, prepare
+from comity.experiments.server_run import Quiet
 
 
 class Paced:
@@ -35,7 +35,7 @@ class Paced:
         self._contest.pause()  # round 0 evaluates what parties start with: then all is ready
 
 
-def train(contest: Contest, job: Job) -> None:
+def train(contest: Contest, job: SimulatedRun) -> None:
     """Training and aggregation, as the engine does them."""
     torch.set_num_threads(1)
     gc.freeze()  # as a run does

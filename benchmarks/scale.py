@@ -64,7 +64,7 @@ def child(settings: dict[str, Any]) -> None:
     from comity.engines.allocator import keep_freed_memory
     from comity.experiments import config
     from comity.experiments.build import prepare
-    from comity.experiments.outline import Quiet
+    from comity.experiments.server_run import Quiet
 
     torch.set_num_threads(1)
     begin = time.perf_counter()

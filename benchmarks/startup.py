@@ -14,7 +14,7 @@ FIRST = """
 import comity
 from comity.experiments import config
 from comity.experiments.build import federation_of, prepare
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 
 experiment = config.experiment({"algorithm": "fedavg", "parties": 10})
 job = prepare(experiment, federation_of(experiment))

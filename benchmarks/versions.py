@@ -70,7 +70,7 @@ def serve(settings: dict[str, Any]) -> None:
 
     # The second names are from before engines stood apart from the net.
     build = found("comity.experiments.build", "comity.job")
-    watched = found("comity.experiments.outline", "comity.experiments.build", "comity.job")
+    watched = found("comity.experiments.server_run", "comity.experiments.build", "comity.job")
     config = found("comity.experiments.config", "comity.config")
     allocator = found("comity.engines.allocator", "comity.core.allocator")
 

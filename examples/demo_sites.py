@@ -83,9 +83,9 @@ class Demo:
 
     def at_ease(self) -> None:
         """One site changes its law, for the sake of the check at the end."""
-        law = self.folder / "switzerland" / "site.toml"
-        text = law.read_text(encoding="utf-8")
-        law.write_text(text.replace("records = 10 ", "records = 9  "), encoding="utf-8")
+        policy = self.folder / "switzerland" / "site.toml"
+        text = policy.read_text(encoding="utf-8")
+        policy.write_text(text.replace("records = 10 ", "records = 9  "), encoding="utf-8")
         say("switzerland", "writes records = 9 into site.toml: else the figure of its 9 validation patients would stay at home,")
         say("", "and the tables could not be compared whole at the end")
 

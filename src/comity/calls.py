@@ -16,22 +16,22 @@ from typing import Any, Literal
 from comity.core.custom_metrics import Function, give
 from comity.data import Federation
 from comity.errors import UsageError
-from comity.experiments.asked import Option, asked, check_federation, check_options, settings_in
 from comity.experiments.build import federation_of, prepare
+from comity.experiments.call_settings import Option, asked, check_federation, check_options, settings_in
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
-from comity.experiments.outline import Progress
+from comity.experiments.recording import one_process
 from comity.experiments.result import Result
 from comity.experiments.run import check_same, elsewhere, reopen, resume_in, start
-from comity.experiments.tape import one_process
-from comity.measure.doubts import doubts
+from comity.experiments.server_run import Progress
+from comity.measure.caveats import caveats
 from comity.models import MODULES, OwnModel
 from comity.notebook.live import Watched, watching
 from comity.studies import compare as comparing
 from comity.studies import leave_one_out as leaving
 from comity.studies import tune as tuning
 from comity.studies.finished import Comparison, Tuning, comparison_of
-from comity.studies.side_by_side import chosen_jobs
+from comity.studies.parallel import chosen_jobs
 from comity.text import escape_terminal
 from comity.track import Tracker, Trackers
 
@@ -44,7 +44,7 @@ def run(
     resume: bool = False,
     progress: bool | Progress | None = None,
     track: Sequence[str | Tracker] = (),
-    tape: bool = False,
+    record_messages: bool = False,
     data: str | None = None,
     partition: str | None = None,
     parties: int | None = None,
@@ -158,7 +158,7 @@ def run(
     told, own = _told(locals())
     check_federation("run", algorithm, federation)
     experiment = asked([algorithm], federation, told, options, run)
-    experiment = one_process(experiment) if tape else experiment
+    experiment = one_process(experiment) if record_messages else experiment
     if out is None and any(isinstance(one, str) for one in track):
         raise UsageError("A tracker writes beside the run: give the run a folder with out=...")
     trackers = Trackers(track)
@@ -168,14 +168,14 @@ def run(
     keep, folder = _folder(out)
     with watching(progress) as watched:
         if resume and RunFolder(folder).begun:
-            check_same(folder, job.experiment, tape)
+            check_same(folder, job.experiment, record_messages)
             for text in elsewhere(folder, experiment):
                 warnings.warn(escape_terminal(text), stacklevel=2)
             again = reopen(folder, federation, own, trust=True)  # the caller has named its code
             result = resume_in(again, folder, watched(comparing.title(experiment, False)), trackers)
         else:
-            result = start(job, folder, watched(comparing.title(experiment, False)), trackers, tape=tape)
-    for text in [*result.summary.get("remarks", ()), *doubts(result.summary)]:
+            result = start(job, folder, watched(comparing.title(experiment, False)), trackers, record_messages=record_messages)
+    for text in [*result.summary.get("remarks", ()), *caveats(result.summary)]:
         warnings.warn(escape_terminal(text), stacklevel=2)
     result._keep = keep
     return result
@@ -190,7 +190,7 @@ def compare(
     progress: bool | Watched | None = None,
     jobs: int | Literal["auto"] = 1,
     track: Sequence[str | Tracker] = (),
-    tape: bool = False,
+    record_messages: bool = False,
     data: str | None = None,
     partition: str | None = None,
     parties: int | None = None,
@@ -263,7 +263,7 @@ def compare(
     every = _seeds(seeds, base)
     trackers = _trackers(track, keep, folder)
     with watching(progress, len({comparing.SOLO, *methods}) * len(every), at_once) as watched:
-        comparing.compare(base, methods, every, folder, watched, _warn, trackers, federation, own, at_once, tape)
+        comparing.compare(base, methods, every, folder, watched, _warn, trackers, federation, own, at_once, record_messages)
     return comparison_of(folder, federation, own, trust=True, keep=keep)  # the caller has named its code
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 from comity.core.custom_metrics import Function, give
 from comity.data import Federation
 from comity.errors import UsageError
-from comity.experiments.asked import check_federation
+from comity.experiments.call_settings import check_federation
 from comity.experiments.folder import RunFolder
 from comity.experiments.result import Result
 from comity.models import OwnModel

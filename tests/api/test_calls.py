@@ -21,9 +21,9 @@ from torch import nn
 
 import comity
 from comity.experiments.config import Experiment
-from comity.experiments.longer import ask_for
-from comity.experiments.outline import Quiet
+from comity.experiments.extend import ask_for
 from comity.experiments.run import reopen, resume_in
+from comity.experiments.server_run import Quiet
 from comity.report import report as write_page
 
 CALLS = (comity.run, comity.compare, comity.tune, comity.leave_one_out)

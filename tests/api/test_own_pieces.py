@@ -16,7 +16,7 @@ from torch import nn
 import comity
 from comity.core.custom_metrics import TAKEN
 from comity.experiments.folder import RunFolder
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 from comity.experiments.trust import MARK
 from comity.measure.summary import KINDS, blocks
 

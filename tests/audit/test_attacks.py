@@ -30,7 +30,7 @@ def attacked(method: str, **settings: Any) -> Audited:
     """What attacks find in a run."""
     HOMES.append(TemporaryDirectory())
     folder = Path(HOMES[-1].name) / "run"
-    comity.run(method, out=folder, tape=True, **(SETTINGS | settings))
+    comity.run(method, out=folder, record_messages=True, **(SETTINGS | settings))
     return audit_run(folder)
 
 

@@ -33,7 +33,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A comparison with a tape, and a run without one beside it."""
     home = tmp_path_factory.mktemp("audit") / "all"
-    comity.compare(["adcol", "fedavg"], out=home, tape=True, **FEW)
+    comity.compare(["adcol", "fedavg"], out=home, record_messages=True, **FEW)
     comity.run("fedavg", out=home / "other", **FEW)
     return home
 
@@ -117,9 +117,9 @@ def test_what_cannot_be_audited_is_refused(
 def test_a_damaged_tape_is_not_attacked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    comity.run("fedavg", out=tmp_path / "run", tape=True, **FEW)
-    tape = tmp_path / "run" / "tape" / "messages"
-    tape.write_bytes(tape.read_bytes()[:-1] + b"?")
+    comity.run("fedavg", out=tmp_path / "run", record_messages=True, **FEW)
+    record_messages = tmp_path / "run" / "tape" / "messages"
+    record_messages.write_bytes(record_messages.read_bytes()[:-1] + b"?")
     code, _, err = command(capsys, monkeypatch, "audit", tmp_path / "run")
     assert code != 0
     assert "damaged" in err
@@ -130,7 +130,7 @@ def test_labels_that_are_numbers_are_refused(tmp_path: Path) -> None:
     x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     days = Dataset("days", x, x.sum(1), 0)
     fed = days.partition("iid", parties=2, seed=0)
-    comity.run("fedavg", fed, out=tmp_path / "run", tape=True, rounds=1, model="linear")
+    comity.run("fedavg", fed, out=tmp_path / "run", record_messages=True, rounds=1, model="linear")
     with pytest.raises(comity.UsageError, match="the label of these data is a number"):
         comity.audit(tmp_path / "run", fed)
 
@@ -139,7 +139,7 @@ def test_labels_that_are_numbers_are_refused(tmp_path: Path) -> None:
 def test_counts_behind_noise_are_not_said_to_be_in_the_open(tmp_path: Path) -> None:
     said = {}
     for name in ("relay", "relay+ldp(noise=2)"):
-        comity.run(name, out=tmp_path / name, tape=True, **FEW)
+        comity.run(name, out=tmp_path / name, record_messages=True, **FEW)
         told = comity.audit(tmp_path / name)
         said[name] = " ".join(each.says for one in told for each in one.untried)
     assert "they are sent as they are" in said["relay"]

@@ -18,19 +18,19 @@ from comity.cli import main
 from comity.core.record import Cipher, Sealed, payload, unseal
 from comity.experiments import checkpoint
 from comity.experiments.folder import RunFolder
-from comity.experiments.outline import Quiet
-from comity.experiments.tape import RecordedMessage
+from comity.experiments.recording import RecordedMessage
+from comity.experiments.server_run import Quiet
 from comity.units import size
 
 SMALL: dict[str, Any] = {"parties": 3, "partition": "iid", "model": "mlp2(width=8)", "rounds": 3, "batch": 100}
 
 
 def messages(folder: Path) -> list[RecordedMessage]:
-    return list(RunFolder(folder).read_tape())
+    return list(RunFolder(folder).read_messages())
 
 
 def test_what_is_on_it_is_what_was_charged(tmp_path: Path) -> None:
-    done = comity.run("fedavg", out=tmp_path, tape=True, **SMALL)
+    done = comity.run("fedavg", out=tmp_path, record_messages=True, **SMALL)
     kept = messages(tmp_path)
     assert sum(payload(m.content) for m in kept if m.kind == "reply") == done.summary["bytes"]["up"]
     assert sum(payload(m.content) * len(m.to) for m in kept if m.kind == "message") == done.summary["bytes"]["down"]
@@ -39,7 +39,7 @@ def test_what_is_on_it_is_what_was_charged(tmp_path: Path) -> None:
 
 
 def test_the_server_s_average_can_be_made_of_it(tmp_path: Path) -> None:
-    done = comity.run("fedavg", out=tmp_path, tape=True, **SMALL)
+    done = comity.run("fedavg", out=tmp_path, record_messages=True, **SMALL)
     replies = [m.content.theta for m in messages(tmp_path) if m.kind == "reply" and m.call.round == 3]
     sizes = torch.tensor(done.job.info.sizes, dtype=torch.float64)
     mean = sum(theta["fc1.weight"].double() * n for theta, n in zip(replies, sizes, strict=True)) / sizes.sum()
@@ -47,7 +47,7 @@ def test_the_server_s_average_can_be_made_of_it(tmp_path: Path) -> None:
 
 
 def test_parcels_are_closed_to_the_server_and_open_to_their_recipients(tmp_path: Path) -> None:
-    done = comity.run("fed-sps", out=tmp_path, tape=True, **SMALL | {"rounds": 1})
+    done = comity.run("fed-sps", out=tmp_path, record_messages=True, **SMALL | {"rounds": 1})
     kept = messages(tmp_path)
     sent = [sealed for m in kept if m.kind == "reply" and m.call.function == "send" for sealed in m.content.values()]
     assert sent
@@ -60,7 +60,7 @@ def test_parcels_are_closed_to_the_server_and_open_to_their_recipients(tmp_path:
 
 def test_without_it_a_run_is_what_it_was(tmp_path: Path) -> None:
     with_tape, without = tmp_path / "with", tmp_path / "without"
-    comity.run("fedavg", out=with_tape, tape=True, engine="loop", **SMALL)
+    comity.run("fedavg", out=with_tape, record_messages=True, engine="loop", **SMALL)
     comity.run("fedavg", out=without, engine="loop", **SMALL)
     assert not (without / "tape").exists()
     assert "tape" not in json.loads((without / "env.json").read_text())
@@ -97,27 +97,27 @@ def test_killed_and_resumed_it_is_the_same(method: str, tmp_path: Path, monkeypa
     assert victim.exitcode == -signal.SIGKILL
     known = RunFolder(killed).checkpoints().load()
     assert known is not None
-    assert RunFolder(killed).tape.stat().st_size > known.files["tape/messages"].length, "nothing was to be cut"
+    assert RunFolder(killed).record_messages.stat().st_size > known.files["tape/messages"].length, "nothing was to be cut"
     comity.run(method, out=killed, resume=True, **how)
-    assert RunFolder(killed).tape.read_bytes() == RunFolder(calm).tape.read_bytes()
+    assert RunFolder(killed).record_messages.read_bytes() == RunFolder(calm).record_messages.read_bytes()
 
 
 def test_a_longer_run_has_the_tape_of_one_that_was_asked_for_at_first(tmp_path: Path) -> None:
-    from comity.experiments.longer import ask_for
+    from comity.experiments.extend import ask_for
 
-    comity.run("fedavg", out=tmp_path / "long", tape=True, **SMALL)
-    comity.run("fedavg", out=tmp_path / "made", tape=True, **SMALL | {"rounds": 2})
+    comity.run("fedavg", out=tmp_path / "long", record_messages=True, **SMALL)
+    comity.run("fedavg", out=tmp_path / "made", record_messages=True, **SMALL | {"rounds": 2})
     ask_for(tmp_path / "made", 3)
     comity.run("fedavg", out=tmp_path / "made", resume=True, **SMALL)
-    assert RunFolder(tmp_path / "made").tape.read_bytes() == RunFolder(tmp_path / "long").tape.read_bytes()
+    assert RunFolder(tmp_path / "made").record_messages.read_bytes() == RunFolder(tmp_path / "long").record_messages.read_bytes()
 
 
 def test_a_damaged_tape_is_refused(tmp_path: Path) -> None:
-    comity.run("fedavg", out=tmp_path, tape=True, **SMALL)
-    tape = RunFolder(tmp_path).tape
-    blob = bytearray(tape.read_bytes())
+    comity.run("fedavg", out=tmp_path, record_messages=True, **SMALL)
+    record_messages = RunFolder(tmp_path).record_messages
+    blob = bytearray(record_messages.read_bytes())
     blob[len(blob) // 2] ^= 1
-    tape.write_bytes(blob)
+    record_messages.write_bytes(blob)
     with pytest.raises(comity.ComityError, match="damaged"):
         messages(tmp_path)
 
@@ -125,14 +125,14 @@ def test_a_damaged_tape_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", [{"engine": "process"}, {"engine": "ray"}, {"workers": 2}])
 def test_it_is_refused_where_parcels_cannot_be_read(how: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(comity.UsageError, match="A tape is kept in one process"):
-        comity.run("fedavg", out=tmp_path / "run", tape=True, **SMALL, **how)
+        comity.run("fedavg", out=tmp_path / "run", record_messages=True, **SMALL, **how)
     assert not (tmp_path / "run").exists()
 
 
 def test_what_was_not_on_tape_cannot_be_later(tmp_path: Path) -> None:
     comity.run("fedavg", out=tmp_path, **SMALL)
     with pytest.raises(comity.UsageError, match="did not keep its messages"):
-        comity.run("fedavg", out=tmp_path, resume=True, tape=True, **SMALL)
+        comity.run("fedavg", out=tmp_path, resume=True, record_messages=True, **SMALL)
     with pytest.raises(comity.UsageError, match="has no tape"):
         messages(tmp_path)
 
@@ -152,18 +152,18 @@ FEW = ("--parties", 2, "--rounds", 1, "--model", "linear", "--batch", 100)
 
 
 def test_its_size_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out, _ = command(capsys, monkeypatch, "run", "fedavg", *FEW, "--tape", "--out", tmp_path / "run")
-    large = RunFolder(tmp_path / "run").tape.stat().st_size
+    code, out, _ = command(capsys, monkeypatch, "run", "fedavg", *FEW, "--record-messages", "--out", tmp_path / "run")
+    large = RunFolder(tmp_path / "run").record_messages.stat().st_size
     assert code == 0
     assert f"It is {size(large)}." in out
-    code, out, _ = command(capsys, monkeypatch, "compare", "fedavg", *FEW, "--tape", "--out", tmp_path / "all")
+    code, out, _ = command(capsys, monkeypatch, "compare", "fedavg", *FEW, "--record-messages", "--out", tmp_path / "all")
     assert code == 0
     assert "All messages are kept on tape" in out
-    assert RunFolder(tmp_path / "all" / "fedavg" / "seed-0").taped
+    assert RunFolder(tmp_path / "all" / "fedavg" / "seed-0").recorded
 
 
 def test_there_is_none_between_sites(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    code, _, err = command(capsys, monkeypatch, "run", "fedavg", *FEW, "--tape", "--federation", tmp_path)
+    code, _, err = command(capsys, monkeypatch, "run", "fedavg", *FEW, "--record-messages", "--federation", tmp_path)
     assert code != 0
     assert "between real sites there is none" in err
     assert err.count("\n") == 1

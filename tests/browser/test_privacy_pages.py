@@ -45,7 +45,7 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     root = tmp_path_factory.mktemp("private") / "methods"
     with pytest.warns(UserWarning, match=r"nothing is guaranteed|no BatchNorm|trusted|Models are"):
-        comity.compare(list(METHODS), out=root, tape=True, **SMALL)
+        comity.compare(list(METHODS), out=root, record_messages=True, **SMALL)
     comity.audit(root)
     found = {"report": comity.report(root), "audit": root / "audit.html"}
     for method in METHODS:

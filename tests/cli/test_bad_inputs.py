@@ -20,8 +20,8 @@ import comity as library
 from comity.experiments import checkpoint
 from comity.experiments.build import federation_of, prepare
 from comity.experiments.config import experiment
-from comity.experiments.outline import Quiet
 from comity.experiments.run import start
+from comity.experiments.server_run import Quiet
 
 
 def refused(*args: object, out: bool = True) -> str:

@@ -29,12 +29,12 @@ from harness import (
 )
 
 import comity as library
+from comity.studies import parallel
 from comity import machine
 from comity.errors import ComityError, UsageError
 from comity.experiments.config import experiment
-from comity.experiments.outline import Quiet
-from comity.studies import side_by_side
-from comity.studies.side_by_side import Cost, Planned, chosen_jobs, run_all, settled, shared
+from comity.experiments.server_run import Quiet
+from comity.studies.parallel import Cost, Planned, chosen_jobs, run_all, settled, shared
 
 METHODS = ("fedavg", "scaffold")
 FEW = ("--parties", "4", "--rounds", "2", "--model", "linear", "--partition", "iid", "--steps", "5")
@@ -183,18 +183,18 @@ def test_the_longest_first_and_the_order_kept(tmp_path: Path) -> None:
 
 def test_no_more_than_memory_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     costs = {"solo": Cost(1, memory=2 << 30), "fedavg": Cost(2, memory=3 << 30), "scaffold": Cost(3, memory=50 << 30)}
-    monkeypatch.setattr(side_by_side, "available", lambda: 4 << 30)
+    monkeypatch.setattr(parallel, "available", lambda: 4 << 30)
     titles, found, most = made(costs, tmp_path / "little", jobs=3)
     assert (titles, found, most) == (["fedavg", "solo", "scaffold"], list(costs), 1)
-    monkeypatch.setattr(side_by_side, "available", lambda: 6 << 30)
+    monkeypatch.setattr(parallel, "available", lambda: 6 << 30)
     assert made(costs, tmp_path / "more", jobs=3)[2] == 2
-    monkeypatch.setattr(side_by_side, "available", lambda: None)
+    monkeypatch.setattr(parallel, "available", lambda: None)
     assert made(costs, tmp_path / "unknown", jobs=3)[2] == 3
 
 
 def test_data_that_are_not_there_yet_take_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that a run under way has are there."""
-    monkeypatch.setattr(side_by_side, "available", lambda: 5 << 30)
+    monkeypatch.setattr(parallel, "available", lambda: 5 << 30)
     costs = {"solo": Cost(1, memory=1 << 30, data=3 << 30), "fedavg": Cost(2, memory=1 << 30, data=3 << 30)}
     assert made(costs, tmp_path)[2] == 2
 
@@ -209,7 +209,7 @@ def test_memory_as_the_system_tells() -> None:
 
 
 def test_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_by_side, "cores", lambda: 7)
+    monkeypatch.setattr(parallel, "cores", lambda: 7)
     assert [chosen_jobs(given) for given in (1, "3", "auto")] == [1, 3, 7]
     assert settled(experiment({"workers": 2}), 1).workers == 2
     assert settled(experiment({}), 2).workers == 1

@@ -16,10 +16,10 @@ import pytest
 from harness import SMALL, comity, contents, one_sentence, rows, summary, works
 
 import comity as library
+from comity.studies import parallel
 from comity.errors import UsageError
-from comity.studies import side_by_side
 from comity.studies.leave_one_out import Effect, parts, party_folder
-from comity.studies.side_by_side import run_once
+from comity.studies.parallel import run_once
 
 COLUMNS = ["method", "seed", "left_out", "party", "accuracy_with", "accuracy_without", "effect", "low", "high"]
 METHODS = ("fedavg", "fedprox(mu=0.1)+dbe")
@@ -270,11 +270,11 @@ def test_good_data_help_and_permuted_labels_hurt(method: str, federation: librar
     assert good.low > 0.1
     assert bad.high < -0.1
     assert good.effect == pytest.approx(good.accuracy_with - good.accuracy_without)
-    (standing,) = parts(effects.values()).values()
-    by = {part.left_out: part for part in standing}
+    (method_summary,) = parts(effects.values()).values()
+    by = {part.left_out: part for part in method_summary}
     assert by["Good Twin"].helps == ("tiny", good.effect)
     assert by["odd"].hurts is not None
-    assert standing[0].mean >= standing[1].mean >= standing[2].mean
+    assert method_summary[0].mean >= method_summary[1].mean >= method_summary[2].mean
 
 
 def test_one_party_has_nothing_from_who_sends_nothing(federation: library.Federation) -> None:
@@ -293,7 +293,7 @@ def test_the_same_call_goes_on(federation: library.Federation, tmp_path: Path, m
     (folder,) = (tmp_path / "leave-one-out" / "fedavg").glob("good-twin-*")
     (folder / "seed-0" / "summary.json").unlink()
     begun = []
-    monkeypatch.setattr(side_by_side, "run_once", lambda e, *more: begun.append(e.without) or run_once(e, *more))
+    monkeypatch.setattr(parallel, "run_once", lambda e, *more: begun.append(e.without) or run_once(e, *more))
     assert library.leave_one_out(["fedavg", "solo"], federation, **call) == first
     assert begun == [None, ("odd",), ("Good Twin",)]
     assert (folder / "seed-0" / "summary.json").exists()

@@ -18,10 +18,10 @@ import comity as library
 from comity.core.metrics import ELIGIBLE, METRICS, Metric
 from comity.experiments.config import experiment
 from comity.experiments.folder import RunFolder
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 from comity.measure.gain import gains
-from comity.studies.answers import over_seeds
 from comity.studies.compare import compare
+from comity.studies.party_verdicts import over_seeds
 from comity.studies.tune import tune
 
 HOSPITALS = '''"""Three hospitals that see few healthy patients, and one that sees almost none."""

@@ -35,7 +35,7 @@ title = "Two methods"
 source = "Nobody, Table 1"
 trials = 2
 claims = ["fedavg > solo", "fedavg > unheard"]
-headlines = {"fedavg > solo" = "Together is better", "fedavg > unheard" = "Nobody has heard of it"}
+headlines = {"fedavg > solo" = "ParallelDisplay is better", "fedavg > unheard" = "Nobody has heard of it"}
 [settings]
 data = "digits"
 partition = "iid|keep(samples=20)"
@@ -224,7 +224,7 @@ def test_pages_are_written_again_from_what_was_kept(own: Path, tmp_path: Path) -
     assert before[mine] == (runs / "mine" / "table.md").read_text(encoding="utf-8")
     assert before[pages / "README.md"].startswith("# What came out\n")
     first, _, rest = before[pages / "README.md"].partition("## All claims of the papers")
-    assert "| Together is better ([" in first
+    assert "| ParallelDisplay is better ([" in first
     assert "| Nobody has heard of it ([" in first
     assert "| not run |" in first
     assert "FedAvg > SOLO" in rest
@@ -324,7 +324,7 @@ def test_what_is_measured_against_all_rows_is_not_joined_row_by_row(own: Path, t
 
 
 def test_a_headline_is_one_of_the_claims(own: Path) -> None:
-    own.write_text(OWN.replace('"Together is better"', '"Together is better", "solo > fedavg" = "Alone is"'), encoding="utf-8")
+    own.write_text(OWN.replace('"ParallelDisplay is better"', '"ParallelDisplay is better", "solo > fedavg" = "Alone is"'), encoding="utf-8")
     assert "the headline solo > fedavg is none of the claims" in one_sentence(comity("reproduce", str(own)), 1, 2)
 
 

@@ -15,7 +15,7 @@ from harness import SMALL, Nursery, comity, contents, one_sentence, rows, summar
 import comity as library
 from comity import track
 from comity.errors import UsageError
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 
 SETTINGS: dict[str, Any] = {
     "parties": 3, "rounds": 4, "eval_every": 2, "model": "linear", "partition": "iid", "engine": "loop", "seed": 0,

@@ -18,7 +18,7 @@ from comity.core import Batch, Key, LearningTask, Params, Samples, Training, rec
 from comity.core.descent import check_unwritten, train
 from comity.core.fit import FitRequest
 from comity.core.record import ReadOnlyDict, ReadOnlyList, leaves, marks, read_only, tree_map
-from comity.engines.stacked.together import Together
+from comity.engines.stacked.batched_training import BatchedTraining
 from comity.errors import ComityError
 from comity.models import build
 
@@ -376,7 +376,7 @@ def test_a_loss_that_writes_to_a_tensor_in_place_is_refused_after_the_training(l
     with pytest.raises(ComityError, match=said):
         train(asked(loss, inner()))
     with pytest.raises(ComityError, match=said):
-        Together([asked(loss, inner()), asked(loss, inner())]).train()
+        BatchedTraining([asked(loss, inner()), asked(loss, inner())]).train()
 
 
 def test_a_draw_that_writes_to_a_tensor_in_place_is_refused_as_well() -> None:

@@ -22,7 +22,7 @@ from comity.core.training import Training, batches
 from comity.data import Dataset, Federation
 from comity.data.augment import Augment
 from comity.errors import UsageError
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 
 KEY = Key.root(0)
 TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv")

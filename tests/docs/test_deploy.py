@@ -15,7 +15,7 @@ import yaml
 from comity.cli import audit, data, deploy, finished, looking, papers, running, watching  # noqa: F401 -- each adds its commands
 from comity.cli.options import app
 from comity.core.algorithm import LEAVES
-from comity.sites.law import Law
+from comity.sites.policy import SitePolicy
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
@@ -56,21 +56,21 @@ def test_every_rule_of_a_law_is_explained() -> None:
         name.replace("budget.", "budget_")
         for name in re.findall(r"`([\w.]+)`", "".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE)))
     }
-    assert told == {field.name for field in fields(Law)}
+    assert told == {field.name for field in fields(SitePolicy)}
     assert all(kind in table for kind in LEAVES)
 
 
 def test_what_a_law_says_by_itself_is_what_the_page_says() -> None:
     table = PAGE.split("## The site's law")[1]
     rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*?) \|", table, flags=re.MULTILINE))
-    law = Law("north", Path())
-    assert {name: rows[name] for name in ("rounds", "records")} == {"rounds": str(law.rounds), "records": str(law.records)}
-    assert rows["never"] == f"`{list(law.never)}`".replace("'", '"')
+    policy = SitePolicy("north", Path())
+    assert {name: rows[name] for name in ("rounds", "records")} == {"rounds": str(policy.rounds), "records": str(policy.records)}
+    assert rows["never"] == f"`{list(policy.never)}`".replace("'", '"')
     assert [rows[name] for name in ("export", "outcomes")] == ["`true`", "`false`"]
-    assert [law.export, law.outcomes] == [True, False]
-    assert rows["kinds"] == f"`{list(law.kinds)}`".replace("'", '"')
+    assert [policy.export, policy.outcomes] == [True, False]
+    assert rows["kinds"] == f"`{list(policy.kinds)}`".replace("'", '"')
     assert [rows["bytes"], rows["message"], rows["budget.bytes"]] == ["10 GB", "1 GB", "100 GB"]
-    assert [law.bytes, law.message, law.budget_bytes] == [10 * 10**9, 10**9, 100 * 10**9]
+    assert [policy.bytes, policy.message, policy.budget_bytes] == [10 * 10**9, 10**9, 100 * 10**9]
 
 
 def test_containers_run_a_server_and_three_sites() -> None:

@@ -17,9 +17,9 @@ import comity
 from comity.data.importing import import_federation
 from comity.experiments.folder import RunFolder
 from comity.sites.data import bring
-from comity.sites.desk import Desk
-from comity.sites.law import NAME, write
-from comity.sites.passports import Identity, Signer
+from comity.sites.handler import RequestHandler
+from comity.sites.key_exchange import Identity, Signer
+from comity.sites.policy import NAME, write
 from comity.sites.server import FAILURE, RUNS, serve
 
 OPEN = {  # a law that allows what a simulation does
@@ -54,7 +54,7 @@ class Root:
 class Handed:
     """A courier within one process. `lost` says whose answer is lost, or who is not there at all (then nothing is asked)."""
 
-    def __init__(self, desks: Mapping[str, Desk]) -> None:
+    def __init__(self, desks: Mapping[str, RequestHandler]) -> None:
         self.desks = dict(desks)
         self.lost: Callable[[str, bytes], str] = lambda name, request: ""
         self.changed: Callable[[str, bytes], bytes] = lambda name, answer: answer
@@ -111,23 +111,23 @@ class Sites:
 
     def change(self, name: str, changes: Mapping[str, str]) -> None:
         """Change lines of a site's law."""
-        law = self.site(name) / NAME
-        text = law.read_text(encoding="utf-8")
+        policy = self.site(name) / NAME
+        text = policy.read_text(encoding="utf-8")
         for old, new in changes.items():
             assert old in text, old
             text = text.replace(old, new)
-        law.write_text(text, encoding="utf-8")
+        policy.write_text(text, encoding="utf-8")
 
-    def desk(self, name: str) -> Desk:
-        return Desk(self.site(name), "lead@comity", self.root.identity(name))
+    def handler(self, name: str) -> RequestHandler:
+        return RequestHandler(self.site(name), "lead@comity", self.root.identity(name))
 
-    def courier(self) -> Handed:
-        return Handed({name: self.desk(name) for name in self.names})
+    def transport(self) -> Handed:
+        return Handed({name: self.handler(name) for name in self.names})
 
-    def run(self, method: str, run: str, courier: Handed | None = None, **settings: Any) -> Path:
+    def run(self, method: str, run: str, transport: Handed | None = None, **settings: Any) -> Path:
         """A run between the sites: its folder at the server."""
         order = {"run": run, "settings": {"algorithm": method, "data": "sites", "partition": "natural", **settings}}
-        serve(courier or self.courier(), json.loads(json.dumps(order)), self.folder / "hub")
+        serve(transport or self.transport(), json.loads(json.dumps(order)), self.folder / "hub")
         return self.folder / "hub" / RUNS / run
 
     def pooled(self, method: str, out: Path, **settings: Any) -> comity.Result:
@@ -139,10 +139,10 @@ class Sites:
         return comity.run(method, fed, out=out, **{"engine": "loop"} | settings)
 
 
-def watched(courier: Handed) -> list[tuple[str, bytes]]:
+def watched(transport: Handed) -> list[tuple[str, bytes]]:
     """All that a courier carries, from now on, by whom it is to or from."""
     seen: list[tuple[str, bytes]] = []
-    lost, changed = courier.lost, courier.changed
+    lost, changed = transport.lost, transport.changed
 
     def asks(name: str, request: bytes) -> str:
         seen.append((name, request))
@@ -152,7 +152,7 @@ def watched(courier: Handed) -> list[tuple[str, bytes]]:
         seen.append((name, answer))
         return changed(name, answer)
 
-    courier.lost, courier.changed = asks, answers
+    transport.lost, transport.changed = asks, answers
     return seen
 
 

@@ -140,7 +140,7 @@ def far_device(patch: pytest.MonkeyPatch) -> Iterator[None]:
         Far, "__getitem__", lambda self, at: item(self, torch.tensor(at) if isinstance(at, list) else at), raising=False
     )
     patch.setattr(build, "_moved", moved)
-    patch.setattr(build.Job, "device", FAR)
+    patch.setattr(build.SimulatedRun, "device", FAR)
     with Mode():  # type: ignore[no-untyped-call]
         yield
 

@@ -18,7 +18,7 @@ from comity.core.record import leaves
 from comity.engines import ray_cluster
 from comity.engines.bundles import packed, packed_for, unpacked
 from comity.errors import UsageError
-from comity.studies.side_by_side import settled
+from comity.studies.parallel import settled
 
 
 def test_what_all_get_is_there_once() -> None:

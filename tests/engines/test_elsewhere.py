@@ -14,11 +14,11 @@ from matrix import STEEP, TABLES, compositions
 from comity.core.ledger import Charge
 from comity.experiments.config import experiment
 from comity.experiments.folder import RunFolder
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 from comity.measure import gains
 from comity.sites import afterwards
 from comity.sites.comparing import compare_sites
-from comity.sites.ordering import Ordered
+from comity.sites.job_submission import SubmittedJob
 from comity.sites.server import FAILURE
 from comity.studies.compare import compare
 
@@ -132,7 +132,7 @@ def test_a_comparison_between_sites_says_what_one_of_all_data_says(tmp_path: Pat
     sites = Sites(tmp_path / "closed", SIZES, {**OPEN, "outcomes = false": "outcomes = false "})
     settings = usual("fedavg") | {"model": "mlp2(width=8)"}
 
-    def conduct(ordered: Ordered, folder: Path) -> dict[str, Any]:
+    def conduct(ordered: SubmittedJob, folder: Path) -> dict[str, Any]:
         made = sites.run(ordered.settings["algorithm"], ordered.run, **ordered.settings | {"engine": "flare"})
         shutil.copytree(made, folder, dirs_exist_ok=True)
         return json.loads((folder / "summary.json").read_text())

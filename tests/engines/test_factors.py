@@ -14,7 +14,7 @@ from matrix import ragged, tables, weights
 import comity
 from comity.core import Key
 from comity.experiments import checkpoint
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 
 WHOLE = "vit(patch=4,width=8,heads=2)"
 LOW = "vit(patch=4,width=8,heads=2,rank=2,adapt=all)"

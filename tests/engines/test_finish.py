@@ -15,7 +15,7 @@ from plain import Trainer, assert_close, assert_equal, stream
 
 from comity import cli
 from comity.experiments import checkpoint
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 from comity.studies import plan
 
 TUNED = str(Path(__file__).with_name("tuned.py"))

@@ -19,7 +19,7 @@ from comity.engines.loop import LoopEngine
 from comity.errors import UsageError
 from comity.experiments import checkpoint, config
 from comity.experiments.build import prepare
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 
 ALIKE = ("fedbabu", "centralized", "q-ffl", "fada")  # what cannot start from different weights
 EVERY = [*compositions(), *VARIANTS]

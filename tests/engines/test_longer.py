@@ -14,9 +14,10 @@ import pytest
 from matrix import run, tables
 
 import comity
-from comity.experiments import checkpoint, longer
+from comity.experiments import extend
+from comity.experiments import checkpoint
 from comity.experiments.folder import RunFolder
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 
 SMALL = {"model": "mlp2(width=8)", "lr": 0.05}
 ASKED: dict[str, dict[str, Any]] = {
@@ -43,7 +44,7 @@ def same(longer_one: comity.Result, straight: comity.Result) -> None:
 
 
 def go_on(text: str, folder: Path, rounds: int, **settings: Any) -> comity.Result:
-    longer.ask_for(folder, rounds)
+    extend.ask_for(folder, rounds)
     return run(text, folder, rounds=rounds, resume=True, **settings)
 
 
@@ -153,7 +154,7 @@ def refused(text: str, folder: Path, first: int, rounds: int, words: str, **sett
     run(text, folder, rounds=first, **SMALL | settings)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(comity.UsageError, match=words):
-        longer.ask_for(folder, rounds)
+        extend.ask_for(folder, rounds)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
@@ -182,4 +183,4 @@ def test_damage_is_noticed_first(tmp_path: Path) -> None:
     with (tmp_path / "metrics.csv").open("a") as file:
         file.write("1,server,test,accuracy,1.0\n")
     with pytest.raises(comity.ComityError, match="damaged"):
-        longer.ask_for(tmp_path, 2)
+        extend.ask_for(tmp_path, 2)

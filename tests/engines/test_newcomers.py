@@ -31,7 +31,7 @@ from comity.engines.loop import LoopEngine
 from comity.engines.site import Site
 from comity.experiments import checkpoint
 from comity.experiments.checkpoint import Checkpoints
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 from comity.studies import plan
 
 T = 2
@@ -86,15 +86,15 @@ class Witness:
             self.untouched[i] = engine.sites[i].mine
 
 
-Joined = tuple[comity.Result, Witness]
+StackedTree = tuple[comity.Result, Witness]
 
 
 @pytest.fixture(scope="module")
-def joined(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Joined]:
+def joined(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., StackedTree]:
     """A method's run in a loop with two newcomers."""
 
     @cache
-    def made(text: str, **more: Any) -> Joined:
+    def made(text: str, **more: Any) -> StackedTree:
         witness = Witness()
         with pytest.MonkeyPatch.context() as patch:
             witness.listen(patch)
@@ -134,7 +134,7 @@ def server_state(result: comity.Result) -> Any:
 # --- every method there is
 
 
-def test_newcomers_are_not_asked_before_they_join(text: str, joined: Callable[..., Joined]) -> None:
+def test_newcomers_are_not_asked_before_they_join(text: str, joined: Callable[..., StackedTree]) -> None:
     """No call, no row of any table, and a state that nothing has touched."""
     result, witness = joined(text)
     job = result.job
@@ -155,7 +155,7 @@ def test_newcomers_are_not_asked_before_they_join(text: str, joined: Callable[..
         assert plainly(state) == plainly(job.algorithm.init_party(Key.root(0).fold("init"), job.parties[i]))
 
 
-def test_rounds_are_those_of_a_federation_without_them(text: str, joined: Callable[..., Joined], tmp_path: Path) -> None:
+def test_rounds_are_those_of_a_federation_without_them(text: str, joined: Callable[..., StackedTree], tmp_path: Path) -> None:
     """Byte for byte, and the summary too: nothing of a newcomer gets into what the others do."""
     if "dp(" in text:
         pytest.skip("no two runs with other settings have the same noise")
@@ -171,7 +171,7 @@ def test_rounds_are_those_of_a_federation_without_them(text: str, joined: Callab
     assert alone.summary["newcomers"] == {}
 
 
-def test_joining_is_the_same_on_processes(text: str, joined: Callable[..., Joined], tmp_path: Path) -> None:
+def test_joining_is_the_same_on_processes(text: str, joined: Callable[..., StackedTree], tmp_path: Path) -> None:
     alone = joined(text)[0]
     together = run(text, tmp_path, engine="process", workers=2, **JOINING)
     assert tables(together.folder) == tables(alone.folder)
@@ -181,7 +181,7 @@ def test_joining_is_the_same_on_processes(text: str, joined: Callable[..., Joine
     assert same == {k: v for k, v in alone.summary.items() if k != "seconds"}
 
 
-def test_newcomers_are_judged_by_the_model_they_end_with(text: str, joined: Callable[..., Joined]) -> None:
+def test_newcomers_are_judged_by_the_model_they_end_with(text: str, joined: Callable[..., StackedTree]) -> None:
     """`result.model` of a newcomer, on its test samples, is as right as the summary says."""
     result = joined(text)[0]
     assert result.summary["newcomers"].keys() == set(LATE)
@@ -191,7 +191,7 @@ def test_newcomers_are_judged_by_the_model_they_end_with(text: str, joined: Call
         assert result.summary["newcomers"][name]["joined"] == right / len(test)
 
 
-def test_what_a_warm_up_trains_is_deployed(text: str, joined: Callable[..., Joined]) -> None:
+def test_what_a_warm_up_trains_is_deployed(text: str, joined: Callable[..., StackedTree]) -> None:
     """A method that welcomes newcomers changes what they would deploy; another gives them what they are offered."""
     result, witness = joined(text)
     outer, core = chain(result.job.algorithm)[0], chain(result.job.algorithm)[-1]
@@ -202,7 +202,7 @@ def test_what_a_warm_up_trains_is_deployed(text: str, joined: Callable[..., Join
         assert any(not torch.equal(got[k], v) for k, v in trainable(offered).items()) == welcomes
 
 
-def test_the_summary_is_what_the_metrics_say(text: str, joined: Callable[..., Joined]) -> None:
+def test_the_summary_is_what_the_metrics_say(text: str, joined: Callable[..., StackedTree]) -> None:
     result = joined(text)[0]
     by_hand = accuracies(result.folder)
     assert result.summary["newcomers"].keys() == by_hand.keys()
@@ -212,7 +212,7 @@ def test_the_summary_is_what_the_metrics_say(text: str, joined: Callable[..., Jo
     assert json.loads((result.folder / "summary.json").read_text())["newcomers"] == result.summary["newcomers"]
 
 
-def test_what_a_newcomer_would_have_alone_is_no_matter_of_the_method(text: str, joined: Callable[..., Joined]) -> None:
+def test_what_a_newcomer_would_have_alone_is_no_matter_of_the_method(text: str, joined: Callable[..., StackedTree]) -> None:
     def alone(result: comity.Result) -> list[str]:
         rows = (result.folder / "metrics.csv").read_text().splitlines()
         return [row for row in rows if "-alone," in row]
@@ -223,7 +223,7 @@ def test_what_a_newcomer_would_have_alone_is_no_matter_of_the_method(text: str, 
     assert alone(ours) == alone(solo)
 
 
-def test_joining_is_charged_to_newcomers_in_the_round_after_the_last(text: str, joined: Callable[..., Joined]) -> None:
+def test_joining_is_charged_to_newcomers_in_the_round_after_the_last(text: str, joined: Callable[..., StackedTree]) -> None:
     """Figures come from them alone: nobody else is judged again or sends anything to the server."""
     result = joined(text)[0]
     rows = [row for row in result.ledger if row.round > T]
@@ -469,7 +469,7 @@ class Watch(Quiet):
 @pytest.mark.parametrize("when", ["before joining", "while joining"])
 @pytest.mark.parametrize("text", ["fedavg", "scaffold+dbe", "adcol", "ditto", "moon", "centralized", "solo", GOSSIP], ids=short)
 def test_stopped_and_resumed(
-    text: str, when: str, joined: Callable[..., Joined], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, when: str, joined: Callable[..., StackedTree], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
@@ -485,7 +485,7 @@ def test_stopped_and_resumed(
     assert same == {k: v for k, v in straight.summary.items() if k != "seconds"}
 
 
-def test_a_finished_run_is_not_joined_twice(joined: Callable[..., Joined], tmp_path: Path) -> None:
+def test_a_finished_run_is_not_joined_twice(joined: Callable[..., StackedTree], tmp_path: Path) -> None:
     run("fedavg+dbe", tmp_path, **JOINING)
     again = run("fedavg+dbe", tmp_path, resume=True, **JOINING)
     assert tables(tmp_path) == tables(joined("fedavg+dbe")[0].folder)
@@ -546,7 +546,7 @@ def test_wrong_settings_are_one_sentence(option: str, capsys: pytest.CaptureFixt
     assert not (tmp_path / "out").exists()
 
 
-def test_a_newcomers_model_is_asked_for_by_name(joined: Callable[..., Joined]) -> None:
+def test_a_newcomers_model_is_asked_for_by_name(joined: Callable[..., StackedTree]) -> None:
     with pytest.raises(comity.UsageError, match="Did you mean 'west'"):
         joined("fedavg")[0].model("wets")
 
@@ -574,7 +574,7 @@ def test_a_plan_counts_joining(text: str, tmp_path: Path) -> None:
         assert made.steps == result.summary["steps"]
 
 
-def test_bytes_of_joining_equal_the_closed_form(text: str, joined: Callable[[str], Joined]) -> None:
+def test_bytes_of_joining_equal_the_closed_form(text: str, joined: Callable[[str], StackedTree]) -> None:
     result = joined(text)[0]
     charged: Counter[str] = Counter()
     for row in result.ledger:

@@ -15,7 +15,7 @@ from comity.core.record import leaves
 from comity.engines.versions import PartyState
 from comity.experiments import checkpoint
 from comity.experiments.checkpoint import Checkpoints
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 
 MODEL = {"model": "mlp2(width=12)", "rounds": 3}
 OPTIMIZERS: dict[str, tuple[dict[str, Any], Optimizer]] = {

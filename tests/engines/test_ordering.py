@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
+from comity.sites import job_submission
 from comity.errors import ComityError
-from comity.sites import ordering
-from comity.sites.ordering import Ordered
+from comity.sites.job_submission import SubmittedJob
 
 
 class Connected:
@@ -34,10 +34,10 @@ class Connected:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ordered:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SubmittedJob:
     """A run whose third round is over, and east was not heard in it."""
-    monkeypatch.setattr(ordering, "BACK", 0)
-    made = Ordered(tmp_path, "run", {}, 60, ("east", "north"), job="job")
+    monkeypatch.setattr(job_submission, "BACK", 0)
+    made = SubmittedJob(tmp_path, "run", {}, 60, ("east", "north"), job="job")
     made.folder.path.mkdir(parents=True)
     timing = "round,train,evaluate,checkpoint,memory\n0,1,1,0,9\n2,1,1,0,9\n3,1,1,0,9\n"  # a run that goes on loses a row
     made.folder.timing.write_text(timing)
@@ -46,21 +46,21 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ordered:
     return made
 
 
-def note(run: Ordered, name: str, *lines: str) -> None:
+def note(run: SubmittedJob, name: str, *lines: str) -> None:
     (run.folder.path / name).write_text("\n".join(lines) + "\n")
 
 
-def back(run: Ordered, *there: str, before: set[str] | None = None) -> str:
+def back(run: SubmittedJob, *there: str, before: set[str] | None = None) -> str:
     jobs: Any = Connected(*there)
     return run._returned(jobs, {}, set() if before is None else before)
 
 
-def test_who_is_back(run: Ordered) -> None:
+def test_who_is_back(run: SubmittedJob) -> None:
     assert back(run, "east", "north") == "east"
     assert back(run, "north") == ""
 
 
-def test_once_for_somebody_who_is_there_and_says_nothing(run: Ordered) -> None:
+def test_once_for_somebody_who_is_there_and_says_nothing(run: SubmittedJob) -> None:
     before = {"east"}
     assert back(run, "east", "north", before=before) == ""
     assert back(run, "north", before=before) == ""
@@ -68,7 +68,7 @@ def test_once_for_somebody_who_is_there_and_says_nothing(run: Ordered) -> None:
     assert back(run, "east", "north", before=before) == "east"
 
 
-def test_not_for_somebody_who_was_late_or_has_values_that_are_not_finite(run: Ordered) -> None:
+def test_not_for_somebody_who_was_late_or_has_values_that_are_not_finite(run: SubmittedJob) -> None:
     note(run, "metrics.csv", "round,party,split,name,value", "3,east,test,loss,1.0")
     assert back(run, "east", "north") == ""
     note(run, "metrics.csv", "round,party,split,name,value")
@@ -76,7 +76,7 @@ def test_not_for_somebody_who_was_late_or_has_values_that_are_not_finite(run: Or
     assert back(run, "east", "north") == ""
 
 
-def test_the_last_job_is_ended(run: Ordered) -> None:
+def test_the_last_job_is_ended(run: SubmittedJob) -> None:
     """If it is still under way; a server that was killed says so of a job that it cannot end."""
     for jobs, ended in (
         (Connected(), ["job"]),

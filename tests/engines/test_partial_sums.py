@@ -22,16 +22,16 @@ from comity.core.record import meta_like, payload, record
 from comity.core.runner import SUMMED
 from comity.core.wrapper import check_can_be_summed
 from comity.engines.bundles import packed, unpacked
-from comity.engines.loop import OneByOne
+from comity.engines.loop import Sequential
 from comity.engines.sealing import KEY, RUN, Lock, SharedSecret
 from comity.engines.site_store import SiteStore
 from comity.engines.workers import Ask, Worker, WorkerMessage, WorkersEngine
 from comity.errors import ComityError
 from comity.experiments import checkpoint, config
-from comity.experiments.build import Job, prepare
+from comity.experiments.build import SimulatedRun, prepare
 from comity.experiments.folder import RunFolder
-from comity.experiments.outline import Quiet
 from comity.experiments.run import reopen, resume_in
+from comity.experiments.server_run import Quiet
 from comity.studies.plan import plan as planned
 
 TOLERANCE = 2.0**-23
@@ -221,12 +221,12 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
 class InTurns(WorkersEngine):
     """Workers in this process that are asked in one order or the other; what passes are bytes, as on a cluster."""
 
-    def __init__(self, job: Job, backwards: bool = False) -> None:
+    def __init__(self, job: SimulatedRun, backwards: bool = False) -> None:
         workers = job.experiment.workers or 1
         super().__init__({p.id: len(p.data.train) for p in job.parties}, workers)
         self._backwards = backwards
         lock = Lock(SharedSecret(bytes(KEY)), bytes(RUN))
-        self._all = [Worker(SiteStore(job.algorithm, job.parties, job.root), OneByOne(), lock) for _ in range(workers)]
+        self._all = [Worker(SiteStore(job.algorithm, job.parties, job.root), Sequential(), lock) for _ in range(workers)]
         self.passed = 0
 
     def _exchange(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, WorkerMessage]]:
@@ -247,7 +247,7 @@ def test_sums_are_averaged_in_one_order_however_they_come(text: str, tmp_path: P
     given = QUICK | SUMS | {"workers": 3}
     found = {"process": tables(run(text, tmp_path / "process", **given).folder)}
     for backwards in (False, True):
-        monkeypatch.setattr(Job, "engine", lambda job, backwards=backwards: InTurns(job, backwards))
+        monkeypatch.setattr(SimulatedRun, "engine", lambda job, backwards=backwards: InTurns(job, backwards))
         found[str(backwards)] = tables(run(text, tmp_path / str(backwards), **given).folder)
     assert found["False"] == found["True"] == found["process"]
 
@@ -256,10 +256,10 @@ def test_one_sum_a_worker_crosses(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """In place of a reply a party; the ledger counts what each party gave."""
     engines: dict[bool, InTurns] = {}
 
-    def made(job: Job) -> InTurns:
+    def made(job: SimulatedRun) -> InTurns:
         return engines.setdefault(job.experiment.partial_sums, InTurns(job))
 
-    monkeypatch.setattr(Job, "engine", made)
+    monkeypatch.setattr(SimulatedRun, "engine", made)
     for sums in (False, True):
         run("fedavg", tmp_path / str(sums), **QUICK | SUMS | {"rounds": 1, "partial_sums": sums})
     job = prepare(config.experiment({"algorithm": "fedavg", **QUICK}), ragged())

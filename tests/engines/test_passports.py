@@ -19,8 +19,8 @@ from comity.core.record import Cipher, Model, Sealed, leaves, post, seal, unseal
 from comity.engines.sealing import Lock
 from comity.errors import ComityError, UsageError
 from comity.sites import afterwards
-from comity.sites.messages import ANSWERED, ASKED, Begin, Failed, Introduced, Passport, RunCall, pack, unpack
-from comity.sites.passports import Identity, Signer, keys_of
+from comity.sites.messages import ANSWERED, ASKED, Begin, Failed, Introduced, SignedKey, RunCall, pack, unpack
+from comity.sites.key_exchange import Identity, Signer, keys_of
 from comity.sites.server import FAILURE
 
 NAMES = ("east", "north", "south")
@@ -36,14 +36,14 @@ def own_key() -> X25519PrivateKey:
     return X25519PrivateKey.generate()
 
 
-def refused(identity: Identity, name: str, passport: Passport, run: str = "run") -> None:
+def refused(identity: Identity, name: str, signed_key: SignedKey, run: str = "run") -> None:
     with pytest.raises(UsageError, match=f"The key that is said to be {name}'s is not"):
-        identity.public_key(run, name, passport)
+        identity.public_key(run, name, signed_key)
 
 
 def test_a_passport_that_is_what_it_should_be(root: Root) -> None:
     key = own_key()
-    found = root.identity("north").public_key("run", "east", root.identity("east").passport("run", key))
+    found = root.identity("north").public_key("run", "east", root.identity("east").signed_key("run", key))
     assert found.public_bytes_raw() == key.public_key().public_bytes_raw()
 
 
@@ -54,24 +54,24 @@ def test_certificates_of_every_kind_that_kits_have(kind: str) -> None:
     signer: Signer = rsa.generate_private_key(65537, 2048) if kind == "rsa" else ec.generate_private_key(ec.SECP256R1())
     certificate = made.certified("east", signer, 10)
     east = Identity(certificate, signer, made.certificate)
-    passport = east.passport("run", own_key())
-    made.identity("north").public_key("run", "east", passport)
-    refused(made.identity("north"), "east", passport, run="other")
+    signed_key = east.signed_key("run", own_key())
+    made.identity("north").public_key("run", "east", signed_key)
+    refused(made.identity("north"), "east", signed_key, run="other")
 
 
 def test_passports_that_are_refused(root: Root) -> None:
     north, east, south = (root.identity(name) for name in ("north", "east", "south"))
-    right = east.passport("run", own_key())
+    right = east.signed_key("run", own_key())
     north.public_key("run", "east", right)
     refused(north, "east", right, run="another")  # of another run
     refused(north, "south", right)  # another's name
     refused(north, "south", replace(right, name="south"))
-    refused(north, "east", south.passport("run", own_key()))
-    refused(north, "east", replace(south.passport("run", own_key()), name="east"))
-    refused(north, "east", Root().identity("east").passport("run", own_key()))  # another root
+    refused(north, "east", south.signed_key("run", own_key()))
+    refused(north, "east", replace(south.signed_key("run", own_key()), name="east"))
+    refused(north, "east", Root().identity("east").signed_key("run", own_key()))  # another root
     other = own_key().public_key().public_bytes_raw().hex()
     refused(north, "east", replace(right, public=other))  # a key that somebody put in on the way
-    refused(north, "east", replace(right, signature=south.passport("run", own_key()).signature))
+    refused(north, "east", replace(right, signature=south.signed_key("run", own_key()).signature))
     for broken in ("", "zz", right.public[:-2]):
         refused(north, "east", replace(right, public=broken))
         refused(north, "east", replace(right, signature=broken))
@@ -80,8 +80,8 @@ def test_passports_that_are_refused(root: Root) -> None:
 
 
 def test_a_certificate_that_has_expired_or_is_not_valid_yet(root: Root) -> None:
-    refused(root.identity("north"), "east", root.identity("east", days=-1).passport("run", own_key()))
-    refused(root.identity("north"), "east", root.identity("east", days=20, since=-5).passport("run", own_key()))
+    refused(root.identity("north"), "east", root.identity("east", days=-1).signed_key("run", own_key()))
+    refused(root.identity("north"), "east", root.identity("east", days=20, since=-5).signed_key("run", own_key()))
 
 
 def test_a_kit_that_cannot_be_read(tmp_path: Path, root: Root) -> None:
@@ -109,8 +109,8 @@ class Parcels:
     def __init__(self, root: Root, run: str = "run") -> None:
         keys = {name: own_key() for name in NAMES}
         identities = {name: root.identity(name) for name in NAMES}
-        passports = {name: identities[name].passport(run, keys[name]) for name in NAMES}
-        self.keys = {name: keys_of(identities[name], run, keys[name], NAMES, passports) for name in NAMES}
+        signed_keys = {name: identities[name].signed_key(run, keys[name]) for name in NAMES}
+        self.keys = {name: keys_of(identities[name], run, keys[name], NAMES, signed_keys) for name in NAMES}
 
     def lock(self, name: str, run: bytes = RUN) -> Lock:
         return Lock(self.keys[name], run)
@@ -205,9 +205,9 @@ def test_what_is_in_parcels_is_not_in_what_the_server_carries(method: str, sites
         return right(self, sealed)
 
     monkeypatch.setattr(Lock, "_close", close)
-    courier = sites.courier()
-    seen = watched(courier)
-    ended(sites.run(method, "carried" + "".join(c for c in method if c.isalnum()), courier, **USUAL))
+    transport = sites.transport()
+    seen = watched(transport)
+    ended(sites.run(method, "carried" + "".join(c for c in method if c.isalnum()), transport, **USUAL))
     carried = b"".join(message for _, message in seen)
     assert len(inside) > 5
     assert not [part for part in inside if part in carried]
@@ -216,40 +216,40 @@ def test_what_is_in_parcels_is_not_in_what_the_server_carries(method: str, sites
 def test_a_server_that_puts_in_a_key_of_its_own(sites: Sites) -> None:
     """It cannot sign it: the sites refuse to begin, and nothing is sealed for it."""
     mine = own_key().public_key().public_bytes_raw().hex()
-    courier = sites.courier()
-    original = courier.ask
+    transport = sites.transport()
+    original = transport.ask
 
     def ask(requests: Any, seconds: float) -> Any:
         changed = {}
         for name, request in requests.items():
             head, body = unpack(request, ASKED, 1 << 30)
             if isinstance(head, Begin):
-                swapped = {who: replace(one, public=mine) if who == "east" else one for who, one in head.passports.items()}
-                head = replace(head, passports=swapped)
+                swapped = {who: replace(one, public=mine) if who == "east" else one for who, one in head.signed_keys.items()}
+                head = replace(head, signed_keys=swapped)
             changed[name] = pack(head, body)
         return original(changed, seconds)
 
-    courier.ask = ask
-    folder = sites.run("fed-sps", "swapped", courier, **USUAL)
+    transport.ask = ask
+    folder = sites.run("fed-sps", "swapped", transport, **USUAL)
     why = (folder / FAILURE).read_text()
     assert "The key that is said to be east's is not" in why
 
 
 def test_a_server_that_withholds_keys(sites: Sites) -> None:
     """Then nothing can be sealed for that site, and nobody sends it in the open."""
-    courier = sites.courier()
-    seen = watched(courier)
-    original = courier.ask
+    transport = sites.transport()
+    seen = watched(transport)
+    original = transport.ask
 
     def ask(requests: Any, seconds: float) -> Any:
         changed = {}
         for name, request in requests.items():
             head, body = unpack(request, ASKED, 1 << 30)
-            changed[name] = pack(replace(head, passports={}), body) if isinstance(head, Begin) else request
+            changed[name] = pack(replace(head, signed_keys={}), body) if isinstance(head, Begin) else request
         return original(changed, seconds)
 
-    courier.ask = ask
-    folder = sites.run("fed-sps", "withheld", courier, **USUAL)
+    transport.ask = ask
+    folder = sites.run("fed-sps", "withheld", transport, **USUAL)
     refusals = [unpack(message, ANSWERED, 1 << 30)[0] for _, message in seen if _is_answer(message)]
     assert any(isinstance(one, Failed) and "There is no key of" in one.why for one in refusals)
     assert not (folder / "summary.json").exists() or ended(folder)["void"]
@@ -265,8 +265,8 @@ def _is_answer(message: bytes) -> bool:
 
 def test_a_parcel_of_another_round_between_sites(sites: Sites) -> None:
     """A server that keeps a parcel, and delivers it again in the next round, is refused by its recipient."""
-    courier = sites.courier()
-    original = courier.ask
+    transport = sites.transport()
+    original = transport.ask
     kept: dict[str, Any] = {}
 
     def ask(requests: Any, seconds: float) -> Any:
@@ -279,8 +279,8 @@ def test_a_parcel_of_another_round_between_sites(sites: Sites) -> None:
             changed[name] = pack(head, body)
         return original(changed, seconds)
 
-    courier.ask = ask
-    summary = ended(sites.run("fed-sps", "replays", courier, **USUAL))
+    transport.ask = ask
+    summary = ended(sites.run("fed-sps", "replays", transport, **USUAL))
     assert any(text.startswith("north was not heard in round") and "sealed parcel" in text for text in summary["remarks"])
 
 
@@ -301,20 +301,20 @@ def test_a_parcel_that_holds_something_else(sites: Sites, monkeypatch: pytest.Mo
 
 def test_without_certificates_nothing_is_sealed(tmp_path: Path) -> None:
     plain = Sites(tmp_path, {"north": (31, 12), "east": (23, 9)})
-    courier = plain.courier()
-    for desk in courier.desks.values():
-        desk._identity = None
-    summary = ended(plain.run("fedavg", "open", courier, **USUAL))
+    transport = plain.transport()
+    for handler in transport.desks.values():
+        handler._identity = None
+    summary = ended(plain.run("fedavg", "open", transport, **USUAL))
     assert summary["absent"] == {}
-    folder = plain.run("fed-sps", "sealed", courier, **USUAL)
+    folder = plain.run("fed-sps", "sealed", transport, **USUAL)
     told = (folder / FAILURE).read_text() if (folder / FAILURE).exists() else str(ended(folder)["remarks"])
     assert "Without certificates no parcel can be sealed between sites." in told
 
 
 def test_introductions_hold_nothing_but_public_halves(sites: Sites) -> None:
-    courier = sites.courier()
-    seen = watched(courier)
-    ended(sites.run("fedavg", "public", courier, **USUAL))
+    transport = sites.transport()
+    seen = watched(transport)
+    ended(sites.run("fedavg", "public", transport, **USUAL))
     secrets = [(sites.site(name) / "secret").read_bytes() for name in sites.names]
     carried = b"".join(message for _, message in seen)
     assert not any(secret in carried or secret.hex().encode() in carried for secret in secrets)

@@ -24,8 +24,8 @@ import comity
 from comity import cli
 from comity.core import Params
 from comity.experiments import checkpoint
-from comity.experiments.outline import Quiet
 from comity.experiments.schedule import Schedule
+from comity.experiments.server_run import Quiet
 
 TUNED = str(Path(__file__).with_name("tuned.py"))
 MANY = 25

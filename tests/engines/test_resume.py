@@ -21,7 +21,7 @@ import comity
 from comity.core import Params
 from comity.experiments import checkpoint
 from comity.experiments.folder import RunFolder
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 
 ROUNDS = 4
 Outcome = tuple[dict[str, bytes], dict[str, Params], dict[str, Any]]

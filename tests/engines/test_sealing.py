@@ -31,7 +31,7 @@ from comity.engines.engine import Engine
 from comity.engines.loop import LoopEngine
 from comity.engines.process import ProcessEngine
 from comity.engines.sealing import KEY, RUN, Handover, Lock, PairKeys, SharedSecret
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 
 WINDOW = 16
 SMALL: dict[str, Any] = {"model": "linear", "rounds": 2}

@@ -18,13 +18,13 @@ from torch import nn
 from comity.core import Params
 from comity.core.call import CallId, Message
 from comity.core.server import Note
-from comity.engines.loop import LoopEngine, OneByOne
+from comity.engines.loop import LoopEngine, Sequential
 from comity.engines.site_store import SiteStore
 from comity.engines.stacked.scheduler import gains_by_stacking
 from comity.errors import describe
 from comity.experiments import config
-from comity.experiments.build import Job, prepare
-from comity.experiments.outline import Quiet
+from comity.experiments.build import SimulatedRun, prepare
+from comity.experiments.server_run import Quiet
 
 HERE = Path(__file__).parent
 PLACES: dict[str, dict[str, Any]] = {
@@ -112,7 +112,7 @@ def noted(result: Outcome, metric: str) -> dict[str, list[float]]:
     return found
 
 
-def job(text: str, place: str, **settings: Any) -> Job:
+def job(text: str, place: str, **settings: Any) -> SimulatedRun:
     return prepare(config.experiment({"algorithm": text} | SMALL | settings | PLACES[place]), ragged())
 
 
@@ -376,7 +376,7 @@ def test_works_that_take_turns_keep_their_own_draws() -> None:
     call = CallId("local", 0, 1, 0)
     replies: dict[str, list[Params]] = {"in turns": [], "one by one": []}
     for order in replies:
-        engine = LoopEngine(SiteStore(made.algorithm, made.parties, made.root), OneByOne())
+        engine = LoopEngine(SiteStore(made.algorithm, made.parties, made.root), Sequential())
         works = [engine.sites[i].begin(call, Message(made.algorithm.message_for(s, i), None), {}) for i in (0, 1)]
         turns = [0, 1, 0, 1] if order == "in turns" else [0, 0, 1, 1]
         for i in turns:

@@ -20,11 +20,10 @@ from comity.core.key import Key
 from comity.core.record import Cipher, Empty, Model, Sealed
 from comity.engines import site as engine_site
 from comity.experiments import config
-from comity.experiments.common import Introduction
-from comity.sites import desk as desks
+from comity.experiments.context import PartyInfo
+from comity.sites import handler as desks
 from comity.sites import messages as wire
-from comity.sites.desk import FAULT, LOG, Desk
-from comity.sites.home import SECRET, secret_of
+from comity.sites.handler import FAULT, LOG, RequestHandler
 from comity.sites.messages import (
     ANSWERED,
     Answered,
@@ -40,6 +39,7 @@ from comity.sites.messages import (
     unpack,
 )
 from comity.sites.server import settled
+from comity.sites.site_store import SECRET, secret_of
 
 MODEL = "mlp2(width=8)"
 SIZES = {"north": (30, 12), "east": (24, 11)}
@@ -54,16 +54,16 @@ class Server:
     """Somebody who says whatever he wants to one desk."""
 
     def __init__(self, sites: Sites, run: str, method: str = "fedavg", name: str = "north", **settings: Any) -> None:
-        self.desk = sites.desk(name)
+        self.handler = sites.handler(name)
         self.site = sites.site(name)
         self.run = run
         given = {"algorithm": method, "model": MODEL, "rounds": 3, "test": "official", **settings}
         self.settings = json.dumps(settled(config.experiment(given)).model_dump(mode="json", exclude_none=True))
-        self.others = {n: sites.desk(n) for n in sites.names if n != name}
+        self.others = {n: sites.handler(n) for n in sites.names if n != name}
         self.name = name
 
     def say(self, head: Any, body: bytes = b"") -> Any:
-        return unpack(self.desk.answer(pack(head, body)), ANSWERED, 1 << 30)[0]
+        return unpack(self.handler.answer(pack(head, body)), ANSWERED, 1 << 30)[0]
 
     def refused(self, head: Any, body: bytes = b"") -> str:
         """The sentence that a request is refused with."""
@@ -78,13 +78,13 @@ class Server:
     def begin(self) -> Server:
         heard = {self.name: self.introduce()}
         asked = pack(Introduce(self.run, self.settings, version("comity"), ""))
-        heard |= {name: unpack(desk.answer(asked), ANSWERED, 1 << 30)[0] for name, desk in self.others.items()}
+        heard |= {name: unpack(handler.answer(asked), ANSWERED, 1 << 30)[0] for name, handler in self.others.items()}
         self.said = {name: heard[name] for name in sorted(heard)}
         self.head = Begin(
-            self.run, {n: one.said for n, one in self.said.items()}, {n: one.passport for n, one in self.said.items()}
+            self.run, {n: one.said for n, one in self.said.items()}, {n: one.signed_key for n, one in self.said.items()}
         )
         assert self.say(self.head) == Done()
-        task = self.desk._run.seat.site.party.task  # type: ignore[union-attr]
+        task = self.handler._run.seat.site.party.task  # type: ignore[union-attr]
         self.theta = task.init(Key.root(0))
         return self
 
@@ -125,7 +125,7 @@ GARBAGE = {
 
 @pytest.mark.parametrize("what", GARBAGE)
 def test_garbage(what: str, server: Server) -> None:
-    said, _ = unpack(server.desk.answer(GARBAGE[what]), ANSWERED, 1 << 20)
+    said, _ = unpack(server.handler.answer(GARBAGE[what]), ANSWERED, 1 << 20)
     assert isinstance(said, Failed)
     assert said.why != FAULT  # it is refused, not stumbled over
     assert server.say(server.call(), server.message).steps == 3
@@ -134,7 +134,7 @@ def test_garbage(what: str, server: Server) -> None:
 def test_every_truncated_request(server: Server) -> None:
     whole = pack(server.call(), server.message)
     for length in {*range(0, len(whole), 97), *range(40), *range(len(whole) - 20, len(whole))}:
-        said, _ = unpack(server.desk.answer(whole[:length]), ANSWERED, 1 << 20)
+        said, _ = unpack(server.handler.answer(whole[:length]), ANSWERED, 1 << 20)
         assert isinstance(said, Failed), length
 
 
@@ -152,7 +152,7 @@ def test_a_gigabyte_that_is_only_claimed(server: Server) -> None:
     tracemalloc.start()
     for body in bodies:
         assert "damaged or foreign" in server.refused(server.call(), body)
-        assert isinstance(unpack(server.desk.answer(body), ANSWERED, 1 << 20)[0], Failed)
+        assert isinstance(unpack(server.handler.answer(body), ANSWERED, 1 << 20)[0], Failed)
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
     tracemalloc.stop()
 
@@ -164,7 +164,7 @@ def test_more_than_the_largest_message(sites: Sites, server: Server) -> None:
         request = pack(server.call(), bytes(5_000_000))
         before = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
-        said, _ = unpack(server.desk.answer(request), ANSWERED, 1 << 20)
+        said, _ = unpack(server.handler.answer(request), ANSWERED, 1 << 20)
         assert tracemalloc.get_traced_memory()[1] - before < 1_000_000  # it was not even copied
         tracemalloc.stop()
         assert isinstance(said, Failed)
@@ -219,7 +219,7 @@ def test_calls_that_are_none(call: Any, words: str, server: Server) -> None:
         rest = request[16 + inner : 8 + length]
         first = len(body).to_bytes(8, "little") + body + rest
         request = len(first).to_bytes(8, "little") + first + server.message
-    said, _ = unpack(server.desk.answer(request), ANSWERED, 1 << 20)
+    said, _ = unpack(server.handler.answer(request), ANSWERED, 1 << 20)
     assert isinstance(said, Failed)
     assert words in said.why
 
@@ -235,7 +235,7 @@ def messages(theta: dict[str, torch.Tensor]) -> dict[str, tuple[Any, str]]:
         "whole numbers": (Model(theta | {name: one.int()}), "where float32"),
         "extra": (Model(theta | {"backdoor": torch.ones(3)}), "which is not of the model"),
         "another record": (Empty(), "has no place in it"),
-        "an introduction": (Introduction(1, 1, 1, [], False), "has no place in it"),
+        "an introduction": (PartyInfo(1, 1, 1, [], False), "has no place in it"),
         "an evaluation": (Answers(torch.ones(1), torch.ones(1), None), "has no place in it"),
         "a dict": (theta, "should be Model"),
         "nothing": (None, "should be Model"),
@@ -273,9 +273,9 @@ def test_work_before_the_run_has_begun(sites: Sites) -> None:
 
 def test_begin_twice(server: Server) -> None:
     """The same again is no harm; with another account of this site it is refused."""
-    first = server.desk.answer(pack(server.call(), server.message))
+    first = server.handler.answer(pack(server.call(), server.message))
     assert server.say(server.head) == Done()
-    assert server.desk.answer(pack(server.call(), server.message)) == first
+    assert server.handler.answer(pack(server.call(), server.message)) == first
     lie = replace(server.head.parties["north"], train=5)
     head = replace(server.head, parties=server.head.parties | {"north": lie})
     assert server.refused(head) == "north said something else of itself than the server tells."
@@ -321,7 +321,7 @@ def test_only_a_fixed_sentence_leaves_when_a_work_fails(server: Server, monkeypa
         raise ValueError(MARKER)
 
     monkeypatch.setattr(engine_site.Site, "begin", fail)
-    answer = server.desk.answer(pack(server.call(), server.message))
+    answer = server.handler.answer(pack(server.call(), server.message))
     assert unpack(answer, ANSWERED, 1 << 20)[0] == Failed(FAULT)
     assert MARKER.encode() not in answer
     assert MARKER in (server.site / LOG).read_text()
@@ -382,9 +382,9 @@ def test_a_law_that_is_changed_in_mid_run_holds_from_the_next_request_on(rule: s
 
 
 def test_the_name_in_the_law_is_the_certificates(sites: Sites, tmp_path: Path) -> None:
-    desk = Desk(sites.site("north"), "lead@comity", sites.root.identity("west"))
+    handler = RequestHandler(sites.site("north"), "lead@comity", sites.root.identity("west"))
     said, _ = unpack(
-        desk.answer(pack(Introduce("names", Server(sites, "names").settings, version("comity"), ""))), ANSWERED, 1 << 20
+        handler.answer(pack(Introduce("names", Server(sites, "names").settings, version("comity"), ""))), ANSWERED, 1 << 20
     )
     assert isinstance(said, Failed)
     assert said.why == "The certificate of north is made out to 'west'."

@@ -11,41 +11,41 @@ import pytest
 from comity import algorithms
 from comity.errors import UsageError
 from comity.experiments import config
-from comity.sites.law import NAME, Law, write
+from comity.sites.policy import NAME, SitePolicy, write
 
 WHO = "lead@comity"
 
 
 @pytest.fixture
-def law(tmp_path: Path) -> Callable[[Mapping[str, str]], Law]:
+def policy(tmp_path: Path) -> Callable[[Mapping[str, str]], SitePolicy]:
     """A new site's law in which some lines are others."""
 
-    def made(changes: Mapping[str, str]) -> Law:
+    def made(changes: Mapping[str, str]) -> SitePolicy:
         text = write(tmp_path, "north", "data").read_text()
         for old, new in changes.items():
             assert old in text, old
             text = text.replace(old, new)
         (tmp_path / NAME).write_text(text)
-        return Law.read(tmp_path)
+        return SitePolicy.read(tmp_path)
 
     return made
 
 
-def judged(law: Law, method: str, who: str = WHO, **settings: Any) -> None:
+def judged(policy: SitePolicy, method: str, who: str = WHO, **settings: Any) -> None:
     chosen = config.experiment({"algorithm": method, **settings})
-    law.check_names(chosen, who)
-    law.check(chosen, algorithms.compose(chosen.algorithm, chosen.set), who)
+    policy.check_names(chosen, who)
+    policy.check(chosen, algorithms.compose(chosen.algorithm, chosen.set), who)
 
 
 def test_what_is_not_said_is_as_in_a_new_one(tmp_path: Path) -> None:
-    written = Law.read(write(tmp_path, "north", "data").parent)
+    written = SitePolicy.read(write(tmp_path, "north", "data").parent)
     (tmp_path / NAME).write_text('name = "north"\ndata = "data"\n')
-    assert Law.read(tmp_path) == written
+    assert SitePolicy.read(tmp_path) == written
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fed-sps", "adcol", "fedavg+dbe", "scaffold", "solo"])
-def test_a_new_law_allows(method: str, law: Callable[[Mapping[str, str]], Law]) -> None:
-    judged(law({}), method)
+def test_a_new_law_allows(method: str, policy: Callable[[Mapping[str, str]], SitePolicy]) -> None:
+    judged(policy({}), method)
 
 
 NEVER = {
@@ -58,29 +58,29 @@ NEVER = {
 
 
 @pytest.mark.parametrize(("method", "words"), NEVER.items())
-def test_a_new_law_refuses(method: str, words: str, law: Callable[[Mapping[str, str]], Law]) -> None:
+def test_a_new_law_refuses(method: str, words: str, policy: Callable[[Mapping[str, str]], SitePolicy]) -> None:
     with pytest.raises(UsageError, match=f"^north .*{words}"):
-        judged(law({}), method)
+        judged(policy({}), method)
 
 
-def test_a_mode_is_refused_however_it_is_set(law: Callable[[Mapping[str, str]], Law]) -> None:
+def test_a_mode_is_refused_however_it_is_set(policy: Callable[[Mapping[str, str]], SitePolicy]) -> None:
     with pytest.raises(UsageError, match="never"):
-        judged(law({}), "fed-sps", set={"mode": "samples"})
+        judged(policy({}), "fed-sps", set={"mode": "samples"})
 
 
-def test_a_base_is_no_file_that_somebody_else_names(law: Callable[[Mapping[str, str]], Law]) -> None:
-    judged(law({}), "fedavg", model="vit(rank=2,base=7)")
+def test_a_base_is_no_file_that_somebody_else_names(policy: Callable[[Mapping[str, str]], SitePolicy]) -> None:
+    judged(policy({}), "fedavg", model="vit(rank=2,base=7)")
     for settings in ({"model": "vit(rank=2,base=x)"}, {"party": {"north": {"model": "vit(rank=2,base=x)"}}}):
         with pytest.raises(UsageError, match="north reads no files that a run names"):
-            judged(law({}), "fedavg", **settings)
+            judged(policy({}), "fedavg", **settings)
 
 
-def test_samples_need_more_than_an_empty_never(law: Callable[[Mapping[str, str]], Law]) -> None:
+def test_samples_need_more_than_an_empty_never(policy: Callable[[Mapping[str, str]], SitePolicy]) -> None:
     empty = {'never = ["centralized", "fed-sps(mode=samples)"]': "never = []"}
     for method in ("centralized", "fed-sps(mode=samples)"):
         with pytest.raises(UsageError, match=r"\(kinds: samples\)"):
-            judged(law(empty), method)
-    allowed = law(empty | {'"gradients"]': '"gradients", "samples"]'})
+            judged(policy(empty), method)
+    allowed = policy(empty | {'"gradients"]': '"gradients", "samples"]'})
     judged(allowed, "centralized")
     judged(allowed, "fed-sps(mode=samples)")
 
@@ -102,10 +102,10 @@ RULES: list[tuple[dict[str, str], str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "method", "settings", "words"), RULES, ids=[rule[3][-24:] for rule in RULES])
 def test_each_rule_refuses_and_names_itself(
-    changes: dict[str, str], method: str, settings: dict[str, Any], words: str, law: Callable[[Mapping[str, str]], Law]
+    changes: dict[str, str], method: str, settings: dict[str, Any], words: str, policy: Callable[[Mapping[str, str]], SitePolicy]
 ) -> None:
     with pytest.raises(UsageError) as why:
-        judged(law(changes), method, **settings)
+        judged(policy(changes), method, **settings)
     assert words in str(why.value)
 
 
@@ -120,14 +120,14 @@ def test_each_rule_refuses_and_names_itself(
     ],
 )
 def test_each_rule_allows(
-    changes: dict[str, str], method: str, settings: dict[str, Any], law: Callable[[Mapping[str, str]], Law]
+    changes: dict[str, str], method: str, settings: dict[str, Any], policy: Callable[[Mapping[str, str]], SitePolicy]
 ) -> None:
-    judged(law(changes), method, **settings)
+    judged(policy(changes), method, **settings)
 
 
 @pytest.mark.parametrize("where", ["algorithm", "wrapper", "model", "metric", "party"])
 def test_files_that_a_run_names_are_refused_before_they_run(
-    where: str, tmp_path: Path, law: Callable[[Mapping[str, str]], Law]
+    where: str, tmp_path: Path, policy: Callable[[Mapping[str, str]], SitePolicy]
 ) -> None:
     mark = tmp_path / "ran"
     file = tmp_path / "mine.py"
@@ -139,15 +139,15 @@ def test_files_that_a_run_names_are_refused_before_they_run(
     }
     named = several.get(where, {"algorithm": "fedavg", where: str(file)})
     with pytest.raises(UsageError, match=r"north runs no files that a run names, as .*mine\.py"):
-        law({}).check_names(config.experiment(named), WHO)
+        policy({}).check_names(config.experiment(named), WHO)
     assert not mark.exists()
 
 
 @pytest.mark.parametrize(
     ("given", "bytes_"), [('"1 GB"', 10**9), ("10", 10), ('"10 kb"', 10_000), ('"1.5MB"', 1_500_000), ("0", 0), ('" 7 B "', 7)]
 )
-def test_sizes(given: str, bytes_: int, law: Callable[[Mapping[str, str]], Law]) -> None:
-    made = law({'bytes = "10 GB"': f"bytes = {given}", 'message = "1 GB"': f"message = {given}"})
+def test_sizes(given: str, bytes_: int, policy: Callable[[Mapping[str, str]], SitePolicy]) -> None:
+    made = policy({'bytes = "10 GB"': f"bytes = {given}", 'message = "1 GB"': f"message = {given}"})
     assert (made.bytes, made.message) == (bytes_, bytes_)
 
 
@@ -191,19 +191,19 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("old", "new", "words"), [(old, *one) for old, several in WRONG.items() for one in several])
-def test_what_is_no_rule_is_refused(old: str, new: str, words: str, law: Callable[[Mapping[str, str]], Law]) -> None:
+def test_what_is_no_rule_is_refused(old: str, new: str, words: str, policy: Callable[[Mapping[str, str]], SitePolicy]) -> None:
     with pytest.raises(UsageError, match=words):
-        law({old: new})
+        policy({old: new})
 
 
 def test_a_site_without_a_law_takes_part_in_nothing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"site\.toml cannot be read"):
-        Law.read(tmp_path)
+        SitePolicy.read(tmp_path)
 
 
-def test_records(law: Callable[[Mapping[str, str]], Law]) -> None:
+def test_records(policy: Callable[[Mapping[str, str]], SitePolicy]) -> None:
     """Too few samples to learn from; a class of which a mean would be told. How many there are is not told in the refusal."""
-    made = law({})
+    made = policy({})
     made.check_records(10, (10, 0), algorithms.compose("relay"))
     made.check_records(10, (3, 7), algorithms.compose("fedavg"))
     with pytest.raises(UsageError, match=r"^north has fewer than 10 training samples \(records\)\.$"):

@@ -21,7 +21,7 @@ from comity.measure.study import OF_OTHERS, study
 from comity.sites import afterwards
 from comity.sites.afterwards import measure
 from comity.sites.data import bring
-from comity.sites.home import SEATS
+from comity.sites.site_store import SEATS
 
 SIZES = {"north": (47, 30), "east": (23, 9), "south": (34, 24)}
 QUICK = Settings(points=2, seeds=1, steps=3, hidden=(8,))
@@ -97,16 +97,16 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *w
 def test_the_command(sites: Sites, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes the newest run that has ended, keeps what it found at home, and carries nothing."""
     monkeypatch.setattr("comity.measure.mdl.CHEAP", QUICK)
-    courier = sites.courier()
+    transport = sites.transport()
     for method in ("solo", "scaffold"):
-        sites.run(method, f"c{method}", courier, **settings(method))
-    carried, seen = courier.carried, watched(courier)
+        sites.run(method, f"c{method}", transport, **settings(method))
+    carried, seen = transport.carried, watched(transport)
     home = sites.site("north")
     code, out, err = said(capsys, monkeypatch, "deploy", "measure", home, "--layers", "fc2")
     assert code == 0, err
     assert "scaffold at north, 30 of its test samples" in out
     assert OF_OTHERS in out.replace("\n", " ")
-    assert (courier.carried, seen) == (carried, [])
+    assert (transport.carried, seen) == (carried, [])
     found = run_at(sites, "north", "cscaffold").read_measures()
     assert found["party"] == "north"
     assert list(found["layers"]) == ["fc2"]

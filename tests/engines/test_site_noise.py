@@ -47,7 +47,7 @@ def test_all_but_the_noise_is_everybodys() -> None:
     assert b"one" not in deep.noise()
 
 
-def replies(courier: Handed) -> dict[tuple[str, Any], Any]:
+def replies(transport: Handed) -> dict[tuple[str, Any], Any]:
     """What sites answer to works, by name and call."""
     asked: dict[str, Any] = {}
     found: dict[tuple[str, Any], Any] = {}
@@ -61,7 +61,7 @@ def replies(courier: Handed) -> dict[tuple[str, Any], Any]:
             found[name, asked[name].call] = decode(unpack(answer, ANSWERED, 1 << 30)[1])
         return answer
 
-    courier.lost, courier.changed = lost, changed
+    transport.lost, transport.changed = lost, changed
     return found
 
 
@@ -77,10 +77,10 @@ def test_noise_between_sites_is_not_that_of_a_loop(
     method: str, sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first reply that has noise in it is another, from a letter that is the same; a second run of that name has the same."""
-    courier = sites.courier()
-    found = replies(courier)
+    transport = sites.transport()
+    found = replies(transport)
     name = "".join(c for c in method if c.isalnum())
-    ended(sites.run(method, name, courier, **USUAL))
+    ended(sites.run(method, name, transport, **USUAL))
     seen: dict[tuple[str, Any], Any] = {}
     right = Server._accepted
 
@@ -101,7 +101,7 @@ def test_noise_between_sites_is_not_that_of_a_loop(
 
 def test_the_same_call_has_the_same_noise(sites: Sites) -> None:
     """However often a server asks; under another name of a run it is another."""
-    courier = sites.courier()
+    transport = sites.transport()
     requests: list[tuple[str, bytes]] = []
 
     def lost(name: str, request: bytes) -> str:
@@ -109,15 +109,15 @@ def test_the_same_call_has_the_same_noise(sites: Sites) -> None:
             requests.append((name, request))
         return ""
 
-    courier.lost = lost
-    folder = sites.run("adcol(noise=lap_l1,hidden=4)", "asked", courier, **(USUAL | {"rounds": 1}))
+    transport.lost = lost
+    folder = sites.run("adcol(noise=lap_l1,hidden=4)", "asked", transport, **(USUAL | {"rounds": 1}))
     ended(folder)
     name, request = requests[-1]
-    answers = {courier.desks[name].answer(request) for _ in range(3)}
+    answers = {transport.desks[name].answer(request) for _ in range(3)}
     assert len(answers) == 1
     found = []
     for run in ("asked1", "asked2"):
-        other = sites.courier()
+        other = sites.transport()
         got = replies(other)
         ended(sites.run("adcol(noise=lap_l1,hidden=4)", run, other, **(USUAL | {"rounds": 1})))
         found.append(got)

@@ -16,7 +16,7 @@ from comity.engines.workers import deal
 from comity.errors import UsageError
 from comity.experiments import config
 from comity.experiments.build import prepare
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 
 MORE = ["ditto", "fedavg+dbe", "fed-sps", "scaffold"]
 SMALL = {"model": "mlp2(width=6)", "rounds": 3, "participation": 0.5}

@@ -12,6 +12,7 @@ import pytest
 import torch
 from elsewhere import Handed, Sites, ended, same_as_planned, watched
 
+from comity.sites import site_store
 from comity.core.codec import decode, encode
 from comity.core.evaluation import Answers, Evaluation, Score
 from comity.core.record import Empty, Model
@@ -20,8 +21,8 @@ from comity.engines import site as engine_site
 from comity.engines.saved import write_state
 from comity.errors import ComityError, CorruptedFile
 from comity.experiments.checkpoint import write_atomically
-from comity.sites import afterwards, home
-from comity.sites.desk import FAULT, LOG
+from comity.sites import afterwards
+from comity.sites.handler import FAULT, LOG
 from comity.sites.messages import ANSWERED, ASKED, Done, Evaluate, Failed, Introduced, RunCall, pack, unpack
 from comity.sites.server import FAILURE
 
@@ -49,7 +50,7 @@ def open_sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
 def reply_of(name: str, change: Callable[[Any, bytes], bytes], rounds: tuple[int, ...] = (2,)) -> Callable[[Handed], None]:
     """Have a site answer something else than it would in some rounds."""
 
-    def do(courier: Handed) -> None:
+    def do(transport: Handed) -> None:
         asked: dict[str, Any] = {}
 
         def lost(who: str, request: bytes) -> str:
@@ -63,7 +64,7 @@ def reply_of(name: str, change: Callable[[Any, bytes], bytes], rounds: tuple[int
                 return change(said, body)
             return answer
 
-        courier.lost, courier.changed = lost, changed
+        transport.lost, transport.changed = lost, changed
 
     return do
 
@@ -100,9 +101,9 @@ MALICE: dict[str, tuple[Callable[[Any, bytes], bytes], str]] = {
 def test_a_site_that_answers_what_it_should_not(what: str, open_sites: Sites) -> None:
     """It is not heard in that round, which is told, and is heard in the next."""
     change, words = MALICE[what]
-    courier = open_sites.courier()
-    reply_of("east", change)(courier)
-    folder = open_sites.run("fedavg", "bad" + "".join(c for c in what if c.isalnum()), courier, **USUAL)
+    transport = open_sites.transport()
+    reply_of("east", change)(transport)
+    folder = open_sites.run("fedavg", "bad" + "".join(c for c in what if c.isalnum()), transport, **USUAL)
     summary = ended(folder)
     [told] = [text for text in summary["remarks"] if text.startswith("east was not heard in round 2: ")]
     assert words in told
@@ -114,13 +115,13 @@ def test_a_site_that_answers_what_it_should_not(what: str, open_sites: Sites) ->
 
 def test_a_reply_that_is_no_number(open_sites: Sites) -> None:
     """As in a simulation: its party is named and left out, and the others go on."""
-    courier = open_sites.courier()
-    reply_of("east", of(lambda m: first_of(m.theta, lambda w: torch.full_like(w, float("nan")))))(courier)
-    folder = open_sites.run("fedavg", "nan", courier, **USUAL)
+    transport = open_sites.transport()
+    reply_of("east", of(lambda m: first_of(m.theta, lambda w: torch.full_like(w, float("nan")))))(transport)
+    folder = open_sites.run("fedavg", "nan", transport, **USUAL)
     assert ended(folder)["absent"] == {"east": {"nonfinite": 1}}
-    courier = open_sites.courier()
-    reply_of("east", of(lambda m: first_of(m.theta, lambda w: torch.full_like(w, float("nan")))))(courier)
-    folder = open_sites.run("fedavg", "nanstop", courier, on_nonfinite="stop", **USUAL)
+    transport = open_sites.transport()
+    reply_of("east", of(lambda m: first_of(m.theta, lambda w: torch.full_like(w, float("nan")))))(transport)
+    folder = open_sites.run("fedavg", "nanstop", transport, on_nonfinite="stop", **USUAL)
     assert "east has values that are not finite in round 2" in (folder / FAILURE).read_text()
 
 
@@ -138,7 +139,7 @@ FIGURES: dict[str, Callable[[Evaluation], Any]] = {
 @pytest.mark.parametrize("what", FIGURES)
 def test_figures_that_cannot_be(what: str, open_sites: Sites) -> None:
     """A site can lie about its figures; but what no evaluation of its samples could bring is refused."""
-    courier = open_sites.courier()
+    transport = open_sites.transport()
     asked: dict[str, Any] = {}
 
     def lost(who: str, request: bytes) -> str:
@@ -151,8 +152,8 @@ def test_figures_that_cannot_be(what: str, open_sites: Sites) -> None:
             return pack(said, encode(FIGURES[what](decode(body))))
         return answer
 
-    courier.lost, courier.changed = lost, changed
-    folder = open_sites.run("fedavg", "figures" + "".join(c for c in what if c.isalnum()), courier, **USUAL)
+    transport.lost, transport.changed = lost, changed
+    folder = open_sites.run("fedavg", "figures" + "".join(c for c in what if c.isalnum()), transport, **USUAL)
     summary = ended(folder)
     assert any(text.startswith("east was not heard in round 3: ") for text in summary["remarks"])
     assert summary["accuracy"]["as_of"] == {"east": 2}
@@ -169,14 +170,14 @@ INTRODUCED: dict[str, Callable[[Introduced], Any]] = {
 
 @pytest.mark.parametrize("what", INTRODUCED)
 def test_introductions_that_cannot_be(what: str, open_sites: Sites) -> None:
-    courier = open_sites.courier()
+    transport = open_sites.transport()
 
     def changed(who: str, answer: bytes) -> bytes:
         said, body = unpack(answer, ANSWERED, 1 << 30)
         return pack(INTRODUCED[what](said), body) if who == "east" and isinstance(said, Introduced) else answer
 
-    courier.changed = changed
-    folder = open_sites.run("fedavg", "intro" + "".join(c for c in what if c.isalnum()), courier, **USUAL)
+    transport.changed = changed
+    folder = open_sites.run("fedavg", "intro" + "".join(c for c in what if c.isalnum()), transport, **USUAL)
     if (folder / FAILURE).exists():
         assert "The sites' data do not fit together" in (folder / FAILURE).read_text()
     else:
@@ -191,8 +192,8 @@ MARKER = "the-secret-of-a-patient"
 
 def test_a_work_that_fails_at_a_site(open_sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a fixed sentence leaves; the run is that of a loop in which the site is not heard."""
-    courier = open_sites.courier()
-    seen = watched(courier)
+    transport = open_sites.transport()
+    seen = watched(transport)
     right = engine_site.Site.begin
 
     def begin(self: Any, call: Any, *rest: Any) -> Any:
@@ -201,7 +202,7 @@ def test_a_work_that_fails_at_a_site(open_sites: Sites, monkeypatch: pytest.Monk
         return right(self, call, *rest)
 
     monkeypatch.setattr(engine_site.Site, "begin", begin)
-    folder = open_sites.run("scaffold", "raises", courier, **USUAL)
+    folder = open_sites.run("scaffold", "raises", transport, **USUAL)
     monkeypatch.undo()
     summary = ended(folder)
     assert f"east was not heard in round 2: {FAULT}" in summary["remarks"]
@@ -215,7 +216,7 @@ def test_a_work_that_fails_at_a_site(open_sites: Sites, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("method", ["scaffold", "fedavg+dbe"])
 def test_a_full_disk_at_a_site(method: str, where: str, open_sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """The site is not heard, and the next time it is asked it goes on with the right state."""
-    courier = open_sites.courier()
+    transport = open_sites.transport()
     full = {"now": False}
     asked: list[Any] = []
 
@@ -225,7 +226,7 @@ def test_a_full_disk_at_a_site(method: str, where: str, open_sites: Sites, monke
         asked.append(head)
         return ""
 
-    courier.lost = lost
+    transport.lost = lost
 
     def failing(right: Callable[..., Any], kind: str) -> Callable[..., Any]:
         def do(*given: Any, **options: Any) -> Any:
@@ -235,11 +236,11 @@ def test_a_full_disk_at_a_site(method: str, where: str, open_sites: Sites, monke
 
         return do
 
-    monkeypatch.setattr(home, "write_state", failing(write_state, "state"))
-    monkeypatch.setattr(home, "write_atomically", failing(write_atomically, "index"))
-    monkeypatch.setattr(home.Book, "_add", failing(home.Book._add, "ledger"))
+    monkeypatch.setattr(site_store, "write_state", failing(write_state, "state"))
+    monkeypatch.setattr(site_store, "write_atomically", failing(write_atomically, "index"))
+    monkeypatch.setattr(site_store.Book, "_add", failing(site_store.Book._add, "ledger"))
     name = f"full{where}{method.replace('+', '')}"
-    folder = open_sites.run(method, name, courier, **USUAL)
+    folder = open_sites.run(method, name, transport, **USUAL)
     monkeypatch.undo()
     summary = ended(folder)
     assert f"east was not heard in round 2: {FAULT}" in summary["remarks"]
@@ -250,39 +251,39 @@ def test_a_full_disk_at_a_site(method: str, where: str, open_sites: Sites, monke
 
 def test_rows_that_a_full_disk_cut_off(tmp_path: Path) -> None:
     """Half a row is taken back, or the next one would be written behind it, and both would be lost or wrong."""
-    book = home.Book(tmp_path, "north")
+    book = site_store.Book(tmp_path, "north")
     book.up(1, "local", "up", 100)
     with (tmp_path / "ledger.csv").open("a") as file:
         file.write("2,local,north,server,up,12")  # of 1234: the process was killed here
-    book = home.Book(tmp_path, "north")
+    book = site_store.Book(tmp_path, "north")
     assert book.sent == 100
     book.up(2, "local", "up", 1234)
-    assert [row.bytes for row in home.Book(tmp_path, "north").ledger()] == [100, 1234]
+    assert [row.bytes for row in site_store.Book(tmp_path, "north").ledger()] == [100, 1234]
     text = (tmp_path / "ledger.csv").read_text()
     (tmp_path / "ledger.csv").write_text(text.replace("up,100", "up,1x0"))
     with pytest.raises(ComityError, match=r"ledger\.csv is damaged"):
-        home.Book(tmp_path, "north")
+        site_store.Book(tmp_path, "north")
 
 
 def test_a_damaged_ledger_of_another_run(tmp_path: Path) -> None:
     """How much has left in all is not known then: nothing more leaves before somebody has looked."""
     (tmp_path / "runs" / "before").mkdir(parents=True)
-    home.Book(tmp_path / "runs" / "before", "north").up(1, "local", "up", 100)
-    assert home.spent(tmp_path, "north") == 100
+    site_store.Book(tmp_path / "runs" / "before", "north").up(1, "local", "up", 100)
+    assert site_store.spent(tmp_path, "north") == 100
     with (tmp_path / "runs" / "before" / "ledger.csv").open("a") as file:
         file.write("what is this?\n")
     with pytest.raises(CorruptedFile, match="how much has left this site in all is not known"):
-        home.spent(tmp_path, "north")
+        site_store.spent(tmp_path, "north")
 
 
 def test_figures_of_a_round_that_is_made_again(tmp_path: Path) -> None:
     """The round that counts is the later one: others may have been absent from it, and then its figures differ."""
-    book = home.Book(tmp_path, "north")
+    book = site_store.Book(tmp_path, "north")
     note = Note(2, "north", "test", "accuracy", 0.5)
     book.note([Note(1, "north", "test", "accuracy", 0.25), note])
     book.note([note])
-    book = home.Book(tmp_path, "north")
+    book = site_store.Book(tmp_path, "north")
     book.note([note._replace(value=0.75), note._replace(metric="loss", value=2.0)])
-    assert [(row.round, row.metric, row.value) for row in home.Book(tmp_path, "north").metrics()] == [
+    assert [(row.round, row.metric, row.value) for row in site_store.Book(tmp_path, "north").metrics()] == [
         (1, "accuracy", 0.25), (2, "accuracy", 0.75), (2, "loss", 2.0),
     ]  # fmt: skip

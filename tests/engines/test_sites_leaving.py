@@ -10,11 +10,12 @@ import pytest
 import torch
 from elsewhere import Sites, ended, figures, watched
 
+from comity.sites import site_store
 from comity.core.codec import decode
 from comity.errors import CorruptedFile
 from comity.experiments import config
 from comity.experiments.folder import RunFolder
-from comity.sites import afterwards, home
+from comity.sites import afterwards
 from comity.sites.data import own_federation
 from comity.sites.messages import ANSWERED, ASKED, Done, RunCall, unpack
 from comity.sites.server import FAILURE
@@ -46,9 +47,9 @@ def labels(sites: Sites, name: str) -> list[bytes]:
 
 
 def test_labels_answers_and_class_counts_stay_at_home(strict: Sites) -> None:
-    courier = strict.courier()
-    seen = watched(courier)
-    folder = strict.run("fedavg", "quiet", courier, **USUAL)
+    transport = strict.transport()
+    seen = watched(transport)
+    folder = strict.run("fedavg", "quiet", transport, **USUAL)
     summary = ended(folder)
     carried = b"".join(message for _, message in seen)
     for name in strict.names:
@@ -103,7 +104,7 @@ def test_nobodys_figures_are_told(strict: Sites) -> None:
     assert (folder / FAILURE).read_text().startswith("No site would tell a figure of its test samples")
     for name in strict.names:
         strict.change(name, {"records = 25 ": "records = 5 "})
-    courier = strict.courier()
+    transport = strict.transport()
 
     def lost(who: str, request: bytes) -> str:
         head = unpack(request, ASKED, 1 << 30)[0]
@@ -112,8 +113,8 @@ def test_nobodys_figures_are_told(strict: Sites) -> None:
                 strict.change(name, {"records = 5 ": "records = 25 "})
         return ""
 
-    courier.lost = lost
-    summary = ended(strict.run("fedavg", "later", courier, patience=1, **USUAL))
+    transport.lost = lost
+    summary = ended(strict.run("fedavg", "later", transport, patience=1, **USUAL))
     assert summary["rounds"] == 3  # no figure is not the same figure again
     assert summary["accuracy"]["as_of"] == dict.fromkeys(strict.names, 0)
 
@@ -157,18 +158,18 @@ def test_bytes_of_a_run_and_of_all_runs(strict: Sites) -> None:
     assert any("north was not heard" in text and "(bytes)" in text for text in ended(folder)["remarks"])
     rows = [r for r in RunFolder(folder).read_ledger() if r.src == "north" and r.kind != "setup"]
     assert 0 < sum(r.bytes for r in rows) <= once // 2
-    sent = home.spent(strict.site("north"), "north")
+    sent = site_store.spent(strict.site("north"), "north")
     strict.change("north", {f"bytes = {once // 2}": 'bytes = "10 GB"', 'bytes = "100 GB"': f"bytes = {sent + 100}"})
     folder = strict.run("fedavg", "three", **USUAL)
     assert any("(budget: bytes)" in text for text in ended(folder)["remarks"])
-    assert home.spent(strict.site("north"), "north") <= sent + 100
+    assert site_store.spent(strict.site("north"), "north") <= sent + 100
 
 
 def test_the_largest_message_that_may_leave(strict: Sites) -> None:
     """Under a law that lets what is asked come in, but not what would be answered."""
     wide = USUAL | {"model": "mlp2(width=40)"}
     largest = {"in": 0, "out": 0}
-    courier = strict.courier()
+    transport = strict.transport()
 
     def lost(who: str, request: bytes) -> str:
         largest["in"] = max(largest["in"], len(request))
@@ -178,19 +179,19 @@ def test_the_largest_message_that_may_leave(strict: Sites) -> None:
         largest["out"] = max(largest["out"], len(answer))
         return answer
 
-    courier.lost, courier.changed = lost, changed
-    strict.run("adcol(hidden=4)", "small", courier, **wide)
+    transport.lost, transport.changed = lost, changed
+    strict.run("adcol(hidden=4)", "small", transport, **wide)
     assert largest["in"] + 200 < largest["out"]
     for run, most, words in (
         ("whole", largest["out"] - 100, "north sends no message of"),
         ("payload", largest["in"] + 100, "The reply of local weighs"),
     ):
-        law = (strict.site("north") / "site.toml").read_text()
+        policy = (strict.site("north") / "site.toml").read_text()
         strict.change("north", {'message = "1 GB"': f"message = {most}"})
-        courier = strict.courier()
-        seen = watched(courier)
-        folder = strict.run("adcol(hidden=4)", run, courier, **wide)
+        transport = strict.transport()
+        seen = watched(transport)
+        folder = strict.run("adcol(hidden=4)", run, transport, **wide)
         assert any(text.startswith(f"north was not heard in round 1: {words}") for text in ended(folder)["remarks"])
         assert max(len(message) for name, message in seen if name == "north") <= most
         assert not [row for row in RunFolder(strict.site("north") / "runs" / run).read_ledger() if row.kind == "up"]
-        (strict.site("north") / "site.toml").write_text(law)
+        (strict.site("north") / "site.toml").write_text(policy)

@@ -22,9 +22,9 @@ from comity.errors import ComityError
 from comity.experiments.folder import RunFolder
 from comity.sites import afterwards, site_run
 from comity.sites.data import bring
-from comity.sites.home import INDEX, STATES, States
 from comity.sites.messages import ASKED, Committed, Evaluate, RunCall, unpack
 from comity.sites.server import FAILURE, serve
+from comity.sites.site_store import INDEX, STATES, States
 
 SIZES = {"north": (31, 12), "east": (23, 9), "south": (26, 7)}
 USUAL: dict[str, Any] = {"model": "linear", "rounds": 2, "test": "official", "lr": 0.05, "batch": 16}
@@ -51,7 +51,7 @@ class Fatal(Handed):
     """A courier that is killed, with its server, before it asks anybody for the k-th time, or after all have answered."""
 
     def __init__(self, sites: Sites, at: int, answered: bool) -> None:
-        super().__init__({name: sites.desk(name) for name in sites.names})
+        super().__init__({name: sites.handler(name) for name in sites.names})
         self.at = at
         self.answered = answered
         self.asked = 0
@@ -69,10 +69,10 @@ class Fatal(Handed):
 
 def exchanges(sites: Sites, method: str, run: str) -> tuple[Path, int]:
     """A run that nothing happens to, and how often it asks."""
-    courier = Fatal(sites, 10**9, False)
-    folder = sites.run(method, run, courier, **USUAL)
+    transport = Fatal(sites, 10**9, False)
+    folder = sites.run(method, run, transport, **USUAL)
     ended(folder)
-    return folder, courier.asked
+    return folder, transport.asked
 
 
 def plain(method: str) -> str:
@@ -81,7 +81,7 @@ def plain(method: str) -> str:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_server_that_is_killed_between_any_two_exchanges(method: str, sites: Sites) -> None:
-    """Ordered again by its name it goes on, with fresh desks, to the same tables; it is killed before or after the answers."""
+    """SubmittedJob again by its name it goes on, with fresh desks, to the same tables; it is killed before or after the answers."""
     right, count = exchanges(sites, method, f"right{plain(method)}")
     some = 1 if method == "scaffold" or os.environ.get("COMITY_SITES") else 4  # `make test-sites` kills at all of them
     for k in range(1, count + 1, some):
@@ -117,18 +117,18 @@ def test_a_run_that_is_killed_again_and_again(sites: Sites) -> None:
 
 def test_a_site_that_was_restarted_waits_for_the_next_job(sites: Sites) -> None:
     """A fresh desk knows of no run: it refuses, is not heard, and goes on with its own state once the run is ordered again."""
-    courier = sites.courier()
+    transport = sites.transport()
     replaced: list[str] = []
 
     def lost(name: str, request: bytes) -> str:
         head = unpack(request, ASKED, 1 << 30)[0]
         if name == "east" and isinstance(head, RunCall) and head.call[2] == 2 and not replaced:
-            courier.desks["east"] = sites.desk("east")
+            transport.desks["east"] = sites.handler("east")
             replaced.append(name)
         return ""
 
-    courier.lost = lost
-    folder = sites.run("scaffold", "restarted", courier, **(USUAL | {"rounds": 3}))
+    transport.lost = lost
+    folder = sites.run("scaffold", "restarted", transport, **(USUAL | {"rounds": 3}))
     assert "east was not heard in round 2: east takes no part in that run." in ended(folder)["remarks"]
     same_as_planned(sites, folder, "scaffold", **(USUAL | {"rounds": 3}))
 
@@ -149,9 +149,9 @@ def works_of(*rounds: int) -> Callable[[Any], bool]:
 def test_lost_replies_and_dead_sites(method: str, how: str, sites: Sites) -> None:
     """As in a loop in which the same parties miss the same."""
     settings = USUAL | {"rounds": 4}
-    courier = sites.courier()
-    courier.lost = missing("east", how, works_of(2, 3))
-    folder = sites.run(method, f"{how}{plain(method)}", courier, **settings)
+    transport = sites.transport()
+    transport.lost = missing("east", how, works_of(2, 3))
+    folder = sites.run(method, f"{how}{plain(method)}", transport, **settings)
     assert ended(folder)["absent"].keys() == {"east"}
     same_as_planned(sites, folder, method, **settings)
 
@@ -159,13 +159,13 @@ def test_lost_replies_and_dead_sites(method: str, how: str, sites: Sites) -> Non
 @pytest.mark.parametrize("method", MISSED)
 def test_a_site_that_misses_the_start_or_an_evaluation(method: str, sites: Sites) -> None:
     settings = USUAL | {"rounds": 3}
-    courier = sites.courier()
+    transport = sites.transport()
 
     def away(head: Any) -> bool:
         return (isinstance(head, RunCall) and head.call[2] <= 1) or (isinstance(head, Evaluate) and head.round == 2)
 
-    courier.lost = missing("south", "dead", away)
-    folder = sites.run(method, f"start{plain(method)}", courier, **settings)
+    transport.lost = missing("south", "dead", away)
+    folder = sites.run(method, f"start{plain(method)}", transport, **settings)
     ended(folder)
     same_as_planned(sites, folder, method, **settings)
 
@@ -173,9 +173,9 @@ def test_a_site_that_misses_the_start_or_an_evaluation(method: str, sites: Sites
 @pytest.mark.parametrize("method", ["scaffold", "fedavg+dbe"])
 def test_a_quorum_that_is_missed(method: str, sites: Sites) -> None:
     settings = USUAL | {"rounds": 4, "min_replies": 3}
-    courier = sites.courier()
-    courier.lost = missing("north", "lost", works_of(2, 4))
-    folder = sites.run(method, f"quorum{plain(method)}", courier, **settings)
+    transport = sites.transport()
+    transport.lost = missing("north", "lost", works_of(2, 4))
+    folder = sites.run(method, f"quorum{plain(method)}", transport, **settings)
     summary = ended(folder)
     assert [void["round"] for void in summary["void"]] == [2, 4]
     same_as_planned(sites, folder, method, **settings)
@@ -189,10 +189,10 @@ def test_a_site_that_is_gone_when_a_run_goes_on(method: str, sites: Sites) -> No
     _, count = exchanges(sites, method, f"whole{plain(method)}")
     with pytest.raises(Killed):
         sites.run(method, run, Fatal(sites, count // 2 + 1, answered=True), **settings)
-    courier = sites.courier()
-    del courier.desks["east"]
+    transport = sites.transport()
+    del transport.desks["east"]
     order = {"run": run, "settings": {}}
-    serve(courier, order, sites.folder / "hub")
+    serve(transport, order, sites.folder / "hub")
     folder = sites.folder / "hub" / "runs" / run
     summary = ended(folder)
     assert "east takes no part: it is not connected." in summary["remarks"]
@@ -208,9 +208,9 @@ def test_other_settings_under_the_name_of_a_run(sites: Sites) -> None:
     assert (folder / FAILURE).read_text() == "Run named was begun with other settings.\n"
     assert not (folder / "summary.json").exists()
     first = ended(sites.run("fedavg", "named", **USUAL))
-    courier = sites.courier()
-    courier.lost = missing("east", "dead", lambda head: pytest.fail("it works again") if isinstance(head, RunCall) else False)
-    assert ended(sites.run("fedavg", "named", courier, **USUAL)) == first
+    transport = sites.transport()
+    transport.lost = missing("east", "dead", lambda head: pytest.fail("it works again") if isinstance(head, RunCall) else False)
+    assert ended(sites.run("fedavg", "named", transport, **USUAL)) == first
 
 
 def test_data_that_changed_since_a_run_was_begun(tmp_path: Path) -> None:
@@ -240,11 +240,11 @@ def test_a_site_that_tells_something_else_than_before(tmp_path: Path) -> None:
 def test_sites_that_cannot_take_part_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version at one, another schema at another: the third goes on, or nobody does, and it is told why."""
     sites = Sites(tmp_path, SIZES)
-    courier = sites.courier()
+    transport = sites.transport()
     asked: list[str] = []
-    courier.lost = lambda name, request: asked.append(name) or ""
+    transport.lost = lambda name, request: asked.append(name) or ""
     monkeypatch.setattr(site_run, "version", lambda package: "9.9" if asked[-1] == "east" else version(package))
-    summary = ended(sites.run("fedavg", "older", courier, **USUAL))
+    summary = ended(sites.run("fedavg", "older", transport, **USUAL))
     assert summary["parties"] == 2
     assert any(text.startswith("east takes no part: east has Comity 9.9, the server has") for text in summary["remarks"])
     monkeypatch.undo()
@@ -264,9 +264,9 @@ def test_states_that_a_checkpoint_made_useless_are_gone(sites: Sites) -> None:
 
 
 def test_a_site_that_did_not_hear_of_a_checkpoint_keeps_more(sites: Sites) -> None:
-    courier = sites.courier()
-    courier.lost = missing("east", "dead", lambda head: isinstance(head, Committed))
-    summary = ended(sites.run("scaffold", "keeps", courier, **(USUAL | {"rounds": 3})))
+    transport = sites.transport()
+    transport.lost = missing("east", "dead", lambda head: isinstance(head, Committed))
+    summary = ended(sites.run("scaffold", "keeps", transport, **(USUAL | {"rounds": 3})))
     assert len(list((sites.site("east") / "runs" / "keeps" / STATES).iterdir())) == 3
     assert summary["absent"] == {}
     assert summary["remarks"] == []
@@ -276,9 +276,9 @@ def test_a_site_that_did_not_hear_of_a_checkpoint_keeps_more(sites: Sites) -> No
 def test_a_damaged_state_is_never_gone_on_with(what: str, sites: Sites) -> None:
     """The site says so, and is not heard any more; nobody makes up a state for it."""
     run = "damaged" + plain(what)
-    courier = sites.courier()
-    courier.lost = missing("east", "dead", lambda head: isinstance(head, Committed))
-    original, done = courier.ask, []
+    transport = sites.transport()
+    transport.lost = missing("east", "dead", lambda head: isinstance(head, Committed))
+    original, done = transport.ask, []
 
     def ask(requests: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, bytes | None]]:
         heads = [unpack(request, ASKED, 1 << 30)[0] for request in requests.values()]
@@ -287,10 +287,10 @@ def test_a_damaged_state_is_never_gone_on_with(what: str, sites: Sites) -> None:
             raise Killed
         yield from original(requests, seconds)
 
-    courier.ask = ask
+    transport.ask = ask
     settings = USUAL | {"rounds": 4}
     with pytest.raises(Killed):
-        sites.run("scaffold", run, courier, **settings)
+        sites.run("scaffold", run, transport, **settings)
     at = sites.site("east") / "runs" / run
     files = sorted((at / STATES).iterdir())
     assert len(files) == 2
@@ -324,8 +324,8 @@ def test_an_older_checkpoint_can_be_gone_on_with(sites: Sites) -> None:
     right = sites.run("scaffold", "rightolder", **settings)
 
     def stopped(at: int) -> Handed:
-        courier = sites.courier()
-        original = courier.ask
+        transport = sites.transport()
+        original = transport.ask
 
         def ask(requests: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, bytes | None]]:
             heads = [unpack(request, ASKED, 1 << 30)[0] for request in requests.values()]
@@ -333,17 +333,17 @@ def test_an_older_checkpoint_can_be_gone_on_with(sites: Sites) -> None:
                 raise Killed
             yield from original(requests, seconds)
 
-        courier.ask = ask
-        return courier
+        transport.ask = ask
+        return transport
 
     with pytest.raises(Killed):
         sites.run("scaffold", "older", stopped(2), **settings)
     folder = sites.folder / "hub" / "runs" / "older"
     kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    courier = stopped(4)
-    courier.lost = lambda name, request: "dead" if isinstance(unpack(request, ASKED, 1 << 30)[0], Committed) else ""
+    transport = stopped(4)
+    transport.lost = lambda name, request: "dead" if isinstance(unpack(request, ASKED, 1 << 30)[0], Committed) else ""
     with pytest.raises(Killed):
-        sites.run("scaffold", "older", courier, **settings)
+        sites.run("scaffold", "older", transport, **settings)
     for path in [path for path in folder.rglob("*") if path.is_file() and path not in kept]:
         path.unlink()
     for path, blob in kept.items():  # the server's disk is that of an older backup

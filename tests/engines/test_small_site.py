@@ -18,17 +18,17 @@ from comity.data.tables import agreed_schema
 from comity.errors import ComityError
 from comity.experiments import config
 from comity.experiments.folder import RunFolder
-from comity.measure.doubts import doubts
+from comity.measure.caveats import caveats
 from comity.report import report, sections_of
 from comity.report.blocks import Table, Text
 from comity.report.gather import gather
 from comity.sites import afterwards
 from comity.sites.comparing import compare_sites
 from comity.sites.data import bring
-from comity.sites.desk import FAULT, LOG
-from comity.sites.law import write
+from comity.sites.handler import FAULT, LOG
+from comity.sites.job_submission import SubmittedJob
 from comity.sites.messages import ASKED, End, unpack
-from comity.sites.ordering import Ordered
+from comity.sites.policy import write
 from comity.sites.server import FAILURE, SCHEMA
 
 SIZES = {"east": (40, 7), "north": (40, 23), "south": (34, 17)}
@@ -121,7 +121,7 @@ def check_withheld(folder: Path, party: str, others: int) -> dict[str, Any]:
     block = summary[summary["metric"]]
     assert block["per_party"].get(party) is None
     assert sum(figure is not None for figure in block["per_party"].values()) == others
-    texts = " ".join(doubts(summary))
+    texts = " ".join(caveats(summary))
     assert f"Withheld by site policy, and in no mean: the test figures of {party}." in texts
     assert "ever heard" not in texts
     assert "ever heard" not in " ".join(summary["remarks"])
@@ -158,7 +158,7 @@ def test_a_label_that_is_a_number(tmp_path: Path) -> None:
 
 def test_a_policy_that_is_relaxed_during_the_run(sites: Sites) -> None:
     """The introduction said that no figure would come, and figures come: the last ones count."""
-    courier = sites.courier()
+    transport = sites.transport()
 
     def lost(name: str, request: bytes) -> str:
         head, _ = unpack(request, ASKED, 1 << 30)
@@ -166,8 +166,8 @@ def test_a_policy_that_is_relaxed_during_the_run(sites: Sites) -> None:
             sites.change("east", {"records = 10 ": "records = 5 "})
         return ""
 
-    courier.lost = lost
-    summary = ended(sites.run("fedavg", "relaxed", courier, **USUAL, metric="macro_f1"))
+    transport.lost = lost
+    summary = ended(sites.run("fedavg", "relaxed", transport, **USUAL, metric="macro_f1"))
     assert summary["withheld"] == []
     assert summary["macro_f1"]["per_party"]["east"] is not None
     at_home(sites, "east", "relaxed")
@@ -175,7 +175,7 @@ def test_a_policy_that_is_relaxed_during_the_run(sites: Sites) -> None:
 
 def test_a_policy_that_is_tightened_during_the_run(sites: Sites) -> None:
     sites.change("east", {"records = 10 ": "records = 5 "})
-    courier = sites.courier()
+    transport = sites.transport()
 
     def lost(name: str, request: bytes) -> str:
         head, _ = unpack(request, ASKED, 1 << 30)
@@ -183,10 +183,10 @@ def test_a_policy_that_is_tightened_during_the_run(sites: Sites) -> None:
             sites.change("east", {"records = 5 ": "records = 10 "})
         return ""
 
-    courier.lost = lost
-    summary = ended(sites.run("fedavg", "tightened", courier, **USUAL))
+    transport.lost = lost
+    summary = ended(sites.run("fedavg", "tightened", transport, **USUAL))
     assert summary["withheld"] == ["east"]
-    [text] = [text for text in doubts(summary) if "east" in text]
+    [text] = [text for text in caveats(summary) if "east" in text]
     assert text == ("Withheld by site policy at the end: the test figures of east (its accuracy is that of round 0).")
 
 
@@ -209,7 +209,7 @@ def test_all_sites_are_small(sites: Sites) -> None:
 @pytest.mark.parametrize("metric", ["accuracy", "macro_f1"])
 def test_nobody_but_the_small_site_is_left(metric: str, sites: Sites) -> None:
     """The others are gone after they have begun: no figure is known, and east has its model."""
-    courier = sites.courier()
+    transport = sites.transport()
     working = False
 
     def lost(name: str, request: bytes) -> str:
@@ -218,8 +218,8 @@ def test_nobody_but_the_small_site_is_left(metric: str, sites: Sites) -> None:
         working = working or hasattr(head, "round") or hasattr(head, "call")
         return "dead" if working and name != "east" else ""
 
-    courier.lost = lost
-    folder = sites.run("fedavg", "left", courier, **USUAL, metric=metric)
+    transport.lost = lost
+    folder = sites.run("fedavg", "left", transport, **USUAL, metric=metric)
     summary = ended(folder)
     assert summary["withheld"] == ["east"]
     assert summary["accuracy"]["mean"] is None
@@ -266,7 +266,7 @@ def test_a_newcomer_keeps_its_model_and_its_report(records: int, sites: Sites) -
 
 
 PARTS: dict[str, tuple[str, Callable[..., object], Exception]] = {
-    "summary": ("summarise", lambda outline, *_: outline.info.names[0], RuntimeError("figure 0.25")),
+    "summary": ("summarise", lambda server_run, *_: server_run.info.names[0], RuntimeError("figure 0.25")),
     "model": ("export", lambda result, party, out: party, OSError(28, "No space left on device")),
     "page": ("report", lambda folder: folder.parts[-3], ValueError("figure 0.25")),
 }
@@ -292,7 +292,7 @@ def test_an_ending_that_fails_is_told_and_can_be_repeated(part: str, sites: Site
     assert summary["failed_endings"]["east"] == f"its {part} was not written: its own log says why."
     assert "0.25" not in json.dumps(summary["failed_endings"])
     assert str(error.args[-1]) in (sites.site("east") / LOG).read_text()
-    assert any("not completed at east" in text for text in doubts(summary))
+    assert any("not completed at east" in text for text in caveats(summary))
     assert "not completed at east" in sentences(folder)
     at_home(sites, "north", "fails")
     at_home(sites, "south", "fails")
@@ -309,14 +309,14 @@ def test_an_ending_that_fails_is_told_and_can_be_repeated(part: str, sites: Site
 
 
 def test_a_site_that_is_gone_at_the_end(sites: Sites) -> None:
-    courier = sites.courier()
+    transport = sites.transport()
 
     def lost(name: str, request: bytes) -> str:
         is_end = isinstance(unpack(request, ASKED, 1 << 30)[0], End)
         return "dead" if name == "east" and is_end else ""
 
-    courier.lost = lost
-    folder = sites.run("fedavg", "gone", courier, **USUAL)
+    transport.lost = lost
+    folder = sites.run("fedavg", "gone", transport, **USUAL)
     assert ended(folder)["failed_endings"] == {"east": "it did not answer."}
     sites.run("fedavg", "gone", **USUAL)
     assert ended(folder)["failed_endings"] == {}
@@ -324,16 +324,16 @@ def test_a_site_that_is_gone_at_the_end(sites: Sites) -> None:
 
 
 def test_a_site_that_refuses_when_the_run_is_resumed(sites: Sites) -> None:
-    courier = sites.courier()
-    courier.lost = lambda name, request: "dead" if name == "east" and isinstance(unpack(request, ASKED, 1 << 30)[0], End) else ""
-    folder = sites.run("fedavg", "refuses", courier, **USUAL)
+    transport = sites.transport()
+    transport.lost = lambda name, request: "dead" if name == "east" and isinstance(unpack(request, ASKED, 1 << 30)[0], End) else ""
+    folder = sites.run("fedavg", "refuses", transport, **USUAL)
     sites.change("east", {"rounds = 1000": "rounds = 1"})
     sites.run("fedavg", "refuses", **USUAL)
     assert "(rounds)" in ended(folder)["failed_endings"]["east"]
 
 
 def test_a_site_that_answers_nonsense_at_the_end(sites: Sites) -> None:
-    courier = sites.courier()
+    transport = sites.transport()
     is_end = False
 
     def lost(name: str, request: bytes) -> str:
@@ -341,9 +341,9 @@ def test_a_site_that_answers_nonsense_at_the_end(sites: Sites) -> None:
         is_end = isinstance(unpack(request, ASKED, 1 << 30)[0], End) and name == "east"
         return ""
 
-    courier.lost = lost
-    courier.changed = lambda name, answer: b"\x00" * 40 if is_end else answer
-    folder = sites.run("fedavg", "nonsense", courier, **USUAL)
+    transport.lost = lost
+    transport.changed = lambda name, answer: b"\x00" * 40 if is_end else answer
+    folder = sites.run("fedavg", "nonsense", transport, **USUAL)
     assert ended(folder)["failed_endings"].keys() == {"east"}
 
 
@@ -354,14 +354,14 @@ def test_a_site_that_answers_nonsense_at_the_end(sites: Sites) -> None:
 def researcher(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> Sites:
     """The researcher's commands, with jobs that are handed to the sites in this process."""
 
-    def conduct(ordered: Ordered, out: Path, followed: object = None) -> dict[str, Any]:
+    def conduct(ordered: SubmittedJob, out: Path, followed: object = None) -> dict[str, Any]:
         order = {name: value for name, value in ordered.settings.items() if name != "algorithm"}
         made = sites.run(ordered.settings["algorithm"], ordered.run, **order)
         shutil.copytree(made, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".lock"))
         return ended(out)
 
     (sites.folder / "hub" / "lead").mkdir()
-    monkeypatch.setattr(Ordered, "conduct", conduct)
+    monkeypatch.setattr(SubmittedJob, "conduct", conduct)
     return sites
 
 
@@ -457,7 +457,7 @@ def test_the_python_side_of_a_comparison(researcher: Sites, tmp_path: Path) -> N
     researcher.change("south", {"records = 10 ": "records = 20 "})
     base = config.experiment({**USUAL, "metric": "macro_f1"})
 
-    def conduct(ordered: Ordered, folder: Path) -> dict[str, Any]:
+    def conduct(ordered: SubmittedJob, folder: Path) -> dict[str, Any]:
         return ordered.conduct(folder)
 
     hub = researcher.folder / "hub"

@@ -19,10 +19,10 @@ from comity.core.record import leaves, read_only
 from comity.core.samples import PartyData
 from comity.engines.loop import LoopEngine
 from comity.engines.stacked import scheduler
-from comity.engines.stacked.joined import Joined, Unlike
+from comity.engines.stacked.stacked_tree import StackedTree, Unlike
 from comity.experiments import config
-from comity.experiments.build import Job, prepare
-from comity.experiments.outline import Quiet
+from comity.experiments.build import SimulatedRun, prepare
+from comity.experiments.server_run import Quiet
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def double() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-def job(text: str, engine: str, **settings: Any) -> Job:
+def job(text: str, engine: str, **settings: Any) -> SimulatedRun:
     """A small experiment in 64 bits."""
     gentle = text.startswith(STEEP)
     usual = {"algorithm": text, "model": "mlp2(width=16)", "rounds": 2, "lr": 0.02 if gentle else 0.1, "workers": 1, "epochs": 2}
@@ -46,7 +46,7 @@ def job(text: str, engine: str, **settings: Any) -> Job:
     return replace(made, parties=parties)
 
 
-def after(made: Job) -> list[torch.Tensor]:
+def after(made: SimulatedRun) -> list[torch.Tensor]:
     """Every tensor that the server and the parties have after the last round, and how many steps it took."""
     engine = made.engine()
     assert isinstance(engine, LoopEngine)
@@ -208,7 +208,7 @@ def owns(*each: Own) -> list[Own]:
 def test_what_is_equal_is_taken_once_and_tensors_that_differ_are_stacked() -> None:
     shared, a, b = torch.ones(3), torch.tensor([1.0]), torch.tensor([2.0])
     each = owns(Own(shared, {"x": a, "array": np.arange(3)}), Own(shared, {"x": b, "array": np.arange(3)}))
-    joined = Joined(each)
+    joined = StackedTree(each)
     (stacked,) = joined.rows.values()
     assert torch.equal(stacked, torch.tensor([[1.0], [2.0]]))
     for n, own in enumerate(each):
@@ -221,7 +221,7 @@ def test_what_is_equal_is_taken_once_and_tensors_that_differ_are_stacked() -> No
 
 def test_one_and_the_same_is_not_looked_into() -> None:
     (own,) = owns(Own(torch.ones(3), {}))
-    joined = Joined([own, own, own])
+    joined = StackedTree([own, own, own])
     assert not joined.rows
     assert joined.of({}) is own
 
@@ -243,13 +243,13 @@ def test_one_and_the_same_is_not_looked_into() -> None:
 )
 def test_what_differs_in_more_than_tensors_is_not_one(other: Own) -> None:
     with pytest.raises(Unlike):
-        Joined(owns(Own(torch.ones(3), {"x": 1}), other))
+        StackedTree(owns(Own(torch.ones(3), {"x": 1}), other))
 
 
 @pytest.mark.parametrize("arrays", [(np.zeros(2), np.ones(2)), (np.zeros(2), np.zeros(3)), (np.zeros(2), np.zeros(2, np.int64))])
 def test_arrays_that_differ_are_not_one(arrays: tuple[Any, Any]) -> None:
     with pytest.raises(Unlike):
-        Joined(owns(*(Own(torch.ones(3), {"x": array}) for array in arrays)))
+        StackedTree(owns(*(Own(torch.ones(3), {"x": array}) for array in arrays)))
 
 
 def test_blocks_follow_the_cache(monkeypatch: pytest.MonkeyPatch, double: None) -> None:

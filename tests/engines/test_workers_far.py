@@ -20,13 +20,13 @@ from comity.engines.sealing import KEY, RUN
 from comity.engines.site import Site
 from comity.engines.site_store import SiteStore
 from comity.engines.workers import WorkerMessage, WorkersEngine
-from comity.experiments.build import Job
+from comity.experiments.build import SimulatedRun
 
 
 class OneActor(WorkersEngine):
     """An actor of Ray's engine without Ray: what passes between the two are bytes, as there."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: SimulatedRun) -> None:
         super().__init__({p.id: len(p.data.train) for p in job.parties}, 1)
         self._actor = Actor()
         self._actor._far = True
@@ -45,7 +45,7 @@ class OneActor(WorkersEngine):
             list(self._actor.answer(*packed(ask)))
 
 
-def on_one_actor(job: Job) -> Engine:
+def on_one_actor(job: SimulatedRun) -> Engine:
     return OneActor(job)
 
 
@@ -67,9 +67,9 @@ def test_methods_whose_server_is_on_the_cpu(text: str, tmp_path: Path, monkeypat
         return end(site, running)
 
     monkeypatch.setattr(Site, "end", ended)
-    monkeypatch.setattr(Job, "engine", on_one_actor)
+    monkeypatch.setattr(SimulatedRun, "engine", on_one_actor)
     with far_device(monkeypatch):
-        monkeypatch.setattr(Job, "device", torch.device("cpu"))
+        monkeypatch.setattr(SimulatedRun, "device", torch.device("cpu"))
         there = go(text, tmp_path / "there")
     assert tables(there.folder) == tables(here.folder)
     assert seen
@@ -79,9 +79,9 @@ def test_methods_whose_server_is_on_the_cpu(text: str, tmp_path: Path, monkeypat
 def test_a_worker_adds_up_there_and_its_sum_leaves_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Partial sums; that of one worker has the bits of a loop."""
     here = go("scaffold", tmp_path / "here")
-    monkeypatch.setattr(Job, "engine", on_one_actor)
+    monkeypatch.setattr(SimulatedRun, "engine", on_one_actor)
     with far_device(monkeypatch):
-        monkeypatch.setattr(Job, "device", torch.device("cpu"))
+        monkeypatch.setattr(SimulatedRun, "device", torch.device("cpu"))
         there = go("scaffold", tmp_path / "there", engine="process", workers=1, partial_sums=True)
     assert tables(there.folder) == tables(here.folder)
     assert SUMMED in there.summary["remarks"]

@@ -28,7 +28,7 @@ from comity.core.key import BatchKey
 from comity.core.record import unseal
 from comity.engines.loop import LoopEngine
 from comity.experiments import checkpoint
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 from comity.parts.attack import next_lambda
 from comity.parts.choice import peer_chances, remembered
 from comity.parts.overlap import Help

@@ -46,7 +46,7 @@ from comity.core import Batch, FitRequest, Key, LearningTask, Params, Party, Sam
 from comity.core.call import PartyResult
 from comity.errors import UsageError
 from comity.experiments import checkpoint
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 from comity.parts.choice import with_the_worst
 from comity.parts.consensus import agreed, class_shares
 from comity.parts.discriminator import Owners, discriminator, tell_apart, with_others
@@ -319,7 +319,7 @@ def _three_way() -> tuple[LearningTask, Params]:
 
 def test_eq5_by_hand() -> None:
     """Mine: logits (0, log 2, 0), label 1, softmax (1/4, 1/2, 1/4): log 2. Party 0's: (log 3, 0, 0): log 5/3. Party 2's:
-    (0, 0, 0): log 3. Together log 2 + (log 5/3 + log 3) / 2 = log 2 + log(5) / 2 = 1.49787."""
+    (0, 0, 0): log 3. BatchedTraining log 2 + (log 5/3 + log 3) / 2 = log 2 + log(5) / 2 = 1.49787."""
     disc, D = _three_way()
     mine = Samples(torch.tensor([[0.0, math.log(2)]]), torch.tensor([0]))
     batch = batch_of(with_others(mine, [torch.tensor([[math.log(3), 0.0]]), torch.zeros(1, 2)]))

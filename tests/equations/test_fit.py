@@ -17,7 +17,7 @@ from toys import batch_of, fit, noise, party_of, samples, task_of
 import comity
 from comity.core import Batch, Key, Params, Samples, Training, batches, plain
 from comity.core.call import CallId
-from comity.engines.running import KeptMoments, RunningCall
+from comity.engines.running_call import KeptMoments, RunningCall
 
 SHAPE, CLASSES = (6,), 3
 OPTIMIZERS: dict[str, tuple[Training, Callable[[Any], torch.optim.Optimizer]]] = {

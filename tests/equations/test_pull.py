@@ -15,7 +15,7 @@ from comity.algorithms.ditto import Ditto, DittoState
 from comity.algorithms.fedprox import FedProx
 from comity.core import Batch, FitRequest, Key, LearningTask, Model, Params, Pull, Samples, Training, plain
 from comity.core.descent import train
-from comity.engines.stacked.together import train_together
+from comity.engines.stacked.batched_training import train_together
 
 SHAPE, CLASSES = (5,), 3
 LINEAR: LearningTask = task_of("mlp2(width=4)", SHAPE, CLASSES)

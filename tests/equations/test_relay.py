@@ -36,7 +36,7 @@ from comity.core.task import batchnorm_private
 from comity.engines.loop import LoopEngine
 from comity.experiments import checkpoint
 from comity.experiments.config import read
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 from comity.models import build
 from comity.parts.bank import Teacher
 from comity.parts.classwise import contrast, one_class, one_class_external, tellable

@@ -17,8 +17,8 @@ from comity.core.call import CallId
 from comity.core.descent import train
 from comity.core.fit import FitRequest, Pull, Working
 from comity.core.training import Moments
-from comity.engines.loop import LoopEngine, OneByOne
-from comity.engines.running import KeptMoments, RunningCall
+from comity.engines.loop import LoopEngine, Sequential
+from comity.engines.running_call import KeptMoments, RunningCall
 from comity.engines.site_store import SiteStore
 from comity.models import build
 
@@ -82,7 +82,7 @@ class LoopServer(Server):
     """A net over parties of this process, whose states a test may look at."""
 
     def __init__(self, algorithm: AnyAlgorithm, info: Info, root: Key, participation: float, parties: Sequence[Party]) -> None:
-        self.engine = LoopEngine(SiteStore(algorithm, parties, root), OneByOne())
+        self.engine = LoopEngine(SiteStore(algorithm, parties, root), Sequential())
         super().__init__(algorithm, info, root, participation, self.engine)
 
     def state(self, i: int) -> Any:

@@ -22,15 +22,15 @@ from comity.errors import ComityError, UsageError
 from comity.experiments import checkpoint, environment
 from comity.experiments import loop as rounds_of
 from comity.experiments.folder import RunFolder
-from comity.experiments.outline import Quiet
 from comity.experiments.run import reopen, resume_in
+from comity.experiments.server_run import Quiet
 from comity.experiments.tables import TABLES
 from comity.measure import conventions
 from comity.report import report
 from comity.report.static import ranking
 from comity.studies.export import export
 from comity.studies.export import load as load_exported
-from comity.studies.side_by_side import run_once
+from comity.studies.parallel import run_once
 
 SETTINGS: dict[str, Any] = {
     "data": "digits", "partition": "iid|keep(samples=40)", "parties": 2, "model": "linear", "rounds": 3, "engine": "loop",

@@ -36,7 +36,7 @@ def test_what_cannot_be(settings: dict[str, Any], said: str) -> None:
         config.experiment(SMALL | settings)
 
 
-def job(**settings: Any) -> build.Job:
+def job(**settings: Any) -> build.SimulatedRun:
     experiment = config.experiment(SMALL | settings)
     return prepare(experiment, federation_of(experiment))
 

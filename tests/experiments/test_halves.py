@@ -12,10 +12,10 @@ from comity.core.metrics import ACCURACY
 from comity.core.samples import PartyData, Samples
 from comity.errors import UsageError
 from comity.experiments.build import prepare
-from comity.experiments.common import CommonGround, Introduction, Introductions, Seats
 from comity.experiments.config import Experiment, experiment
+from comity.experiments.context import PartyInfo, PartyInfos, Roster, RunContext
 from comity.experiments.party_side import make_party
-from comity.experiments.server_side import agree
+from comity.experiments.server_side import resolve_method
 
 SETTINGS = {
     "algorithm": "relay",
@@ -35,15 +35,15 @@ def federation() -> comity.Federation:
     return comity.load("digits").partition("dirichlet(alpha=1)", 5, seed=0)
 
 
-def apart(chosen: Experiment, federation: comity.Federation) -> CommonGround:
+def apart(chosen: Experiment, federation: comity.Federation) -> RunContext:
     """The common ground as it would be made far from the data: from plain names and numbers."""
-    said = Introductions.of(federation, ACCURACY)
-    return CommonGround(chosen, Introductions(dict(said.parties), tuple(said.shape), said.classes, said.black))
+    said = PartyInfos.of(federation, ACCURACY)
+    return RunContext(chosen, PartyInfos(dict(said.parties), tuple(said.shape), said.classes, said.black))
 
 
 def test_the_servers_half_needs_no_data(federation: comity.Federation) -> None:
     chosen = experiment(SETTINGS)
-    _, info = agree(apart(chosen, federation))
+    _, info = resolve_method(apart(chosen, federation))
     whole = prepare(chosen, federation).info
     for field in fields(info):
         if field.name != "tasks":
@@ -81,8 +81,8 @@ def test_parties_with_one_network_share_one_task(federation: comity.Federation) 
 def least_batch(**settings: object) -> int:
     """Of a party with three samples."""
     few = Samples(torch.zeros(3, 3, 32, 32), torch.zeros(3, dtype=torch.int64))
-    said = Introductions({"north": Introduction(3, 3, 3, ["test"], False)}, (3, 32, 32), 10, (0.0, 0.0, 0.0))
-    return make_party(CommonGround(experiment(settings), said), 0, PartyData(few, few, few)).training.min_batch
+    said = PartyInfos({"north": PartyInfo(3, 3, 3, ["test"], False)}, (3, 32, 32), 10, (0.0, 0.0, 0.0))
+    return make_party(RunContext(experiment(settings), said), 0, PartyData(few, few, few)).training.min_batch
 
 
 def test_the_smallest_batch() -> None:
@@ -104,7 +104,7 @@ def test_the_smallest_batch() -> None:
 )
 def test_seats_that_cannot_be(changes: dict[str, object], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        Seats.of(experiment(changes), ["p0", "p1", "p2"])
+        Roster.of(experiment(changes), ["p0", "p1", "p2"])
 
 
 def test_comity_run_is_the_function() -> None:

@@ -19,7 +19,7 @@ from comity.errors import UsageError
 from comity.experiments import config
 from comity.experiments.build import prepare
 from comity.experiments.evaluation import SHARE
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 from comity.report import report
 
 SMALL: dict[str, Any] = {"data": "digits", "parties": 8, "model": "mlp2(width=6)", "engine": "loop", "rounds": 6}

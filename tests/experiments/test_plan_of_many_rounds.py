@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 
 from comity.core.party import Traffic
-from comity.experiments import outline
-from comity.experiments.build import Job, federation_of, prepare
+from comity.experiments import server_run
+from comity.experiments.build import SimulatedRun, federation_of, prepare
 from comity.experiments.config import experiment
 from comity.studies import plan
 
 
-def job(**settings: object) -> Job:
+def job(**settings: object) -> SimulatedRun:
     asked = experiment({"model": "mlp2(width=8)", "parties": 4, "partition": "dirichlet(alpha=0.5)", **settings})
     return prepare(asked, federation_of(asked))
 
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outline, "COUNTED_ROUNDS", 50)
-    monkeypatch.setattr(outline, "COUNTED_DRAWS", 0)
+    monkeypatch.setattr(server_run, "COUNTED_ROUNDS", 50)
+    monkeypatch.setattr(server_run, "COUNTED_DRAWS", 0)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbabu"])

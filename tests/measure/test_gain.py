@@ -15,11 +15,11 @@ from comity.core.evaluation import Answers
 from comity.core.metrics import METRICS, Metric
 from comity.errors import ComityError
 from comity.measure.gain import Gain, drawn_again, paired, paired_interval
-from comity.studies.answers import (
+from comity.studies.party_verdicts import (
     MOST,
-    Answer,
     Estimate,
     Held,
+    PartyVerdict,
     answers,
     estimates,
     how_to_read,
@@ -120,7 +120,7 @@ def clear(party: str, gain: float, error: float = 0.01) -> Gain:
 
 def told(
     gains: dict[str, list[list[Gain]]], metric: Metric = ACCURACY, names: tuple[str, ...] = (), **held: Held
-) -> dict[str, Answer]:
+) -> dict[str, PartyVerdict]:
     everybody = {gain.party: Held((20, 20), (20, 20)) for seeds in gains.values() for seed in seeds for gain in seed} | held
     found = {method: estimates(dict(enumerate(seeds)), True, len(gains), metric) for method, seeds in gains.items()}
     return {one.party: one for one in answers(found, {party: [has] for party, has in everybody.items()}, metric, names)}

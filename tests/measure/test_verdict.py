@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from comity.studies.answers import Answer, Estimate, Verdict
-from comity.studies.standing import Standing
-from comity.studies.verdict import QUESTIONS, overall
+from comity.studies.method_summary import MethodSummary
+from comity.studies.overall_verdict import QUESTIONS, overall
+from comity.studies.party_verdicts import Estimate, PartyVerdict, Verdict
 
 
-def row(name: str, gain: Estimate | None, sent: float = 1e6, judged: Estimate | None = None, **gains: Estimate) -> Standing:
+def row(name: str, gain: Estimate | None, sent: float = 1e6, judged: Estimate | None = None, **gains: Estimate) -> MethodSummary:
     figures = {"figure": [0.8], "worst_figure": [0.7], "accuracy": [0.8], "worst": [0.7]}
-    return Standing(
+    return MethodSummary(
         name,
         "accuracy",
         **figures,  # type: ignore[arg-type]
@@ -23,12 +23,12 @@ def row(name: str, gain: Estimate | None, sent: float = 1e6, judged: Estimate | 
         seconds=1.0,
         joined=None,
         joined_gain=None,
-        doubts=[],
+        caveats=[],
     )
 
 
-def answer(party: str, verdict: Verdict) -> Answer:
-    return Answer(party, verdict, "", None, {})
+def answer(party: str, verdict: Verdict) -> PartyVerdict:
+    return PartyVerdict(party, verdict, "", None, {})
 
 
 CLEAR, WORSE, OPEN = Estimate(0.05, 0.02, 0.08), Estimate(-0.05, -0.08, -0.02), Estimate(0.01, -0.03, 0.05)

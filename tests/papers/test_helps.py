@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from xml.etree import ElementTree
 
+from comity.studies import benefit_map
 from comity import papers
-from comity.studies import helps, pages
+from comity.studies import pages
+from comity.studies.benefit_map import Help, Place
 from comity.studies.cells import Cell, Figure
-from comity.studies.helps import Help, Place
 from comity.studies.reproduction import Reproduction
 
-TABLE = papers.table(helps.MAP)
+TABLE = papers.table(benefit_map.MAP)
 ROWS = {row.name: row for row in TABLE.rows}
 
 
@@ -24,7 +25,7 @@ def made(figures: Mapping[str, Mapping[str, tuple[Sequence[float], int]]]) -> Re
         for r, (values, sent) in rows.items()
     ]
     settings = {c: {r: TABLE.run_settings(c, ROWS[r], "reduced") for r in rows} for c, rows in figures.items()}
-    return Reproduction(helps.MAP, "reduced", "comity reproduce comity/map", "abc", 60.0, 10**8, {}, settings, cells)
+    return Reproduction(benefit_map.MAP, "reduced", "comity reproduce comity/map", "abc", 60.0, 10**8, {}, settings, cells)
 
 
 ALONE = ([70.0, 71.0, 72.0], 0)
@@ -58,7 +59,7 @@ def test_one_seed_is_never_clear() -> None:
 
 
 def test_the_best_clearly_helps_and_the_cheapest_is_not_clearly_worse() -> None:
-    here = helps.places(SOME)
+    here = benefit_map.places(SOME)
     few = here["plane-10-0.05"]
     assert few.best
     assert few.cheapest
@@ -73,7 +74,7 @@ def test_the_best_clearly_helps_and_the_cheapest_is_not_clearly_worse() -> None:
 
 
 def test_the_page_says_it() -> None:
-    text = helps.page(SOME)
+    text = benefit_map.page(SOME)
     assert "| 10 samples, alpha 0.05 | 200 × 10 | 71.0 | **-9.9 ± 1.0** | **+5.0 ± 0.4** | **+5.0 ± 0.4** |" in text
     assert "| 10 samples, alpha 0.05 | Fed-SPS (+5.0) | relay | 4 B |" in text
     assert "| 100 samples, alpha 10 | stay alone: nothing clearly helps |  |  |" in text
@@ -82,24 +83,24 @@ def test_the_page_says_it() -> None:
 
 
 def test_the_picture_is_a_map_a_method() -> None:
-    drawn = helps.picture(SOME)
+    drawn = benefit_map.picture(SOME)
     texts = [node.text for node in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
     assert texts.count("FedAvg") == texts.count("relay") == 1
     assert "−9.9" in texts
     assert "(−0.7)" in texts
-    assert drawn == helps.picture(SOME)
+    assert drawn == benefit_map.picture(SOME)
 
 
 def test_colours_tell_help_from_harm() -> None:
-    assert helps.colour(0) == "#ffffff"
-    assert helps.colour(helps.MOST) == helps.colour(99) == "#2166ac"
-    assert helps.colour(-99) == "#d95f02"
+    assert benefit_map.colour(0) == "#ffffff"
+    assert benefit_map.colour(benefit_map.MOST) == benefit_map.colour(99) == "#2166ac"
+    assert benefit_map.colour(-99) == "#d95f02"
 
 
 def test_every_slice_names_columns_of_the_map() -> None:
     settings = {column.name: TABLE.run_settings(column.name, ROWS["solo"], "full") for column in TABLE.columns}
     found = {name: Place(name, each, {}, ()) for name, each in settings.items()}
-    shown = [place.title for _, patterns in helps.SLICES for place in helps._of(found, patterns)]
+    shown = [place.title for _, patterns in benefit_map.SLICES for place in benefit_map._of(found, patterns)]
     assert set(shown) == set(found)
     assert all(found[name].tested and found[name].at for name in found)
     assert found["plane-300-0.05"].at == (300, 0.05)

@@ -16,8 +16,8 @@ import pytest
 from comity import papers
 from comity.experiments.build import prepare
 from comity.experiments.config import experiment
-from comity.experiments.outline import Quiet
 from comity.experiments.run import start
+from comity.experiments.server_run import Quiet
 from comity.studies.reproduce import federation_for, implemented
 
 

@@ -297,7 +297,7 @@ def _twice_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         private_module,
         "add_clipped",
-        lambda into, loss, theta, batch, clip, scale, *tape: right(into, loss, theta, batch, 2 * clip, scale, *tape),
+        lambda into, loss, theta, batch, clip, scale, *record_messages: right(into, loss, theta, batch, 2 * clip, scale, *record_messages),
     )
 
 

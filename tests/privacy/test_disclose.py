@@ -295,7 +295,7 @@ def disclosed(folder: Path, federation: comity.Federation) -> str:
 def test_without_an_audit_the_page_says_how_to_make_one(made: dict[str, Path]) -> None:
     page = html.unescape(page_of(made["fedavg"]))
     assert "No audit of this run was made" in page
-    assert "--tape" in page
+    assert "--record-messages" in page
 
 
 @pytest.mark.parametrize("up", [0, 2])

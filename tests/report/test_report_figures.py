@@ -18,7 +18,7 @@ from comity.measure import gains
 from comity.measure.fairness import fairness
 from comity.measure.targets import reached
 from comity.report import report
-from comity.studies.standing import Standing
+from comity.studies.method_summary import MethodSummary
 from comity.units import size
 
 METHODS = ("solo", "fedavg", "fed-sps", "adcol")
@@ -33,7 +33,7 @@ class Made:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         settings = {"partition": "dirichlet(alpha=0.5)|keep(samples=90)", "rounds": 3, "lr": 0.1}
-        self.table: list[Standing] = compared(folder, METHODS[1:], SEEDS, **settings)
+        self.table: list[MethodSummary] = compared(folder, METHODS[1:], SEEDS, **settings)
         self.page = Written(report(folder, methods=[]))
 
     def run(self, method: str, seed: int) -> Path:
@@ -107,7 +107,7 @@ def test_ranking(made: Made) -> None:
     assert all(row_of(made, m).judged == len(PARTIES) * len(SEEDS) for m in METHODS[1:])
 
 
-def row_of(made: Made, method: str) -> Standing:
+def row_of(made: Made, method: str) -> MethodSummary:
     return next(row for row in made.table if row.algorithm == method)
 
 

@@ -16,8 +16,8 @@ from comity import Federation, run
 from comity.core.ledger import Ledger
 from comity.errors import UsageError
 from comity.experiments.config import experiment
-from comity.experiments.outline import Outline, Quiet
 from comity.experiments.result import Result
+from comity.experiments.server_run import Quiet, ServerRun
 from comity.report import report
 from comity.studies.tune import tune
 from comity.units import size, spread
@@ -49,7 +49,7 @@ class Stop(Quiet):
     def __init__(self, after: int) -> None:
         self.after = after
 
-    def begin(self, job: Outline, first_round: int) -> None:
+    def begin(self, job: ServerRun, first_round: int) -> None:
         if self.after < 0:
             raise InterruptedError
 

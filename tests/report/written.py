@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from comity.experiments.config import experiment
-from comity.experiments.outline import Quiet
+from comity.experiments.server_run import Quiet
 from comity.studies.compare import compare
-from comity.studies.standing import Standing
+from comity.studies.method_summary import MethodSummary
 
 VOID = {"meta", "link", "img", "input"}
 SMALL: dict[str, Any] = {
@@ -155,7 +155,7 @@ def loaded(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def compared(folder: Path, methods: Sequence[str], seeds: Sequence[int] = (0,), **settings: Any) -> list[Standing]:
+def compared(folder: Path, methods: Sequence[str], seeds: Sequence[int] = (0,), **settings: Any) -> list[MethodSummary]:
     """A small comparison with SOLO."""
     base = experiment(SMALL | settings)
     return compare(base, methods, seeds, folder, lambda _: Quiet(), lambda _: None).rows

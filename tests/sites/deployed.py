@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from comity.sites.flare import kits
+from comity.sites.flare import startup_kits
 from comity.sites.flare.jobs import Jobs
 from comity.sites.flare.processes import descendants, end_all
 
@@ -33,19 +33,19 @@ def free_port() -> int:
 
 
 class Deployed:
-    """A server and sites that can be started, killed and started again; `desk` is the module that answers in their jobs."""
+    """A server and sites that can be started, killed and started again; `handler` is the module that answers in their jobs."""
 
-    def __init__(self, folder: Path, names: Sequence[str], desk: str = "echo") -> None:
+    def __init__(self, folder: Path, names: Sequence[str], handler: str = "echo") -> None:
         self.folder = folder
         self.hub = folder / "hub"
         self.names = list(names)
-        self.desk = desk
+        self.handler = handler
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.before = [folder for folder in OUTSIDE if folder.exists()]
-        invite = kits.init(self.hub, "localhost", free_port())
+        invite = startup_kits.init(self.hub, "localhost", free_port())
         for name in names:
-            request = kits.join(invite, name, self.site(name))
-            kits.accept(kits.approve(self.hub, request), self.site(name), invite.fingerprint)
+            request = startup_kits.join(invite, name, self.site(name))
+            startup_kits.accept(startup_kits.approve(self.hub, request), self.site(name), invite.fingerprint)
 
     def site(self, name: str) -> Path:
         """A site's own folder."""
@@ -54,8 +54,8 @@ class Deployed:
     def start(self, *names: str, first: str = "") -> None:
         """Start "server" or sites by name; `first` is code that their processes begin with."""
         for name in names:
-            at = [self.hub, self.hub / kits.SERVER] if name == "server" else [self.site(name), self.site(name) / kits.KIT]
-            env = os.environ | {"COMITY_SITES_DESK": self.desk}
+            at = [self.hub, self.hub / startup_kits.SERVER] if name == "server" else [self.site(name), self.site(name) / startup_kits.KIT]
+            env = os.environ | {"COMITY_SITES_DESK": self.handler}
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
             what = "run_server" if name == "server" else "run_site"
             with (self.folder / f"{name}.out").open("ab") as out:
@@ -66,7 +66,7 @@ class Deployed:
                 self._wait_for_port()
 
     def _wait_for_port(self) -> None:
-        port = kits.Invite.load(self.hub / kits.INVITE).port
+        port = startup_kits.Invite.load(self.hub / startup_kits.INVITE).port
         for _ in range(300):
             with socket.socket() as at:
                 if at.connect_ex(("127.0.0.1", port)) == 0:
@@ -80,11 +80,11 @@ class Deployed:
 
     def log(self, name: str) -> str:
         """FLARE's own log there."""
-        kit = self.hub / kits.SERVER if name == "server" else self.site(name) / kits.KIT
+        kit = self.hub / startup_kits.SERVER if name == "server" else self.site(name) / startup_kits.KIT
         return "".join(file.read_text(encoding="utf-8", errors="replace") for file in sorted(kit.rglob("log.txt*")))
 
     @contextmanager
-    def jobs(self, kit: str = kits.LEAD, seconds: float = 20) -> Iterator[Jobs]:
+    def jobs(self, kit: str = startup_kits.LEAD, seconds: float = 20) -> Iterator[Jobs]:
         """The researcher's way to the server."""
         with Jobs.at(self.hub / kit, seconds) as jobs:
             yield jobs

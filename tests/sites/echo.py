@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from comity.sites.courier import Courier
+from comity.sites.transport import Transport
 
 
-def serve(courier: Courier, order: dict[str, Any], folder: Path) -> None:
+def serve(transport: Transport, order: dict[str, Any], folder: Path) -> None:
     """Ask what the order says, and write down what comes back."""
     with (folder / "steps.jsonl").open("a", encoding="utf-8") as file:
         for step in order["steps"]:
@@ -27,12 +27,12 @@ def serve(courier: Courier, order: dict[str, Any], folder: Path) -> None:
                 begun = time.monotonic()
                 answers = {}
                 print(json.dumps({"begun": step["ask"]}), file=file, flush=True)
-                for name, answer in courier.ask(dict.fromkeys(step.get("sites", courier.names), word), step.get("seconds", 10)):
+                for name, answer in transport.ask(dict.fromkeys(step.get("sites", transport.names), word), step.get("seconds", 10)):
                     said = None if answer is None else len(answer) if step.get("bytes") else answer.decode()
                     answers[name] = [said, round(time.monotonic() - begun, 4)]
                 took = time.monotonic() - begun
                 print(
-                    json.dumps({"ask": step["ask"], "answers": answers, "took": took, "names": courier.names}),
+                    json.dumps({"ask": step["ask"], "answers": answers, "took": took, "names": transport.names}),
                     file=file,
                     flush=True,
                 )

@@ -18,7 +18,7 @@ from elsewhere import OPEN, Sites
 from comity.experiments import config
 from comity.experiments.folder import RunFolder
 from comity.experiments.tables import ABSENCES, TIMING
-from comity.sites.ordering import Ordered
+from comity.sites.job_submission import SubmittedJob
 from comity.sites.server import RUNS
 
 SIZES = {"north": (47, 12), "east": (23, 9), "south": (34, 17)}
@@ -32,12 +32,12 @@ class Real(Deployed):
 
     def __init__(self, folder: Path, sizes: Mapping[str, tuple[int, int]] = SIZES, data: str = "digits") -> None:
         self.sites = Sites(folder, sizes, LAW, data)
-        super().__init__(folder, self.sites.names, desk="")
+        super().__init__(folder, self.sites.names, handler="")
 
-    def order(self, method: str, out: Path, deadline: float = 60, wait: float = 60, **settings: Any) -> Order:
-        """Order a run, and follow it in a thread."""
-        return Order(
-            Ordered.new(self.hub, config.experiment({"algorithm": method} | SETTINGS | settings), out, deadline, wait), out
+    def order(self, method: str, out: Path, deadline: float = 60, wait: float = 60, **settings: Any) -> JobRequest:
+        """JobRequest a run, and follow it in a thread."""
+        return JobRequest(
+            SubmittedJob.new(self.hub, config.experiment({"algorithm": method} | SETTINGS | settings), out, deadline, wait), out
         )
 
     def check_same(self, method: str, out: Path, absent: bool = False, **settings: Any) -> None:
@@ -62,13 +62,13 @@ class Real(Deployed):
 
     def run_of(self, out: Path) -> RunFolder:
         """The server's folder of a run that was ordered for `out`."""
-        return RunFolder(self.hub / RUNS / Ordered.read(out).run)
+        return RunFolder(self.hub / RUNS / SubmittedJob.read(out).run)
 
 
-class Order:
+class JobRequest:
     """A run that was ordered, and is followed."""
 
-    def __init__(self, ordered: Ordered, out: Path) -> None:
+    def __init__(self, ordered: SubmittedJob, out: Path) -> None:
         self.ordered = ordered
         self.out = out
         self.said: list[str] = []

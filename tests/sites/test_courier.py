@@ -41,21 +41,21 @@ def fails(request: bytes) -> bytes:
 
 
 def test_answers_come_as_they_arrive() -> None:
-    from comity.sites.flare.apps import FlareCourier
+    from comity.sites.flare.apps import FlareTransport
 
-    courier = FlareCourier({"slow": Far(later(0.3)), "quick": Far(later(0)), "never": Far(later(2))}, lambda: False)
-    assert courier.names == ["never", "quick", "slow"]
+    transport = FlareTransport({"slow": Far(later(0.3)), "quick": Far(later(0)), "never": Far(later(2))}, lambda: False)
+    assert transport.names == ["never", "quick", "slow"]
     begun = time.monotonic()
-    assert list(courier.ask(dict.fromkeys(courier.names, b"x"), 0.8)) == [("quick", b"x"), ("slow", b"x"), ("never", None)]
+    assert list(transport.ask(dict.fromkeys(transport.names, b"x"), 0.8)) == [("quick", b"x"), ("slow", b"x"), ("never", None)]
     assert 0.8 <= time.monotonic() - begun < 1.5
-    assert list(courier.ask({}, 1)) == []
+    assert list(transport.ask({}, 1)) == []
 
 
 def test_a_fault_is_no_answer() -> None:
-    from comity.sites.flare.apps import FAILED, FlareCourier
+    from comity.sites.flare.apps import FAILED, FlareTransport
 
-    courier = FlareCourier({"a": Far(fails), "b": Far(lambda _: FAILED), "c": Far(lambda _: b"well")}, lambda: False)
-    assert dict(courier.ask(dict.fromkeys([*courier.names, "nobody"], b""), 5)) == {
+    transport = FlareTransport({"a": Far(fails), "b": Far(lambda _: FAILED), "c": Far(lambda _: b"well")}, lambda: False)
+    assert dict(transport.ask(dict.fromkeys([*transport.names, "nobody"], b""), 5)) == {
         "a": None,
         "b": None,
         "c": b"well",
@@ -64,31 +64,31 @@ def test_a_fault_is_no_answer() -> None:
 
 
 def test_who_was_silent_is_asked_whether_it_is_there() -> None:
-    from comity.sites.flare.apps import FlareCourier
+    from comity.sites.flare.apps import FlareTransport
 
     gone = Far(later(1))
-    courier = FlareCourier({"gone": gone}, lambda: False)
-    assert list(courier.ask({"gone": b""}, 0.1)) == [("gone", None)]
+    transport = FlareTransport({"gone": gone}, lambda: False)
+    assert list(transport.ask({"gone": b""}, 0.1)) == [("gone", None)]
     gone.there = False
-    assert list(courier.ask({"gone": b""}, 5)) == [("gone", None)]
+    assert list(transport.ask({"gone": b""}, 5)) == [("gone", None)]
     assert gone.asked == 1  # not asked in vain
     gone.there = True
-    assert list(courier.ask({"gone": b"back"}, 5)) == [("gone", b"back")]
+    assert list(transport.ask({"gone": b"back"}, 5)) == [("gone", b"back")]
 
 
 def test_an_aborted_job_is_nobodys_silence() -> None:
-    from comity.sites.flare.apps import FlareCourier
+    from comity.sites.flare.apps import FlareTransport
 
-    courier = FlareCourier({"a": Far(fails), "b": Far(later(5))}, lambda: True)
+    transport = FlareTransport({"a": Far(fails), "b": Far(later(5))}, lambda: True)
     with pytest.raises(ComityError, match="aborted"):
-        list(courier.ask({"a": b"", "b": b""}, 10))
+        list(transport.ask({"a": b"", "b": b""}, 10))
 
 
 def test_a_site_that_is_gone_does_not_cost_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     from comity.sites.flare import apps
 
     monkeypatch.setattr(apps, "EVERY", 0.05)
-    courier = apps.FlareCourier({"gone": Far(later(5), there=False), "works": Far(later(0.5))}, lambda: False)
+    transport = apps.FlareTransport({"gone": Far(later(5), there=False), "works": Far(later(0.5))}, lambda: False)
     begun = time.monotonic()
-    assert list(courier.ask(dict.fromkeys(courier.names, b"x"), 20)) == [("gone", None), ("works", b"x")]
+    assert list(transport.ask(dict.fromkeys(transport.names, b"x"), 20)) == [("gone", None), ("works", b"x")]
     assert time.monotonic() - begun < 3

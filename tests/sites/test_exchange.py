@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 from deployed import OUTSIDE, Deployed
 
-from comity.sites.flare import kits
+from comity.sites.flare import startup_kits
 
 
 def test_all_that_a_job_does(place: Deployed) -> None:
@@ -67,7 +67,7 @@ def test_only_loopback(place: Deployed) -> None:
             for at in process.net_connections("inet"):
                 if at.status == psutil.CONN_LISTEN:
                     listening[at.laddr.port] = at.laddr.ip
-    assert kits.Invite.load(place.hub / kits.INVITE).port in listening
+    assert startup_kits.Invite.load(place.hub / startup_kits.INVITE).port in listening
     assert set(listening.values()) <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
 
 

@@ -9,6 +9,7 @@ import psutil
 import pytest
 from deployed import Deployed
 
+from comity.sites.flare import startup_kits
 from comity.errors import ComityError
 
 
@@ -132,10 +133,9 @@ def alive(process: psutil.Process) -> bool:
 
 
 def test_one_process_a_kit(place: Deployed) -> None:
-    from comity.sites.flare import kits
     from comity.sites.flare.processes import running
 
-    kit = place.site("north") / kits.KIT
+    kit = place.site("north") / startup_kits.KIT
     end = time.monotonic() + 20
     while running(kit) is None and time.monotonic() < end:
         time.sleep(0.1)

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from comity.sites.flare import startup_kits
 from comity.errors import UsageError
-from comity.sites.flare import hardening, kits
+from comity.sites.flare import hardening
 
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("kits") / "hub"
-    kits.init(folder, "localhost", 18999)
+    folder = tmp_path_factory.mktemp("startup_kits") / "hub"
+    startup_kits.init(folder, "localhost", 18999)
     return folder
 
 
@@ -25,7 +26,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def joined(hub: Path) -> tuple[Path, Path]:
     """A site that asked, and its request."""
     site = hub.parent / "north"
-    return site, kits.join(kits.Invite.load(hub / kits.INVITE), "north", site)
+    return site, startup_kits.join(startup_kits.Invite.load(hub / startup_kits.INVITE), "north", site)
 
 
 def read(file: Path) -> dict[str, object]:
@@ -35,8 +36,8 @@ def read(file: Path) -> dict[str, object]:
 
 
 def test_an_invitation_holds_no_secret(hub: Path) -> None:
-    assert set(read(hub / kits.INVITE)) == {"project", "host", "port", "fingerprint"}
-    assert kits.Invite.load(hub / kits.INVITE).fingerprint.startswith("SHA256:")
+    assert set(read(hub / startup_kits.INVITE)) == {"project", "host", "port", "fingerprint"}
+    assert startup_kits.Invite.load(hub / startup_kits.INVITE).fingerprint.startswith("SHA256:")
 
 
 def test_keys_are_their_owners_only(hub: Path, joined: tuple[Path, Path]) -> None:
@@ -51,36 +52,36 @@ def test_keys_are_their_owners_only(hub: Path, joined: tuple[Path, Path]) -> Non
 
 def test_a_root_is_not_made_twice(hub: Path) -> None:
     with pytest.raises(UsageError, match="has a root already"):
-        kits.init(hub, "localhost", 18999)
+        startup_kits.init(hub, "localhost", 18999)
 
 
 def test_nothing_is_left_of_an_init_that_failed(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
-        kits.init(tmp_path, "not a host", 18999)
-    assert not (tmp_path / kits.ROOT).exists()
+        startup_kits.init(tmp_path, "not a host", 18999)
+    assert not (tmp_path / startup_kits.ROOT).exists()
 
 
 @pytest.mark.parametrize("name", ["", "no/rth", "n" * 64, "a b", "-north"])
 def test_names_that_sites_cannot_have(hub: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="letters, digits and hyphens"):
-        kits.join(kits.Invite.load(hub / kits.INVITE), name, tmp_path)
+        startup_kits.join(startup_kits.Invite.load(hub / startup_kits.INVITE), name, tmp_path)
 
 
 def test_only_sites_are_approved(hub: Path, tmp_path: Path) -> None:
     """A request that asks for more than a site's place would make its owner a researcher."""
     entry = {"name": "eve@comity.local", "type": "admin", "org": "comity", "role": "org_admin"}
-    request = kits._request(tmp_path / "eve", "comity", entry)
+    request = startup_kits._request(tmp_path / "eve", "comity", entry)
     with pytest.raises(UsageError, match="'user', not a site"):
-        kits.approve(hub, request)
+        startup_kits.approve(hub, request)
     with pytest.raises(UsageError, match="is not a request"):
-        kits.approve(hub, hub / kits.INVITE)
+        startup_kits.approve(hub, hub / startup_kits.INVITE)
     with pytest.raises(UsageError, match="No such file"):
-        kits.approve(hub, tmp_path / "none.request.zip")
+        startup_kits.approve(hub, tmp_path / "none.request.zip")
 
 
 def test_a_request_that_lies_about_its_kind_is_refused(hub: Path, tmp_path: Path) -> None:
     entry = {"name": "eve@comity.local", "type": "admin", "org": "comity", "role": "lead"}
-    request = kits._request(tmp_path / "eve", "comity", entry)
+    request = startup_kits._request(tmp_path / "eve", "comity", entry)
     lie = tmp_path / "lie.request.zip"
     with zipfile.ZipFile(request) as held, zipfile.ZipFile(lie, "w") as out:
         for name in held.namelist():
@@ -89,34 +90,34 @@ def test_a_request_that_lies_about_its_kind_is_refused(hub: Path, tmp_path: Path
                 content = json.dumps(json.loads(content) | {"kind": "site", "cert_type": "client", "cert_role": None}).encode()
             out.writestr(name, content)
     with pytest.raises(UsageError):
-        kits.approve(hub, lie)
+        startup_kits.approve(hub, lie)
     assert not list(tmp_path.glob("*.signed.zip"))
 
 
 def test_from_request_to_kit(hub: Path, joined: tuple[Path, Path], tmp_path: Path) -> None:
     site, request = joined
-    invite = kits.Invite.load(hub / kits.INVITE)
-    signed = kits.approve(hub, request)
-    assert kits.approve(hub, request, again=False) == signed  # the same key once more
-    other = kits.join(invite, "north", tmp_path / "other")
+    invite = startup_kits.Invite.load(hub / startup_kits.INVITE)
+    signed = startup_kits.approve(hub, request)
+    assert startup_kits.approve(hub, request, again=False) == signed  # the same key once more
+    other = startup_kits.join(invite, "north", tmp_path / "other")
     with pytest.raises(UsageError, match="another key was approved"):
-        kits.approve(hub, other)
+        startup_kits.approve(hub, other)
 
     wrong = invite.fingerprint[:-2] + ("00" if invite.fingerprint[-2:] != "00" else "01")
     with pytest.raises(UsageError, match=r"(?i)fingerprint"):
-        kits.accept(signed, site, wrong)
-    assert not (site / kits.KIT).exists()
+        startup_kits.accept(signed, site, wrong)
+    assert not (site / startup_kits.KIT).exists()
     with pytest.raises(UsageError):  # signed for another key than the one that lies here
-        kits.accept(signed, tmp_path / "other", invite.fingerprint)
-    kit = kits.accept(signed, site, invite.fingerprint)
-    assert not (site / kits.REQUEST).exists()
+        startup_kits.accept(signed, tmp_path / "other", invite.fingerprint)
+    kit = startup_kits.accept(signed, site, invite.fingerprint)
+    assert not (site / startup_kits.REQUEST).exists()
     assert stat.S_IMODE((kit / "startup" / "client.key").stat().st_mode) == 0o600
     with pytest.raises(UsageError, match="has a kit already"):
-        kits.join(invite, "north", site)
+        startup_kits.join(invite, "north", site)
 
 
 def test_what_kits_allow(hub: Path, tmp_path: Path) -> None:
-    shutil.copytree(hub / kits.SERVER, tmp_path / "server")
+    shutil.copytree(hub / startup_kits.SERVER, tmp_path / "server")
     (tmp_path / "site" / "local").mkdir(parents=True)
     (tmp_path / "site" / "startup").mkdir()
     (tmp_path / "site" / "startup" / "fed_client.json").write_text("{}", encoding="utf-8")

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from deployed import Deployed
 
 from comity.errors import ComityError, UsageError
-from comity.sites.flare import kits
+from comity.sites.flare import startup_kits
 from comity.sites.flare.jobs import Jobs, write_job
 
 
@@ -53,7 +53,7 @@ def test_code_in_a_job(place: Deployed) -> None:
         job = submit(jobs, with_code)
         assert jobs.wait(job, seconds=60) == "FINISHED:FAILED_TO_RUN"
         assert jobs._session.get_job_meta(job)["job_deploy_detail"] == ["server: BYOC not permitted"]
-    rules = place.hub / kits.SERVER / "local" / "authorization.json"
+    rules = place.hub / startup_kits.SERVER / "local" / "authorization.json"
     strict = rules.read_text(encoding="utf-8")
     place.stop("server")
     try:
@@ -89,7 +89,7 @@ def test_a_class_that_is_not_listed(place: Deployed, where: str, file: str, path
 
 def test_a_role_that_may_not(place: Deployed) -> None:
     if not (place.hub / "member").exists():
-        kits.add_user(place.hub, "member", "member@comity.local", "member")
+        startup_kits.add_user(place.hub, "member", "member@comity.local", "member")
     with place.jobs("member") as jobs, pytest.raises(UsageError, match="not authorized for 'submit_job'"):
         jobs.submit({"steps": []})
 
@@ -108,13 +108,13 @@ def test_the_lead_may_not_look_into_a_site(place: Deployed) -> None:
 
 
 def test_a_kit_of_another_root(place: Deployed, tmp_path: Path) -> None:
-    """A site and a researcher of another federation, who point their kits at this server."""
-    ours = kits.Invite.load(place.hub / kits.INVITE)
-    theirs = kits.init(tmp_path / "hub", ours.host, ours.port)
+    """A site and a researcher of another federation, who point their startup_kits at this server."""
+    ours = startup_kits.Invite.load(place.hub / startup_kits.INVITE)
+    theirs = startup_kits.init(tmp_path / "hub", ours.host, ours.port)
     west = place.site("west")
-    request = kits.join(theirs, "west", west)
-    kits.accept(kits.approve(tmp_path / "hub", request), west, theirs.fingerprint)
-    with pytest.raises(ComityError, match="did not let this kit in"), Jobs.at(tmp_path / "hub" / kits.LEAD, seconds=5):
+    request = startup_kits.join(theirs, "west", west)
+    startup_kits.accept(startup_kits.approve(tmp_path / "hub", request), west, theirs.fingerprint)
+    with pytest.raises(ComityError, match="did not let this kit in"), Jobs.at(tmp_path / "hub" / startup_kits.LEAD, seconds=5):
         pass
     try:
         assert kept_out(place, "west")
@@ -128,7 +128,7 @@ def test_a_certificate_that_has_expired(place: Deployed) -> None:
     with place.jobs() as jobs:
         place.wait_until_gone(jobs, "north")
     shutil.copytree(place.site("north"), west)
-    expire(west / kits.KIT / "startup" / "client.crt", place.hub / kits.ROOT)
+    expire(west / startup_kits.KIT / "startup" / "client.crt", place.hub / startup_kits.ROOT)
     try:
         place.start("west")
         assert place.processes.pop("west").wait(timeout=30) == 1
@@ -153,13 +153,13 @@ def kept_out(place: Deployed, name: str, known_as: str = "", first: str = "") ->
 
 def test_the_server_shakes_hands_with_nobody_else(place: Deployed, tmp_path: Path) -> None:
     """At the port itself: a site's certificate, none, an expired one, one of another root."""
-    startup = place.site("north") / kits.KIT / "startup"
+    startup = place.site("north") / startup_kits.KIT / "startup"
     assert lets_in(place, startup / "client.crt", startup / "client.key")
     assert not lets_in(place, None, None)
     shutil.copy(startup / "client.crt", tmp_path / "expired.crt")
-    expire(tmp_path / "expired.crt", place.hub / kits.ROOT)
+    expire(tmp_path / "expired.crt", place.hub / startup_kits.ROOT)
     assert not lets_in(place, tmp_path / "expired.crt", startup / "client.key")
-    kits._nvflare(tmp_path, "cert", "init", "--profile", place.hub / kits.PROFILE, "-o", tmp_path / "other")
+    startup_kits._nvflare(tmp_path, "cert", "init", "--profile", place.hub / startup_kits.PROFILE, "-o", tmp_path / "other")
     shutil.copy(startup / "client.crt", tmp_path / "foreign.crt")
     sign(tmp_path / "foreign.crt", tmp_path / "other", -1, 100)
     assert not lets_in(place, tmp_path / "foreign.crt", startup / "client.key")
@@ -167,11 +167,11 @@ def test_the_server_shakes_hands_with_nobody_else(place: Deployed, tmp_path: Pat
 
 def lets_in(place: Deployed, certificate: Path | None, key: Path | None) -> bool:
     """Whether the server begins to talk to whoever has this certificate."""
-    context = ssl.create_default_context(cafile=str(place.hub / kits.ROOT / "rootCA.pem"))
+    context = ssl.create_default_context(cafile=str(place.hub / startup_kits.ROOT / "rootCA.pem"))
     context.set_alpn_protocols(["h2"])
     if certificate is not None:
         context.load_cert_chain(certificate, key)
-    port = kits.Invite.load(place.hub / kits.INVITE).port
+    port = startup_kits.Invite.load(place.hub / startup_kits.INVITE).port
     try:
         with (
             socket.create_connection(("localhost", port), timeout=10) as at,

@@ -18,12 +18,12 @@ from comity.data.importing import read_federation
 from comity.data.prepared import save
 from comity.errors import ComityError
 from comity.experiments.folder import RunFolder
-from comity.sites.ordering import ORDER, Ordered
+from comity.sites.job_submission import ORDER, SubmittedJob
 
 pytest.importorskip("nvflare")
 
 from real import SETTINGS as USUAL
-from real import Order, Real, done, until
+from real import JobRequest, Real, done, until
 
 SETTINGS: dict[str, dict[str, Any]] = {"fedufo": {"lr": 0.02}}  # with larger steps it runs away on so few samples
 
@@ -184,7 +184,7 @@ def test_a_researcher_who_stops(real: Real, tmp_path: Path, undisturbed: Path) -
     until(lambda: done(real.run_of(out)) > stopped, "another round", 90)
     second.kill()
     second.communicate()
-    order = Order(Ordered.read(out), out)
+    order = JobRequest(SubmittedJob.read(out), out)
     order.summary()
     same(out, undisturbed)
     real.check_idle()
@@ -202,7 +202,7 @@ def test_a_small_site_whose_end_fails(real: Real, tmp_path: Path) -> None:
     try:
         command = real.command("run", "fedavg", "--federation", str(real.hub), "--out", str(out), *words)
         until((out / ORDER).exists, "ordered", 60)
-        own = RunFolder(real.site("east") / "runs" / Ordered.read(out).run)
+        own = RunFolder(real.site("east") / "runs" / SubmittedJob.read(out).run)
         obstacle = own.path / ".checksums.json"
         obstacle.mkdir(parents=True)
         text, _ = command.communicate(timeout=200)
@@ -236,9 +236,9 @@ def test_another_version_and_another_schema(real: Real, tmp_path: Path, monkeypa
     table = tmp_path / "table.csv"
     table.write_text("age,ill\n" + "".join(f"{30 + i % 7},{'yes' if i % 2 else 'no'}\n" for i in range(40)))
     save(read_federation({"south": table}, "south", label="ill", scale="own"), tmp_path / "table")
-    law = real.site("south") / "site.toml"
-    before = law.read_text()
-    law.write_text(before.replace('data = "data"', f'data = "{tmp_path / "table"}"'))
+    policy = real.site("south") / "site.toml"
+    before = policy.read_text()
+    policy.write_text(before.replace('data = "data"', f'data = "{tmp_path / "table"}"'))
     with monkeypatch.context() as patch:
         patch.setenv("PYTHONPATH", str(other), prepend=":")
         real.start("east")
@@ -247,7 +247,7 @@ def test_another_version_and_another_schema(real: Real, tmp_path: Path, monkeypa
             real.wait_for(jobs)
         summary = real.order("fedavg", tmp_path / "run", rounds=1, test="own(0.25)").summary()
     finally:
-        law.write_text(before)
+        policy.write_text(before)
         real.stop("east")
     assert sorted(summary["remarks"]) == [
         f"east takes no part: east has Comity 99, the server has {version('comity')}: install the same on both sides.",

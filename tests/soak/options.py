@@ -30,10 +30,10 @@ from comity.data.partitions import PARTITIONS
 from comity.data.protocols import RULES
 from comity.data.steps import STEPS
 from comity.errors import ComityError, describe
-from comity.experiments.build import Job, prepare
+from comity.experiments.build import SimulatedRun, prepare
 from comity.experiments.config import Experiment, experiment
-from comity.experiments.outline import Quiet
 from comity.experiments.run import start
+from comity.experiments.server_run import Quiet
 from comity.models.zoo import ZOO
 
 NUMBERS: list[Any] = [
@@ -136,7 +136,7 @@ def tried(settings: dict[str, Any], run: bool) -> str:
     """What comes of these settings: one of FINE, or a complaint."""
     common = {k: v for k, v in COMMON.items() if not (k == "steps" and "epochs" in settings)}
 
-    def prepared() -> Job:
+    def prepared() -> SimulatedRun:
         asked = experiment(common | settings)
         federation = data_for(settings).partition(asked.partition, asked.parties, asked.seed, asked.test, asked.validation)
         return prepare(asked, federation)

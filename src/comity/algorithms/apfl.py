@@ -67,7 +67,7 @@ class Apfl(AveragedModel[ApflState]):
         start = named(W, w) | named(V, mine.v) | {ALPHA: mine.alpha}
         only = None if self.adaptive else frozenset(start.keys() - {ALPHA})
         # Not together: the mixture and its gradient are as large as the weights, and one party's stay in the cache.
-        theta = (await party.fit(self.both, start, key, only=only, together=False)).theta
+        theta = (await party.fit(self.both, start, key, only=only, batched=False)).theta
         w = part(theta, W)
         return ApflState(w, part(theta, V), theta[ALPHA].clamp(0, 1)), Model(self.shared(w, party.task))
 

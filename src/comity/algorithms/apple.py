@@ -162,7 +162,7 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
         begin = mine.core | {P: (mine.p if len(mine.p) else p0) / c}
         only = None if self.mix_lr else frozenset(mine.core)
         # Not together: each party has all core models, and those of one stay in the cache.
-        theta = (await party.fit(self.objective, begin, key, own, only=only, together=False)).theta
+        theta = (await party.fit(self.objective, begin, key, own, only=only, batched=False)).theta
         core, p = drop(theta, frozenset({P})), c * theta[P]
         asks = self.asks(dict(zip(others, p[1:].tolist(), strict=True)), had, m.base, key.fold("asks")) if mine.first else []
         mixed = mixture(core, p, own.others)

@@ -176,7 +176,7 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         own = Overlapping(mine.first, lam, self.range_of(party.data, self.code_compat), helps)
         draw = self.noise if self.alpha else None
         # Not together: T differentiates within each step, which torch does more slowly for stacked parties.
-        done = await party.fit(self.eq13, mine.h, key, own, training=how, draw=draw, together=False)
+        done = await party.fit(self.eq13, mine.h, key, own, training=how, draw=draw, batched=False)
         return replace(mine, h=done.theta, lam=done.scratch.get(LAM, lam).item())
 
     def noise(self, batch: Batch, key: Key, own: Overlapping) -> Tensor | None:

@@ -85,7 +85,7 @@ class PerFedAvg(FedAvg):
         least = max(self.least(party.task), min(k * how.min_batch, len(party.data.train)))
         how = replace(how, batch=k * how.batch, epochs=k * how.epochs, min_batch=least)
         # Not together: w̃ and its gradient are as large as the weights, and one party's stay in the cache.
-        return (await party.fit(self.meta, theta, key, self.inner(party), training=how, together=False)).theta
+        return (await party.fit(self.meta, theta, key, self.inner(party), training=how, batched=False)).theta
 
     def meta(self, task: LearningTask, w: Params, batch: Batch, own: Inner) -> Tensor:
         """A function whose gradient is that of a local step."""

@@ -162,13 +162,13 @@ def audit(
     runs = runs_in(place)
     several = len({run.parent for run in runs}) < len(runs)
     for run in runs:
-        if not RunFolder(run).taped and run != place:
+        if not RunFolder(run).recorded and run != place:
             told(f"{run} has no tape, and is left out.")
             continue
         told(f"attacking {run}")
         found.append(audit_run(run, federation, model, several=several, trust=trust))
     if not found:
-        raise UsageError(f"No run in {place} has a tape: messages are kept by runs with --tape (in Python tape=True).")
+        raise UsageError(f"No run in {place} has a tape: messages are kept by runs with --record-messages (in Python tape=True).")
     write(place, found)
     write_atomically(place / PAGE, page(place, found))
     return found

@@ -10,7 +10,7 @@ from torch import Tensor
 from comity.audit.view import View
 from comity.core.record import Params, is_record
 from comity.core.task import LearningTask
-from comity.experiments.tape import RecordedMessage
+from comity.experiments.recording import RecordedMessage
 
 NO_WEIGHTS = frozenset(("grads", "c", "dc"))
 """Fields that hold values by the names of weights, but are not weights: gradients, and SCAFFOLD's control variates."""

@@ -19,11 +19,11 @@ from comity.core.task import LearningTask, in_chunks
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import UsageError
-from comity.experiments.build import Job
+from comity.experiments.build import SimulatedRun
 from comity.experiments.folder import RunFolder
+from comity.experiments.recording import RecordedMessage
 from comity.experiments.result import Result
 from comity.experiments.run import reopen
-from comity.experiments.tape import RecordedMessage
 from comity.models import OwnModel
 
 DELTA = 1e-5
@@ -64,10 +64,10 @@ class View:
         self.folder = RunFolder(folder)
         self.folder.check_begun()
         self.summary: dict[str, Any] = self._summary()
-        if not self.folder.taped:
-            raise UsageError(f"{folder} has no tape: messages are kept by runs with --tape (in Python tape=True).")
+        if not self.folder.recorded:
+            raise UsageError(f"{folder} has no tape: messages are kept by runs with --record-messages (in Python tape=True).")
         self.folder.check()
-        self.job: Job = reopen(folder, federation, model, trust=trust)
+        self.job: SimulatedRun = reopen(folder, federation, model, trust=trust)
         self.job.info.needs_classes("audit", "tells samples apart by the loss of their classes")
 
     def _summary(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class View:
 
     def messages(self) -> Iterator[RecordedMessage]:
         """All messages, as often as they are asked for."""
-        return self.folder.read_tape()
+        return self.folder.read_messages()
 
     def party(self, i: int) -> Party:
         """A party, with its data: the truth."""

@@ -11,11 +11,11 @@ import typer
 from comity.cli.options import Settings, caution, free_folder, resumable
 from comity.errors import ComityError, UsageError
 from comity.experiments.config import Experiment
-from comity.measure.doubts import few
+from comity.measure.caveats import few
 from comity.names import display_name
 
 if TYPE_CHECKING:
-    from comity.sites.ordering import Ordered
+    from comity.sites.job_submission import SubmittedJob
 
 AtSites = Annotated[
     Path | None, typer.Option("--federation", help="at the sites of this federation (comity deploy), not here", metavar="DIR")
@@ -42,15 +42,15 @@ def order(
     wait: float,
 ) -> None:
     """A run at the sites of a federation."""
-    from comity.sites.ordering import Ordered
+    from comity.sites.job_submission import SubmittedJob
 
     check_at_sites(settings, track)
     folder = out or free_folder(f"{display_name(chosen.algorithm)}-{federation.resolve().name}-s{chosen.seed}")
-    ordered = Ordered.new(federation, chosen, folder, deadline, wait)
+    ordered = SubmittedJob.new(federation, chosen, folder, deadline, wait)
     conduct(ordered, folder)
 
 
-def conduct(ordered: Ordered, folder: Path) -> None:
+def conduct(ordered: SubmittedJob, folder: Path) -> None:
     """Follow a run between sites to its end, and say what came of it."""
     from comity.cli.running import finish
 
@@ -67,7 +67,7 @@ def check_completed(summaries: Iterable[Mapping[str, Any]]) -> None:
         raise ComityError(f"The run was not completed at every site ({few(sorted(names))}).")
 
 
-def _followed(ordered: Ordered, folder: Path) -> dict[str, Any]:
+def _followed(ordered: SubmittedJob, folder: Path) -> dict[str, Any]:
     """Follow a run between sites to its end."""
     from comity.cli import screen
     from comity.cli.tail import Followed
@@ -101,7 +101,7 @@ def compare_sites(
     folder = out or free_folder(f"compare-{federation.resolve().name}")
     summaries: list[dict[str, Any]] = []
 
-    def one(ordered: Ordered, there: Path) -> dict[str, Any]:
+    def one(ordered: SubmittedJob, there: Path) -> dict[str, Any]:
         screen.out.print(f"{display_name(ordered.settings['algorithm'])}, seed {ordered.settings['seed']}:", style="bold")
         summary = _followed(ordered, there)
         summaries.append(summary)

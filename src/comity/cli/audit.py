@@ -17,7 +17,7 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
     trust: Trust = False,
 ) -> None:
-    """What can be learned of samples from what a run with --tape has sent: attacks, beside guessing."""
+    """What can be learned of samples from what a run with --record-messages has sent: attacks, beside guessing."""
     from comity.audit.auditing import CANNOT, HEADS, JSON, PAGE, WORDS
     from comity.audit.auditing import audit as attack
     from comity.audit.page import READING

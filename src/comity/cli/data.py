@@ -46,8 +46,8 @@ def inspect_data(settings: Settings) -> None:
         screen.table(["5th, middle, 95th", *some], spans, words=1)
     if found.missing and len(some) < len(federation.names):
         screen.out.print(f"Of columns, only the first {MOST_SHOWN} parties are shown.")
-    for doubt in found.doubts:
-        screen.out.print(f"Look at this: {doubt}", soft_wrap=True)
+    for caveat in found.caveats:
+        screen.out.print(f"Look at this: {caveat}", soft_wrap=True)
 
 
 MOST_SHOWN = 8  # parties beside each other

@@ -31,7 +31,7 @@ def init(
     """Operator: make the root of all certificates, the server's and the researcher's kit, and an invitation for sites."""
     from comity.cli import screen
     from comity.data.preparation import Schema, Unusable
-    from comity.sites.flare import kits
+    from comity.sites.flare import startup_kits
     from comity.sites.server import SCHEMA
 
     host, _, port = server.rpartition(":")
@@ -41,13 +41,13 @@ def init(
         agreed = Schema.read(schema) if schema else None
     except Unusable as why:
         raise UsageError(str(why)) from why
-    invite = kits.init(folder, host, int(port), researcher)
+    invite = startup_kits.init(folder, host, int(port), researcher)
     if agreed:
         agreed.write(folder / SCHEMA)
-    path = folder / kits.INVITE
+    path = folder / startup_kits.INVITE
     told = json.loads(path.read_text(encoding="utf-8")) | {"schema": agreed.told() if agreed else None}
     path.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-    screen.out.print(f"The federation is in {folder}; keep {folder / kits.ROOT} to yourself.", soft_wrap=True)
+    screen.out.print(f"The federation is in {folder}; keep {folder / startup_kits.ROOT} to yourself.", soft_wrap=True)
     screen.out.print(f"Send {path} to the sites, and tell them this fingerprint by another way (by telephone):", soft_wrap=True)
     screen.out.print(invite.fingerprint, soft_wrap=True)
 
@@ -64,11 +64,11 @@ def join(
     from comity.cli import screen
     from comity.data.party_files import stem
     from comity.data.preparation import Schema, Unusable
-    from comity.sites import law
+    from comity.sites import policy
     from comity.sites.data import bring
-    from comity.sites.flare import kits
+    from comity.sites.flare import startup_kits
 
-    asked = kits.Invite.load(invite)
+    asked = startup_kits.Invite.load(invite)
     told = json.loads(invite.read_text(encoding="utf-8")).get("schema")
     display_name = name or stem(data)
     folder = out or Path(display_name)
@@ -83,8 +83,8 @@ def join(
             agreed = folder / "schema.json"
             Schema.of(told).write(agreed)
         made = bring(data, folder / "data", agreed, classes)
-        law.write(folder, display_name, "data")
-        request = kits.join(asked, display_name, folder)
+        policy.write(folder, display_name, "data")
+        request = startup_kits.join(asked, display_name, folder)
     except (Exception, KeyboardInterrupt) as why:
         shutil.rmtree(folder)
         if isinstance(why, Unusable):
@@ -95,8 +95,8 @@ def join(
     for note in made.notes:
         screen.out.print(note, soft_wrap=True)
     screen.out.print(f"{len(made)} samples are in {folder / 'data'}, and stay there.", soft_wrap=True)
-    screen.out.print(f"Read {folder / law.NAME}: it is what this site allows. Then send {sent} to the operator.", soft_wrap=True)
-    screen.out.print(f"If asked by telephone, its key is {kits.requested(sent).get('public_key_sha256')}", soft_wrap=True)
+    screen.out.print(f"Read {folder / policy.NAME}: it is what this site allows. Then send {sent} to the operator.", soft_wrap=True)
+    screen.out.print(f"If asked by telephone, its key is {startup_kits.requested(sent).get('public_key_sha256')}", soft_wrap=True)
 
 
 @deploy_app.command("approve")
@@ -107,12 +107,12 @@ def approve(
 ) -> None:
     """Operator: sign a site's request. Ask the site by another way whether it is really its own."""
     from comity.cli import screen
-    from comity.sites.flare import kits
+    from comity.sites.flare import startup_kits
 
-    if not (federation / kits.ROOT).is_dir():
+    if not (federation / startup_kits.ROOT).is_dir():
         raise UsageError(f"{federation} is no operator's folder: name it with --federation.")
-    asked = kits.requested(request)
-    signed = kits.approve(federation, request, Path(request.name.removesuffix(".request.zip") + ".signed.zip"), again)
+    asked = startup_kits.requested(request)
+    signed = startup_kits.approve(federation, request, Path(request.name.removesuffix(".request.zip") + ".signed.zip"), again)
     screen.out.print(f"{asked['name']} may take part; its key: {asked.get('public_key_sha256')}", soft_wrap=True)
     screen.out.print(f"Send it {signed}.", soft_wrap=True)
 
@@ -125,10 +125,10 @@ def accept(
 ) -> None:
     """Site: check that what came is of the root with this fingerprint, and make the site's kit of it."""
     from comity.cli import screen
-    from comity.sites.flare import kits
+    from comity.sites.flare import startup_kits
 
     folder = site or Path(signed.name.removesuffix(".signed.zip"))
-    kits.accept(signed, folder, fingerprint)
+    startup_kits.accept(signed, folder, fingerprint)
     screen.out.print(f"{folder} is ready: comity deploy check {folder}, then comity deploy start {folder}", soft_wrap=True)
 
 
@@ -136,24 +136,24 @@ def accept(
 def serve(folder: Annotated[Path, typer.Argument(metavar="DIR", help="the operator's folder")]) -> None:
     """Operator: run the server, until it is stopped."""
     from comity.cli import screen
-    from comity.sites.flare import kits
+    from comity.sites.flare import startup_kits
     from comity.sites.flare.processes import run_server
 
-    at = kits.Invite.load(folder / kits.INVITE)
+    at = startup_kits.Invite.load(folder / startup_kits.INVITE)
     screen.out.print(f"Serving at {at.host}:{at.port} until Ctrl-C; runs are in {folder / 'runs'}.", soft_wrap=True)
-    run_server(folder, folder / kits.SERVER)
+    run_server(folder, folder / startup_kits.SERVER)
 
 
 @deploy_app.command("start")
 def start(site: Site = Path()) -> None:
     """Site: run the site, until it is stopped; every request, and what becomes of it, is shown and kept."""
     from comity.cli import screen
-    from comity.sites.desk import KIT, LOG
+    from comity.sites.handler import KIT, LOG
     from comity.sites.flare.processes import run_site
-    from comity.sites.law import Law
+    from comity.sites.policy import SitePolicy
 
-    law = Law.read(site)
-    screen.out.print(f"{law.name} takes part until Ctrl-C, as {site / 'site.toml'} allows.", soft_wrap=True)
+    policy = SitePolicy.read(site)
+    screen.out.print(f"{policy.name} takes part until Ctrl-C, as {site / 'site.toml'} allows.", soft_wrap=True)
     threading.Thread(target=_follow, args=(site / LOG,), daemon=True).start()
     run_site(site, site / KIT)
 
@@ -178,29 +178,29 @@ def check(site: Site = Path()) -> None:
     """Site: whether all is well before it starts: its law, its data, its certificate, the way to the server."""
     from comity.cli import screen
     from comity.core.metrics import ACCURACY
-    from comity.experiments.common import Introduction
+    from comity.experiments.context import PartyInfo
     from comity.experiments.config import Experiment
     from comity.sites.data import own_federation
-    from comity.sites.desk import KIT
+    from comity.sites.handler import KIT
     from comity.sites.flare import needs_flare
     from comity.sites.flare.processes import running
-    from comity.sites.home import spent
-    from comity.sites.law import Law
-    from comity.sites.passports import Identity
+    from comity.sites.site_store import spent
+    from comity.sites.policy import SitePolicy
+    from comity.sites.key_exchange import Identity
 
     needs_flare()
-    law = Law.read(site)
-    own = own_federation(law.name, law.data, Experiment())
-    said = Introduction.of(own.parties[law.name], own.classes, ACCURACY, counts=law.class_counts)
+    policy = SitePolicy.read(site)
+    own = own_federation(policy.name, policy.data, Experiment())
+    said = PartyInfo.of(own.parties[policy.name], own.classes, ACCURACY, counts=policy.class_counts)
     screen.out.print(f"data: {said.train + said.validation + said.test} samples of shape {'x'.join(map(str, own.shape))}")
     identity = Identity.read(site / KIT / "startup")
-    if identity.name != law.name:
-        raise UsageError(f"The certificate is made out to {identity.name}, but site.toml says that this is {law.name}.")
+    if identity.name != policy.name:
+        raise UsageError(f"The certificate is made out to {identity.name}, but site.toml says that this is {policy.name}.")
     until = identity.certificate.not_valid_after_utc
     screen.out.print(f"certificate: {identity.name}, until {until:%Y-%m-%d}")
-    methods = f"methods {', '.join(law.methods)}, never {', '.join(law.never)}"
-    screen.out.print(f"law: {methods}; may leave: {', '.join(law.kinds)}", soft_wrap=True)
-    screen.out.print(f"sent so far: {size(spent(site, law.name))} of {size(law.budget_bytes)}")
+    methods = f"methods {', '.join(policy.methods)}, never {', '.join(policy.never)}"
+    screen.out.print(f"law: {methods}; may leave: {', '.join(policy.kinds)}", soft_wrap=True)
+    screen.out.print(f"sent so far: {size(spent(site, policy.name))} of {size(policy.budget_bytes)}")
     host, port = _server_of(site / KIT)
     try:
         socket.create_connection((host, port), timeout=5).close()
@@ -225,7 +225,7 @@ def _server_of(kit: Path) -> tuple[str, int]:
 def log(site: Site = Path(), last: Annotated[int, typer.Option("--last", help="so many lines; 0 for all")] = 40) -> None:
     """Site: what was asked of it, and what became of it."""
     from comity.cli import screen
-    from comity.sites.desk import LOG
+    from comity.sites.handler import LOG
 
     if not (site / LOG).exists():
         raise UsageError(f"{site} was asked nothing yet.")
@@ -238,10 +238,10 @@ def report(site: Site = Path()) -> None:
     """Site: the runs that it took part in, what left in each, what its models were worth, and where they are."""
     from comity.cli import screen
     from comity.names import display_name
-    from comity.sites.home import Book, runs_of, spent
-    from comity.sites.law import Law
+    from comity.sites.site_store import Book, runs_of, spent
+    from comity.sites.policy import SitePolicy
 
-    law = Law.read(site)
+    policy = SitePolicy.read(site)
     rows: list[list[str]] = []
     for run in runs_of(site):
         summary: dict[str, Any] | None = run.read_summary()
@@ -250,10 +250,10 @@ def report(site: Site = Path()) -> None:
         model = str(run.path / "model") if (run.path / "model").is_dir() else "·"
         method = display_name(run.read_experiment().algorithm)
         rounds = str(summary["rounds"]) if summary else "not finished"
-        rows.append([run.path.name, method, rounds, size(Book(run.path, law.name).sent), figure, model])
+        rows.append([run.path.name, method, rounds, size(Book(run.path, policy.name).sent), figure, model])
     if not rows:
         raise UsageError(f"{site} has taken part in no run yet.")
-    title = f"{law.name}: {size(spent(site, law.name))} sent in all"
+    title = f"{policy.name}: {size(spent(site, policy.name))} sent in all"
     screen.table(["run", "method", "rounds", "sent", "figure", "model"], rows, title)
     screen.note("sent: all that left this site, evaluation too. figure: by the run's own metric, on this site's test samples.")
 
@@ -271,7 +271,7 @@ def measure(
     from comity.cli import screen
     from comity.measure import conventions, mdl
     from comity.sites.afterwards import measure as measured
-    from comity.sites.home import runs_of
+    from comity.sites.site_store import runs_of
 
     known = {one.path.name: one for one in runs_of(site)}
     ended = [name for name, one in known.items() if one.ended]

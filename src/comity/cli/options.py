@@ -88,7 +88,7 @@ Jobs = Annotated[
 ]
 Report = Annotated[bool, typer.Option("--report/--no-report", envvar="COMITY_REPORT", help="end with a page: report.html")]
 Trust = Annotated[bool, typer.Option("--trust", help="run the Python files that somebody else's folder names")]
-Tape = Annotated[bool, typer.Option("--tape", help="keep every message, for comity audit")]
+Tape = Annotated[bool, typer.Option("--record-messages", help="keep every message, for comity audit")]
 NOT_OPTIONS = {"algorithm", "set", "party"}
 
 

@@ -66,8 +66,8 @@ def reproduce(
     from comity.cli import screen
     from comity.studies import pages, reproduce
     from comity.studies.cells import collect
+    from comity.studies.parallel import chosen_jobs
     from comity.studies.reproduction import Reproduction
-    from comity.studies.side_by_side import chosen_jobs
 
     if rewrite:
         _rewrite(name, out, join)

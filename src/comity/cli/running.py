@@ -37,7 +37,7 @@ from comity.names import display_name
 
 if TYPE_CHECKING:
     from comity.studies.compare import Findings
-    from comity.studies.standing import Standing
+    from comity.studies.method_summary import MethodSummary
 
 
 @app.command()
@@ -47,7 +47,7 @@ def run(
     settings: Settings,
     out: Out = None,
     track: Track = None,
-    tape: Tape = False,
+    record_messages: Tape = False,
     trust: Trust = False,
     federation: AtSites = None,
     deadline: Deadline = 600,
@@ -56,22 +56,22 @@ def run(
     """Run one method, or an experiment's file."""
     from comity.cli import screen
     from comity.experiments.build import federation_of, prepare
+    from comity.experiments.recording import one_process
     from comity.experiments.run import start
-    from comity.experiments.tape import one_process
 
     chosen = chosen_experiment(algo, settings, trust)
     if federation is not None:
-        check_no_tape(tape)
+        check_no_tape(record_messages)
         order(chosen, settings, federation, out, track, deadline, wait)
         return
-    chosen = one_process(chosen) if tape else chosen
+    chosen = one_process(chosen) if record_messages else chosen
     job = prepare(chosen, federation_of(chosen))
     for text in job.cautions():
         caution(text)
     folder = out or free_folder(f"{display_name(chosen.algorithm)}-{Path(chosen.data).stem}-s{chosen.seed}")
     others = trackers(track, folder.parent)
     with resumable(f"comity resume {folder}"):
-        finish(folder, start(job, folder, screen.progress(display_name(chosen.algorithm)), others, tape=tape).summary)
+        finish(folder, start(job, folder, screen.progress(display_name(chosen.algorithm)), others, record_messages=record_messages).summary)
 
 
 @app.command()
@@ -83,13 +83,13 @@ def resume(
 ) -> None:
     """Continue a run that was stopped or killed, or one that is to have more rounds; the result is what it would have been."""
     from comity.cli import screen
+    from comity.experiments.extend import ask_for
     from comity.experiments.folder import RunFolder
-    from comity.experiments.longer import ask_for
     from comity.experiments.run import reopen, resume_in
-    from comity.sites.ordering import Ordered, was_ordered
+    from comity.sites.job_submission import SubmittedJob, was_ordered
 
     if was_ordered(run_dir):
-        conduct(Ordered.read(run_dir), run_dir)
+        conduct(SubmittedJob.read(run_dir), run_dir)
         return
     begun = RunFolder(run_dir)
     begun.check_begun()
@@ -111,8 +111,8 @@ def finish(folder: Path, summary: dict[str, Any]) -> None:
     """The end of a run on the screen."""
     from comity.cli import screen
     from comity.experiments.folder import RunFolder
-    from comity.experiments.judged import metric_of
-    from comity.measure.doubts import doubts
+    from comity.experiments.run_metric import metric_of
+    from comity.measure.caveats import caveats
     from comity.measure.summary import has_diverged
     from comity.privacy.account import guarantees
 
@@ -152,9 +152,9 @@ def finish(folder: Path, summary: dict[str, Any]) -> None:
         screen.out.print(text, soft_wrap=True)
     screen.show_curves({name: [folder]}, metric)
     screen.out.print(f"The run is in {folder}", soft_wrap=True)
-    if RunFolder(folder).taped:
+    if RunFolder(folder).recorded:
         say_tape(folder, [folder])
-    for text in [*summary.get("remarks", ()), *doubts(summary)]:
+    for text in [*summary.get("remarks", ()), *caveats(summary)]:
         caution(text)
 
 
@@ -188,7 +188,7 @@ def compare(
     jobs: Jobs = "1",
     out: Out = None,
     track: Track = None,
-    tape: Tape = False,
+    record_messages: Tape = False,
     report: Report = True,
     federation: AtSites = None,
     deadline: Deadline = 600,
@@ -201,7 +201,7 @@ def compare(
     from comity.studies import leave_one_out as left_out
     from comity.studies.compare import SOLO, run_folder
     from comity.studies.compare import compare as compare_runs
-    from comity.studies.side_by_side import chosen_jobs
+    from comity.studies.parallel import chosen_jobs
 
     at_once = chosen_jobs(jobs)
     base = experiment(settings)
@@ -212,7 +212,7 @@ def compare(
                 "Between sites named methods follow each other, with everybody: leave --all, --leave-one-out and --jobs away."
             )
         check_at_sites(settings, track)
-        check_no_tape(tape)
+        check_no_tape(record_messages)
         compare_sites(federation, base, chosen_methods(algos), every, out, deadline, wait)
         return
     algos = chosen_methods(algos, base.but(seed=every[0]) if every_one else None)
@@ -225,7 +225,7 @@ def compare(
     with resumable(f"the same command and --out {folder}"):
         more = announce(base, algos, every, only) if leave_one_out else 0
         watched = screen.several(len({SOLO, *algos}) * len(every) + more, at_once)
-        made = compare_runs(base, algos, every, folder, watched, caution, others, jobs=at_once, tape=tape)
+        made = compare_runs(base, algos, every, folder, watched, caution, others, jobs=at_once, record_messages=record_messages)
         effects = left_out.effects(base, algos, every, folder, watched, only, jobs=at_once) if leave_one_out else []
     settled = RunFolder(run_folder(folder, SOLO, every[0])).read_experiment()  # where `auto` is settled
     show_comparison(made.rows, settled, len(every))
@@ -235,7 +235,7 @@ def compare(
     screen.show_curves(folders, METRICS[settled.metric])
     show_answers(made)
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)
-    if tape:
+    if record_messages:
         say_tape(folder, [run_folder(folder, row.algorithm, seed) for row in made.rows for seed in every])
     if report:
         write_report(folder)
@@ -256,9 +256,9 @@ def chosen_methods(named: list[str] | None, every_as: Experiment | None = None) 
     return [*able, *(named or ())]
 
 
-def check_no_tape(tape: bool) -> None:
+def check_no_tape(record_messages: bool) -> None:
     """Refuse to keep what passes between sites."""
-    if tape:
+    if record_messages:
         raise UsageError("A tape keeps all that a server sees, for study: between real sites there is none, only in a simulation.")
 
 
@@ -266,16 +266,16 @@ def say_tape(folder: Path, runs: Sequence[Path]) -> None:
     """How large the tape is that runs have left, and what to do with it."""
     from comity.cli import screen
     from comity.experiments.folder import RunFolder
-    from comity.experiments.tape import SAID
+    from comity.experiments.recording import SAID
 
-    large = sum(RunFolder(run).tape.stat().st_size for run in runs)
+    large = sum(RunFolder(run).record_messages.stat().st_size for run in runs)
     screen.out.print(f"{SAID} It is {screen.size(large)}. See what can be learned from it: comity audit {folder}", soft_wrap=True)
 
 
-def show_comparison(rows: Sequence[Standing], settled: Experiment, seeds: int) -> None:
+def show_comparison(rows: Sequence[MethodSummary], settled: Experiment, seeds: int) -> None:
     """The table of a comparison, and what its columns mean; `settled` are the settings of one of its runs."""
     from comity.cli import screen
-    from comity.studies.standing import columns
+    from comity.studies.method_summary import columns
 
     metric = METRICS[settled.metric]
     title = f"{settled.data}, {settled.partition}, {settled.rounds} rounds" + (f", {seeds} seeds" if seeds > 1 else "")
@@ -287,16 +287,16 @@ def show_comparison(rows: Sequence[Standing], settled: Experiment, seeds: int) -
         f"hurt: parties whose own interval, paired over their test samples{wide}, excludes zero. worst: the worst party"
         f"{'' if metric is ACCURACY else f', by {metric.title}'}. sent: all bytes that cross in a run but those of evaluation."
         + (" newcomers: their accuracy after joining, and what it gave them against training alone." if settled.newcomers else "")
-        + (" *: see the notes." if any(row.doubts for row in rows) else "")
+        + (" *: see the notes." if any(row.caveats for row in rows) else "")
     )
-    for text in (text for row in rows for text in row.doubts):
+    for text in (text for row in rows for text in row.caveats):
         caution(text)
 
 
 def show_answers(made: Findings) -> None:
     """What a comparison says of everybody together, and to each party."""
     from comity.cli import screen
-    from comity.studies.answers import lines
+    from comity.studies.party_verdicts import lines
 
     for question, said in made.overall.questions.items() if made.overall else ():
         screen.out.print(question, style="bold")
@@ -326,7 +326,7 @@ def tune(
     from math import prod
 
     from comity.cli import screen
-    from comity.studies.side_by_side import chosen_jobs
+    from comity.studies.parallel import chosen_jobs
     from comity.studies.tune import parse_grid
     from comity.studies.tune import tune as tune_runs
     from comity.units import spread
@@ -344,7 +344,7 @@ def tune(
         [
             *(str(v) for v in t.settings.values()),
             spread(t.validations),
-            spread(t.tests) + (" *" if t.doubts else ""),
+            spread(t.tests) + (" *" if t.caveats else ""),
             ", ".join(map(str, t.rounds)),
         ]
         for t in made.trials
@@ -356,10 +356,10 @@ def tune(
     screen.note(
         "validation, test: the mean over parties, after the round in the last column, which is best on all validation samples"
         + ("; ±: standard deviation over seeds." if len(made.seeds) > 1 else ".")
-        + (" *: see the notes." if any(t.doubts for t in made.trials) else "")
+        + (" *: see the notes." if any(t.caveats for t in made.trials) else "")
     )
     for t in made.trials:
-        for text in t.doubts:
+        for text in t.caveats:
             caution(f"{t.name.replace(',', ', ')}, {text}")
     screen.say(made.verdict)
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)

@@ -25,7 +25,7 @@ from comity.cli import text_plot
 from comity.core.ledger import Ledger
 from comity.core.metrics import METRICS, Metric
 from comity.experiments.folder import RunFolder
-from comity.experiments.outline import Outline
+from comity.experiments.server_run import ServerRun
 from comity.measure import conventions
 from comity.text import Turns, escape_terminal
 from comity.units import duration as duration  # noqa: PLC0414  (the other commands say screen.duration, screen.size)
@@ -40,7 +40,7 @@ class Screen(Console):
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **ways: Any) -> None:
         """Show it, where a live display leaves room for it."""
-        with contextlib.nullcontext() if self.stderr or not Together.showing else Together.showing.aside():
+        with contextlib.nullcontext() if self.stderr or not ParallelDisplay.showing else ParallelDisplay.showing.aside():
             self._print(*objects, soft_wrap=soft_wrap, **ways)
 
     def _print(self, *objects: Any, soft_wrap: bool | None, **ways: Any) -> None:
@@ -74,7 +74,7 @@ class Bar:
     def __init__(self, title: str, width: int = 14) -> None:
         self._title = escape_terminal(title).ljust(width)
 
-    def begin(self, job: Outline, first_round: int) -> None:
+    def begin(self, job: ServerRun, first_round: int) -> None:
         """Show the bar."""
         self._cohort = len(job.cohort(1))
         self._done = 0
@@ -122,7 +122,7 @@ class Lines:
     def __init__(self, title: str) -> None:
         self._title = title
 
-    def begin(self, job: Outline, first_round: int) -> None:
+    def begin(self, job: ServerRun, first_round: int) -> None:
         """Remember where it started."""
         self._rounds = job.experiment.rounds
         self._first = first_round
@@ -175,7 +175,7 @@ class _Done:
         return f"{len(self._over)}/{self._total} done{left}"
 
 
-class TogetherLines(_Done):
+class ParallelLines(_Done):
     """Plain lines of several runs at once, and one whenever a run is over."""
 
     def __init__(self, total: int) -> None:
@@ -196,7 +196,7 @@ class TogetherLines(_Done):
 class _OneOfLines(Lines):
     """One run of several."""
 
-    def __init__(self, turn: str, together: TogetherLines, title: str) -> None:
+    def __init__(self, turn: str, together: ParallelLines, title: str) -> None:
         super().__init__(turn)
         self._together, self._name = together, title
 
@@ -205,14 +205,14 @@ class _OneOfLines(Lines):
         self._together.over(self._name)
 
 
-class Together(_Done):
+class ParallelDisplay(_Done):
     """Several runs at once on a terminal: a line for all of them, and one for each that is under way.
 
     Nothing is drawn but when somebody tells something: a process that forks must have no thread that draws by itself.
     """
 
     every = 0.1  # seconds from picture to picture
-    showing: ClassVar[Together | None] = None
+    showing: ClassVar[ParallelDisplay | None] = None
 
     def __init__(self, total: int) -> None:
         super().__init__(total)
@@ -241,7 +241,7 @@ class Together(_Done):
         super().over(title)
         if len(self.rows.tasks) == 1:
             self.rows.stop()
-            Together.showing = None
+            ParallelDisplay.showing = None
         else:
             self.draw(at_once=True)
 
@@ -252,7 +252,7 @@ class Together(_Done):
             self._drawn = now
             fractions = (task.percentage / 100 for task in self.rows.tasks[1:])
             self.rows.update(self._all, completed=len(self._over) + sum(fractions), said=str(self))
-            Together.showing = self
+            ParallelDisplay.showing = self
             self.rows.start()
             self.rows.refresh()
 
@@ -269,12 +269,12 @@ class Together(_Done):
 class _Row:
     """The line of one run of several."""
 
-    def __init__(self, together: Together, title: str) -> None:
+    def __init__(self, together: ParallelDisplay, title: str) -> None:
         self._together, self._title = together, title
         self._task: TaskID | None = None
         self._figure = "..."
 
-    def begin(self, job: Outline, first_round: int) -> None:
+    def begin(self, job: ServerRun, first_round: int) -> None:
         """Add the line."""
         self._rounds, self._metric = job.experiment.rounds, METRICS[job.experiment.metric].title
         self._task = self._together.rows.add_task(escape_terminal(self._title), total=self._rounds, said="")
@@ -304,7 +304,7 @@ class _Row:
 def several(total: int, jobs: int = 1) -> Callable[[str], Bar | Lines | _Row]:
     """The progress of so many runs, each with which of them it is, or of as many at once as there are `jobs`."""
     if jobs > 1:
-        return Together(total) if err.is_terminal else TogetherLines(total)
+        return ParallelDisplay(total) if err.is_terminal else ParallelLines(total)
     turns = Turns(total)
     return lambda title: progress(turns(title))
 

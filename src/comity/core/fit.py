@@ -111,7 +111,7 @@ class FitRequest(Generic[O]):
     before: Moments | None = None
     """Continues an optimizer."""
     draw: Draw[O] | None = None
-    together: bool = True
+    batched: bool = True
     """Whether it may be done as one computation with other parties': False where that is slower."""
     private: Private | None = None
     """So that no record tells, if that is asked for."""

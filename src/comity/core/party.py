@@ -84,7 +84,7 @@ class Party:
         add: Params | None = None,
         pull: Pull | None = None,
         draw: Draw[None] | None = None,
-        together: bool = True,
+        batched: bool = True,
     ) -> FitRequest[None]: ...
     @overload
     def fit(
@@ -101,7 +101,7 @@ class Party:
         add: Params | None = None,
         pull: Pull | None = None,
         draw: Draw[O] | None = None,
-        together: bool = True,
+        batched: bool = True,
     ) -> FitRequest[O]: ...
     def fit(
         self,
@@ -117,7 +117,7 @@ class Party:
         add: Params | None = None,
         pull: Pull | None = None,
         draw: Draw[Any] | None = None,
-        together: bool = True,
+        batched: bool = True,
     ) -> FitRequest[Any]:
         """Ask for a training: `done = await party.fit(self.loss, theta, key, own)`, then `done.theta`.
 
@@ -143,7 +143,7 @@ class Party:
             add=add,
             pull=pull,
             draw=draw,
-            together=together,
+            batched=batched,
             private=self.private,
         )
 

@@ -30,7 +30,7 @@ class Findings:
     """By column, then by party: the share of rows in which it is missing."""
     ranges: Mapping[str, Mapping[str, tuple[float, float, float] | None]]
     """By column of numbers, then by party: the 5th, 50th and 95th of a hundred; nothing where there are no values."""
-    doubts: tuple[str, ...]
+    caveats: tuple[str, ...]
 
 
 def columns_of(schema: Schema, x: Values) -> dict[str, tuple[Column, Values]]:
@@ -76,9 +76,9 @@ def far_from_all(schema: Schema, parties: Mapping[str, Values]) -> list[str]:
 def inspect(federation: Federation, dataset: Dataset) -> Findings:
     """EvaluationRequest at all samples that the parties have in this split."""
     names = federation.class_names or tuple(f"class {k}" for k in range(federation.classes))
-    doubts = _few_of_a_class(federation, names)
+    caveats = _few_of_a_class(federation, names)
     if dataset.schema is None:
-        return Findings({}, {}, tuple(doubts))
+        return Findings({}, {}, tuple(caveats))
     x, y = dataset.x.numpy(), dataset.y.numpy()
     rows = {name: _rows(federation, name) for name in federation.names}
     missing: dict[str, dict[str, float]] = {column.name: {} for column in dataset.schema.columns}
@@ -88,13 +88,13 @@ def inspect(federation: Federation, dataset: Dataset) -> Findings:
     values = columns_of(dataset.schema, x)
     numbers = {name: cells[:, 0] for name, (column, cells) in values.items() if column.kind == "number"}
     ranges = {name: {party: _range(cells[mine]) for party, mine in rows.items()} for name, cells in numbers.items()}
-    doubts += _often_missing(missing)
-    doubts += _far_away(ranges, dataset.schema)
-    doubts += far_from_all(dataset.schema, {party: x[mine] for party, mine in rows.items()})
+    caveats += _often_missing(missing)
+    caveats += _far_away(ranges, dataset.schema)
+    caveats += far_from_all(dataset.schema, {party: x[mine] for party, mine in rows.items()})
     everyone = np.concatenate(list(rows.values()))
-    doubts += [text for name, cells in numbers.items() if (text := _odd(name, cells[everyone], y[everyone], federation.classes))]
-    doubts += _twice({party: (x[mine], y[mine]) for party, mine in rows.items()})
-    return Findings(missing, ranges, tuple(doubts))
+    caveats += [text for name, cells in numbers.items() if (text := _odd(name, cells[everyone], y[everyone], federation.classes))]
+    caveats += _twice({party: (x[mine], y[mine]) for party, mine in rows.items()})
+    return Findings(missing, ranges, tuple(caveats))
 
 
 def _rows(federation: Federation, party: str) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ from comity.disclosure.pdf import pdf
 from comity.disclosure.sources import read
 from comity.errors import UsageError
 from comity.experiments.checkpoint import write_atomically
-from comity.experiments.outline import Outline
+from comity.experiments.server_run import ServerRun
 from comity.models import OwnModel
 
 
@@ -25,7 +25,7 @@ def disclose(
     party: str,
     out: Path | None = None,
     *,
-    made: Outline | None = None,
+    made: ServerRun | None = None,
     federation: Federation | None = None,
     model: OwnModel | None = None,
     trust: bool = False,

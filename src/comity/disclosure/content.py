@@ -50,9 +50,9 @@ def page_of(source: Source) -> Page:
 
 
 def _facts(source: Source) -> dict[str, str]:
-    outline, said = source.outline, source.said
-    names = outline.common.seats.names
-    data = "its own data, at the site" if source.place != "simulation" else outline.experiment.data
+    server_run, said = source.server_run, source.said
+    names = server_run.common.seats.names
+    data = "its own data, at the site" if source.place != "simulation" else server_run.experiment.data
     conducted = {
         "simulation": "a simulation: all parties were on one machine, so nothing really left. The page says what would have left",
         "server": "between sites, as its server wrote it down",
@@ -60,7 +60,7 @@ def _facts(source: Source) -> dict[str, str]:
     }[source.place]
     return {
         "Party": f"{source.party}, one of {len(names)}",
-        "Method": f"{display_name(outline.experiment.algorithm)} (its name and settings). Its parties send {kinds_of(source)}",
+        "Method": f"{display_name(server_run.experiment.algorithm)} (its name and settings). Its parties send {kinds_of(source)}",
         "Data": f"{data}: {said.train:,} training records, {said.validation:,} for validation, {said.test:,} for tests",
         "Run": f"{source.summary['rounds']} rounds (exchanges with the others); {source.times()}",
         "Conducted": conducted,
@@ -226,11 +226,11 @@ def _attacked(source: Source) -> Section:
     if found is None:
         say = "No audit of this run was made: nobody has tried what can be found out from what left. "
         if source.place == "simulation":
-            say += "To make one, run it again so that it keeps its messages (--tape), and then 'comity audit' with its folder."
+            say += "To make one, run it again so that it keeps its messages (--record-messages), and then 'comity audit' with its folder."
         else:
             say += (
                 "Of a run between sites none can be made, as it keeps no messages. Simulate the same method on data that may be "
-                "used for it, with --tape, and then 'comity audit' with its folder."
+                "used for it, with --record-messages, and then 'comity audit' with its folder."
             )
         section.say(say, "missing")
         return section

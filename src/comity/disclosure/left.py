@@ -82,7 +82,7 @@ class SentMessage:
 
 
 def _sent_by_works(source: Source) -> list[Left]:
-    outermost = source.outline.algorithm
+    outermost = source.server_run.algorithm
     names = list(dict.fromkeys(name for _, name in party_functions(outermost)))
     sealing = [name for name in names if _sealed_of(source, name)]
     found: list[SentMessage] = []
@@ -147,21 +147,21 @@ def _left(source: Source, message: SentMessage, name: str) -> Left:
 
 def _is_sent(source: Source, known: Meaning) -> bool:
     """Whether the method, as it is set, says that its parties send things of that kind."""
-    return not known.kind or any(known.kind in one.leaves for one in chain(source.outline.algorithm))
+    return not known.kind or any(known.kind in one.leaves for one in chain(source.server_run.algorithm))
 
 
 def _declared(source: Source, function: str) -> list[str]:
-    outermost = source.outline.algorithm
+    outermost = source.server_run.algorithm
     return list(dict.fromkeys(name for place in _places(source, function) for name in reply_fields(outermost, *place)))
 
 
 def _sealed_of(source: Source, function: str) -> list[str]:
-    outermost = source.outline.algorithm
+    outermost = source.server_run.algorithm
     return list(dict.fromkeys(name for place in _places(source, function) for name in sealed_fields(outermost, *place)))
 
 
 def _places(source: Source, function: str) -> list[tuple[int, str]]:
-    return [place for place in party_functions(source.outline.algorithm) if place[1] == function]
+    return [place for place in party_functions(source.server_run.algorithm) if place[1] == function]
 
 
 def _sealed_rows(source: Source, function: str, sealing: list[str]) -> list[Charge]:
@@ -181,12 +181,12 @@ def _names(row: Spent) -> list[str]:
 
 
 def _releases(source: Source, function: str) -> dict[str, Any]:
-    outline = source.outline
-    i = outline.common.seats.names.index(source.party)
-    asked = Asked(outline.info, i, source.said.train, outline.info.training)
+    server_run = source.server_run
+    i = server_run.common.seats.names.index(source.party)
+    asked = Asked(server_run.info, i, source.said.train, server_run.info.training)
     found: dict[str, Any] = {}
     for depth, name in _places(source, function):
-        found |= releases_of(outline.algorithm, depth, name, asked)
+        found |= releases_of(server_run.algorithm, depth, name, asked)
     return found
 
 
@@ -243,7 +243,7 @@ def _one_kind(rows: Sequence[Spent]) -> str:
 
 def _meaning(source: Source, function: str, name: str) -> Meaning:
     """What a field is. The words are those of Comity's own methods: another's record may have a name like one of theirs."""
-    outermost = source.outline.algorithm
+    outermost = source.server_run.algorithm
     homes = [type(chain(outermost)[depth]).__module__ for depth, _ in _places(source, function)]
     for depth, place in _places(source, function):
         for kind in records_in(signature(outermost, depth, place).reply):
@@ -258,7 +258,7 @@ def _meaning(source: Source, function: str, name: str) -> Meaning:
 
 def kinds_of(source: Source) -> str:
     """What kinds of things the method has parties send, in words."""
-    kinds = sorted({kind for one in chain(source.outline.algorithm) for kind in one.leaves})
+    kinds = sorted({kind for one in chain(source.server_run.algorithm) for kind in one.leaves})
     return "; ".join(KINDS.get(kind, kind) for kind in kinds) or "nothing of their data"
 
 
@@ -274,13 +274,13 @@ def _records(source: Source, behind: Behind) -> str:
 
 def _form(source: Source, function: str, name: str) -> str:
     """The shape of a field, in words."""
-    outline = source.outline
-    task = outline.common.task(source.party)
+    server_run = source.server_run
+    task = server_run.common.task(source.party)
     shapes: dict[str, Any] = {}
     hints: dict[str, Any] = {}
     for depth, place in _places(source, function):
-        shapes |= shapes_on_wire(outline.algorithm, depth, task, len(outline.info.names))
-        reply = signature(outline.algorithm, depth, place).reply
+        shapes |= shapes_on_wire(server_run.algorithm, depth, task, len(server_run.info.names))
+        reply = signature(server_run.algorithm, depth, place).reply
         hints |= {f"{kind.__name__}.{f.name}": declared(kind, f) for kind in records_in(reply) for f in fields(kind)}
         hints.setdefault("message", reply)
     if name in shapes:
@@ -294,7 +294,7 @@ def _form(source: Source, function: str, name: str) -> str:
     if get_origin(hint) is dict:
         return "a number for each party that it is about"
     if name == "sums and squares of columns":
-        return f"3 numbers for each of {outline.info.shared_columns} columns"
+        return f"3 numbers for each of {server_run.info.shared_columns} columns"
     return "numbers; how many the method does not say"
 
 

@@ -12,10 +12,10 @@ from comity.checksums import without_crc
 from comity.core.ledger import EVERYBODY, SERVER, Charge
 from comity.data import Federation
 from comity.errors import ComityError, UsageError, unknown
-from comity.experiments.common import Introduction
+from comity.experiments.context import PartyInfo
 from comity.experiments.folder import RunFolder
-from comity.experiments.outline import Outline
 from comity.experiments.run import reopen
+from comity.experiments.server_run import ServerRun
 from comity.experiments.trust import check, code_of
 from comity.models import OwnModel
 from comity.privacy.account import Spent
@@ -31,7 +31,7 @@ class Source:
     party: str
     place: Place
     run: RunFolder
-    outline: Outline
+    server_run: ServerRun
     summary: dict[str, Any]
     sent: list[Charge]
     """All that left the party."""
@@ -41,9 +41,9 @@ class Source:
     """What an audit found of this run, if there was one."""
 
     @property
-    def said(self) -> Introduction:
+    def said(self) -> PartyInfo:
         """What the party told of itself."""
-        return self.outline.common.introductions.parties[self.party]
+        return self.server_run.common.introductions.parties[self.party]
 
     @property
     def answers_left(self) -> bool | None:
@@ -61,7 +61,7 @@ class Source:
 
 
 def read(
-    folder: Path, party: str, made: Outline | None, federation: Federation | None, model: OwnModel | None, trust: bool
+    folder: Path, party: str, made: ServerRun | None, federation: Federation | None, model: OwnModel | None, trust: bool
 ) -> Source:
     """What a folder says of a party; `made` is the run made concrete, if it is at hand. What is damaged is refused."""
     run = RunFolder(folder)
@@ -75,8 +75,8 @@ def read(
             f"The run in {folder} is of a version of Comity that kept no account of what leaves: it cannot be disclosed."
         )
     place = _place(run)
-    outline = made or _outline(run, place, federation, model, trust)
-    names = list(outline.common.seats.names)
+    server_run = made or _outline(run, place, federation, model, trust)
+    names = list(server_run.common.seats.names)
     if place == "site" and party in names and party != (own := _at_home(run)):
         raise UsageError(f"{folder} is what {own} keeps of the run: of {party} it knows nothing.")
     if party not in names:
@@ -85,42 +85,42 @@ def read(
     if any(EVERYBODY in (row.src, row.dst) for row in ledger) and EVERYBODY not in names:
         raise UsageError(f"In {folder} the bytes of all parties are added up, as there are so many: no single one can be disclosed.")
     sent = [row for row in ledger if row.src == party]
-    return Source(party, place, run, outline, summary, sent, [row for row in spent if row.party == party], _audit(run, summary))
+    return Source(party, place, run, server_run, summary, sent, [row for row in spent if row.party == party], _audit(run, summary))
 
 
 def _place(run: RunFolder) -> Place:
-    from comity.sites.home import SEATS
+    from comity.sites.site_store import SEATS
 
     if (run.path / SEATS).exists():
         return "site"
     return "server" if run.read_experiment().engine == "flare" else "simulation"
 
 
-def _outline(run: RunFolder, place: Place, federation: Federation | None, model: OwnModel | None, trust: bool) -> Outline:
+def _outline(run: RunFolder, place: Place, federation: Federation | None, model: OwnModel | None, trust: bool) -> ServerRun:
     """The run made concrete: between sites of what these said of themselves, else of its data."""
     if place == "simulation":
         return reopen(run.path, federation, model, trust=trust)
     experiment = run.read_experiment()
     check(run.path, run.config.read_text(encoding="utf-8"), code_of(experiment), trust)
     if place == "server":
-        from comity.sites.server import outline_of, read_parties
+        from comity.sites.server import read_parties, server_run_of
 
-        return outline_of(experiment, read_parties(run), run.read_plan(), b"")
+        return server_run_of(experiment, read_parties(run), run.read_plan(), b"")
     from comity.sites.data import own_federation
-    from comity.sites.home import read_seats
-    from comity.sites.law import Law
+    from comity.sites.policy import SitePolicy
     from comity.sites.site_run import seated
+    from comity.sites.site_store import read_seats
 
     at = run.path.resolve().parent.parent
-    law = Law.read(at)
-    return seated(run, at, law.name, experiment, own_federation(law.name, law.data, experiment), read_seats(run.path))[1]
+    policy = SitePolicy.read(at)
+    return seated(run, at, policy.name, experiment, own_federation(policy.name, policy.data, experiment), read_seats(run.path))[1]
 
 
 def _at_home(run: RunFolder) -> str:
     """Whose folder a site's run lies in."""
-    from comity.sites.law import Law
+    from comity.sites.policy import SitePolicy
 
-    return Law.read(run.path.resolve().parent.parent).name
+    return SitePolicy.read(run.path.resolve().parent.parent).name
 
 
 def _audit(run: RunFolder, summary: dict[str, Any]) -> dict[str, Any] | None:

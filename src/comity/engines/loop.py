@@ -16,7 +16,7 @@ from comity.engines.site_store import SiteStore
 T = TypeVar("T")
 
 
-class OneByOne:
+class Sequential:
     """The plainest order: a party's work from beginning to end, then the next one's."""
 
     def run(self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes) -> Iterator[tuple[int, PartyResult]]:

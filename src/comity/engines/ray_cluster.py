@@ -27,7 +27,7 @@ import torch
 from comity.core.record import on_device
 from comity.engines.allocator import keep_freed_memory
 from comity.engines.bundles import Bytes, packed, unpacked
-from comity.engines.loop import OneByOne
+from comity.engines.loop import Sequential
 from comity.engines.sealing import KEY, RUN, Lock, SharedSecret
 from comity.engines.site_store import SiteStore
 from comity.engines.workers import Worker
@@ -131,7 +131,7 @@ class Actor:
         """Parties begin anew, with parcels that are locked by it."""
         assert self._sites
         self._secret = secret
-        self._worker = Worker(self._sites, OneByOne(), Lock(SharedSecret(secret[:KEY]), secret[KEY:]))
+        self._worker = Worker(self._sites, Sequential(), Lock(SharedSecret(secret[:KEY]), secret[KEY:]))
 
     def answer(self, header: bytes, *bundles: Bytes) -> Iterator[tuple[bytes, Bytes]]:
         """What the worker says to an ask, as it comes."""

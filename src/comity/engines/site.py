@@ -17,7 +17,7 @@ from comity.core.party import Party
 from comity.core.record import Params, Sealed, is_record, keep, on_device, post, received
 from comity.core.task import LearningTask
 from comity.core.wrapper import chain, party_function
-from comity.engines.running import KeptMoments, RunningCall
+from comity.engines.running_call import KeptMoments, RunningCall
 from comity.engines.saved import Saved, read_state, write_state
 from comity.engines.versions import PartyState, Version, Versions
 from comity.errors import ComityError

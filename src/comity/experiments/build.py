@@ -19,21 +19,21 @@ from comity.data import Federation
 from comity.data import load as load_dataset
 from comity.data.dataset import AUTO
 from comity.engines.engine import Engine, Scheduler
-from comity.engines.loop import LoopEngine, OneByOne
+from comity.engines.loop import LoopEngine, Sequential
 from comity.engines.process import ProcessEngine
 from comity.engines.ray_cluster import Recipe, check_installed
 from comity.engines.ray_engine import RayEngine
 from comity.engines.site_store import SiteStore
-from comity.engines.stacked.scheduler import SideBySide, gains_by_stacking
+from comity.engines.stacked.scheduler import Batched, gains_by_stacking
 from comity.errors import UsageError
 from comity.experiments import config
-from comity.experiments.absent import planned
-from comity.experiments.common import CommonGround, Introductions
 from comity.experiments.config import WHERE, Experiment
+from comity.experiments.context import PartyInfos, RunContext
 from comity.experiments.environment import cores
-from comity.experiments.outline import Outline, judged_by
 from comity.experiments.party_side import make_party
-from comity.experiments.server_side import agree
+from comity.experiments.planned_absences import planned
+from comity.experiments.server_run import ServerRun, judged_by
+from comity.experiments.server_side import resolve_method
 from comity.experiments.trust import code_of
 from comity.models.low_rank import base_file
 from comity.models.modules import Modules
@@ -43,7 +43,7 @@ from comity.spec import split
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(Outline):
+class SimulatedRun(ServerRun):
     """A simulated run: its parties are here, with their tasks and data."""
 
     federation: Federation
@@ -67,7 +67,7 @@ class Job(Outline):
         """The engine that the experiment names, with all parties on it."""
         engine = self.experiment.engine
         workers = self.experiment.workers or 1
-        scheduler: Scheduler = SideBySide() if engine == "stacked" else OneByOne()
+        scheduler: Scheduler = Batched() if engine == "stacked" else Sequential()
         if engine == "ray":
             loads = {p.id: len(p.data.train) for p in self.parties}
             return RayEngine(self.recipe(), loads, workers, self.experiment.gpus or 0)
@@ -99,7 +99,7 @@ def federation_of(experiment: Experiment) -> Federation:
 
 def prepare(
     experiment: Experiment, federation: Federation, model: models.OwnModel | None = None, absent: str | None = None
-) -> Job:
+) -> SimulatedRun:
     """Check that everything fits together, before anything starts: both halves of a run, for a simulation that has all data.
 
     `absent` is the table of planned absences as a run that was begun before has kept it.
@@ -109,14 +109,14 @@ def prepare(
     experiment = judged_by(experiment, federation.classes)
     use(experiment.metric)
     check_fits(experiment.metric, federation.classes)
-    common = CommonGround(experiment, Introductions.of(federation, METRICS[experiment.metric]), model)
-    algorithm, info = agree(common)
+    common = RunContext(experiment, PartyInfos.of(federation, METRICS[experiment.metric]), model)
+    algorithm, info = resolve_method(common)
     device = torch.device("cpu") if experiment.engine == "ray" else _device(experiment.device)
     there = federation.without(experiment.without or ())
     data = [_moved(there.parties[name], device) for name in common.seats.names]
     parties = [make_party(common, number, own) for number, own in enumerate(data)]
     plan = planned(experiment.absent, experiment.seed, common.introductions.names, absent)
-    job = Job(experiment, common, algorithm, info, plan, federation=there, parties=parties)
+    job = SimulatedRun(experiment, common, algorithm, info, plan, federation=there, parties=parties)
     job.check_judged()
     if experiment.partial_sums:
         check_can_be_summed(algorithm, display_name(experiment.algorithm))
@@ -126,7 +126,7 @@ def prepare(
     return replace(job, experiment=_settled(job, device))
 
 
-def _check_own_metric(job: Job) -> None:
+def _check_own_metric(job: SimulatedRun) -> None:
     """Try a metric of the user's own on the parties' labels: what breaks its contract is found before anything starts."""
     metric = job.metric
     if is_own(job.experiment.metric):
@@ -156,12 +156,12 @@ def _moved(data: PartyData, device: torch.device) -> PartyData:
 FEW = 4  # parties of a worker that are faster one by one than stacked
 
 
-def _stacks(job: Job) -> bool:
+def _stacks(job: SimulatedRun) -> bool:
     """Whether parties' trainings are faster as one computation."""
     return all(gains_by_stacking(p.task.network) for p in job.parties)
 
 
-def _engine(job: Job, device: torch.device) -> tuple[str, int]:
+def _engine(job: SimulatedRun, device: torch.device) -> tuple[str, int]:
     """The engine that suits the job, unless the experiment names one, and how many workers it has."""
     experiment = job.experiment
     workers = experiment.workers or min(cores(), len(job.parties))
@@ -174,7 +174,7 @@ def _engine(job: Job, device: torch.device) -> tuple[str, int]:
     return ("process" if workers > 1 else "loop"), workers
 
 
-def _settled(job: Job, device: torch.device) -> Experiment:
+def _settled(job: SimulatedRun, device: torch.device) -> Experiment:
     """The settings with what `auto` means here, of engine and partition: saved with the run, so that resume uses the same."""
     experiment = job.experiment
     engine, workers = _engine(job, device)
@@ -198,7 +198,7 @@ def _at_workers(experiment: Experiment) -> str:
     return "cuda" if experiment.gpus else "cpu"
 
 
-def _check_found_elsewhere(job: Job) -> None:
+def _check_found_elsewhere(job: SimulatedRun) -> None:
     """Refuse what was given from Python: workers on a cluster load data and network by their names."""
     if job.federation.split.dataset == "arrays" or any(isinstance(party.task.network, Modules) for party in job.parties):
         raise UsageError(

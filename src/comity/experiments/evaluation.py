@@ -14,7 +14,7 @@ from comity.core.runner import in_order
 from comity.core.server import Server, cohort
 from comity.engines.engine import Engine
 from comity.experiments.folder import RunFolder
-from comity.experiments.outline import Outline
+from comity.experiments.server_run import ServerRun
 from comity.measure.figures import mean
 
 SHARE = (
@@ -76,7 +76,7 @@ def _figure(score: Score, metric: str) -> float | None:
     return score.figures.get(metric)
 
 
-def evaluate(job: Outline, server: Server, engine: Engine, s: Any, *, final: bool) -> Evaluations:
+def evaluate(job: ServerRun, server: Server, engine: Engine, s: Any, *, final: bool) -> Evaluations:
     """Each party evaluates what it would deploy; after the last round (`final`) by all metrics, and it gives its answers.
 
     Before it, only the share of the parties that the settings say is asked, others each time.
@@ -103,29 +103,29 @@ def evaluate(job: Outline, server: Server, engine: Engine, s: Any, *, final: boo
     return found
 
 
-def _remark_withheld_validation(job: Outline, server: Server, found: Evaluations) -> None:
+def _remark_withheld_validation(job: ServerRun, server: Server, found: Evaluations) -> None:
     """Say by which samples the end was chosen, if all withhold the figures of their validation samples."""
     validated = any(job.everybody[i].validation for i in found.by_party)
     if job.experiment.patience and validated and not any(one.validation.count for one in found.by_party.values()):
         server.remarks["All have withheld figures of their validation samples: when to end was judged on test samples."] = None
 
 
-def evaluate_unfinished(job: Outline, server: Server, engine: Engine, s: Any) -> None:
+def evaluate_unfinished(job: ServerRun, server: Server, engine: Engine, s: Any) -> None:
     """What parties have before a method's last step, its `finish`."""
     _staged(job, server, engine, s, job.info.parties, "unfinished")
 
 
-def evaluate_newcomers(job: Outline, server: Server, engine: Engine, s: Any, stage: str) -> None:
+def evaluate_newcomers(job: ServerRun, server: Server, engine: Engine, s: Any, stage: str) -> None:
     """What newcomers have at a stage of their joining: what they are `offered`, or have once they have `joined`."""
     _staged(job, server, engine, s, job.info.late, stage)
 
 
-def _staged(job: Outline, server: Server, engine: Engine, s: Any, ids: Iterable[int], stage: str) -> None:
+def _staged(job: ServerRun, server: Server, engine: Engine, s: Any, ids: Iterable[int], stage: str) -> None:
     found = _asked(server, engine, _messages(job, s, ids), EvaluationRequest(server.round, False, stage))
     _note(job, server, found, f"-{stage}")
 
 
-def evaluate_newcomers_alone(job: Outline, server: Server, engine: Engine) -> None:
+def evaluate_newcomers_alone(job: ServerRun, server: Server, engine: Engine) -> None:
     """What newcomers would have if they did not join: trained on their own data only. Nothing crosses but figures."""
     found = {}
     for i, evaluation in in_order(job.info.late, engine.evaluate_solo(job.info.late, server.round)):
@@ -149,18 +149,18 @@ def _asked(server: Server, engine: Engine, messages: Mapping[int, Any], look: Ev
     return found
 
 
-def write_outcomes(job: Outline, folder: RunFolder, found: Evaluations) -> None:
+def write_outcomes(job: ServerRun, folder: RunFolder, found: Evaluations) -> None:
     """Write down what parties' models said of the test samples after the last round, as far as they tell."""
     answers = {job.info.names[i]: one.answers for i, one in found.by_party.items() if one.answers is not None}
     folder.write_outcomes(answers)
 
 
-def _messages(job: Outline, s: Any, ids: Iterable[int]) -> dict[int, Any]:
+def _messages(job: ServerRun, s: Any, ids: Iterable[int]) -> dict[int, Any]:
     """What each party needs of the server's state to have its model."""
     return {i: Empty() if job.algorithm.self_contained else job.algorithm.message_for(s, i) for i in ids}
 
 
-def _note(job: Outline, server: Server, evaluations: Mapping[int, Evaluation], suffix: str = "") -> None:
+def _note(job: ServerRun, server: Server, evaluations: Mapping[int, Evaluation], suffix: str = "") -> None:
     """Note the figures of each party, where it has samples, and who withholds those of its test samples.
 
     A suffix to the split's name says what was evaluated.

@@ -34,8 +34,8 @@ from comity.experiments import config
 from comity.experiments.checkpoint import Checkpoints, to_disk, write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.environment import digest
+from comity.experiments.recording import RecordedMessage, read_messages
 from comity.experiments.tables import ABSENCES, LEDGER, METRICS, PRIVACY, TABLES, TIMING, Table, Timing, Writer
-from comity.experiments.tape import RecordedMessage, read_tape
 from comity.privacy.account import Spent
 
 R = TypeVar("R")
@@ -85,7 +85,7 @@ class RunFolder:
         return self.summary.exists()
 
     @property
-    def taped(self) -> bool:
+    def recorded(self) -> bool:
         """Whether the run keeps its messages."""
         return self.environment.is_file() and bool(self.read_environment().get("tape"))
 
@@ -157,7 +157,7 @@ class RunFolder:
         return self.path / MEASURES
 
     @property
-    def tape(self) -> Path:
+    def record_messages(self) -> Path:
         """The messages that the server saw, if they are kept."""
         return self.path / MESSAGES
 
@@ -283,12 +283,12 @@ class RunFolder:
         self._check_file(table.name)
         return table.read(self.path)
 
-    def read_tape(self) -> Iterator[RecordedMessage]:
+    def read_messages(self) -> Iterator[RecordedMessage]:
         """All messages in their order, if they were kept and are what was written."""
-        if not self.taped:
-            raise UsageError(f"{self.path} has no tape: messages are kept by runs with --tape (in Python tape=True).")
+        if not self.recorded:
+            raise UsageError(f"{self.path} has no tape: messages are kept by runs with --record-messages (in Python tape=True).")
         self._check_file(MESSAGES)
-        return read_tape(self.tape)
+        return read_messages(self.record_messages)
 
     def read_plan(self) -> str | None:
         """The table of planned absences, if the run has one."""
@@ -403,7 +403,7 @@ class RunFolder:
 
     def tables(self) -> Writer:
         """The tables, to be begun or continued, and the tape if the run has one."""
-        return Writer(self.path, MESSAGES if self.taped else "")
+        return Writer(self.path, MESSAGES if self.recorded else "")
 
     def write_outcomes(self, answers: Mapping[str, Answers]) -> None:
         """Write down what parties' models say of their test samples; for two classes with scores, which read back exactly."""

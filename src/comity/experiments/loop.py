@@ -28,10 +28,10 @@ from comity.experiments.evaluation import (
     write_outcomes,
 )
 from comity.experiments.folder import MESSAGES, OUTCOMES, RunFolder
-from comity.experiments.outline import Outline, Progress
+from comity.experiments.recording import MessageRecorder
 from comity.experiments.schedule import Schedule
+from comity.experiments.server_run import Progress, ServerRun
 from comity.experiments.tables import ABSENCES, LEDGER, METRICS, PRIVACY, TIMING, Writer
-from comity.experiments.tape import Taped
 from comity.measure import summarise
 from comity.measure.memory import peak_memory
 from comity.privacy.account import Account, BudgetSpent
@@ -50,7 +50,7 @@ REWINDS = 3
 
 
 def execute(
-    job: Outline,
+    job: ServerRun,
     meet: Callable[[], Engine],
     folder: RunFolder,
     progress: Progress,
@@ -79,7 +79,7 @@ def execute(
 
 
 def _execute(
-    job: Outline,
+    job: ServerRun,
     meet: Callable[[], Engine],
     folder: RunFolder,
     progress: Progress,
@@ -95,7 +95,7 @@ def _execute(
     engine = meet()
     account = job.account()
     tables = folder.tables()
-    works = Taped(engine, partial(tables.append, MESSAGES)) if folder.taped else engine
+    works = MessageRecorder(engine, partial(tables.append, MESSAGES)) if folder.recorded else engine
     rounds = _Rounds(job, folder, checkpoints, tables, engine, job.server(works, progress, account), account)
     summary = None
     try:
@@ -129,7 +129,7 @@ class _Rounds:
 
     def __init__(
         self,
-        job: Outline,
+        job: ServerRun,
         folder: RunFolder,
         checkpoints: Checkpoints,
         tables: Writer,

@@ -12,10 +12,10 @@ from comity.core.samples import PartyData
 from comity.core.task import LearningTask
 from comity.core.training import Training
 from comity.errors import UsageError
-from comity.experiments.common import CommonGround
+from comity.experiments.context import RunContext
 
 
-def make_party(common: CommonGround, number: int, data: PartyData) -> Party:
+def make_party(common: RunContext, number: int, data: PartyData) -> Party:
     """The party with that number in the run."""
     seats = common.seats
     name = seats.names[number]
@@ -27,12 +27,12 @@ def make_party(common: CommonGround, number: int, data: PartyData) -> Party:
     return Party(number, name, task, training, data, seats.from_start, {}, place, metric, own_start, key)
 
 
-def training_of(common: CommonGround, number: int, samples: int) -> Training:
+def training_of(common: RunContext, number: int, samples: int) -> Training:
     """How the party with that number trains on so many samples."""
     return _with_least_batch(common, common.task(common.seats.names[number]), _own_training(common, number), samples)
 
 
-def _own_training(common: CommonGround, number: int) -> Training:
+def _own_training(common: RunContext, number: int) -> Training:
     """How the party trains: as all do, but for its own settings; a newcomer has its warm-up."""
     experiment = common.experiment
     own = experiment.party.get(common.seats.names[number])
@@ -44,7 +44,7 @@ def _own_training(common: CommonGround, number: int) -> Training:
     return replace(common.training, augment=common.augment, **changes)
 
 
-def _with_least_batch(common: CommonGround, task: LearningTask, training: Training, samples: int) -> Training:
+def _with_least_batch(common: RunContext, task: LearningTask, training: Training, samples: int) -> Training:
     """The same training with the smallest batch that the settings and the network allow."""
     least = min(training.batch, samples) if common.experiment.last_batch == "drop" else 1
     least = max(least, 2 if task.network.norms else 1)

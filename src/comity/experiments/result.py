@@ -17,7 +17,7 @@ from comity.core.task import LearningTask, in_chunks
 from comity.data.inputs import Inputs
 from comity.engines.site import Site
 from comity.errors import ComityError, UsageError, unknown
-from comity.experiments.build import Job
+from comity.experiments.build import SimulatedRun
 from comity.experiments.checkpoint import Checkpoints
 from comity.experiments.folder import RunFolder
 from comity.frames import frame
@@ -94,7 +94,7 @@ class Result:
     """
 
     folder: Path
-    made: Job | Callable[[], Job]
+    made: SimulatedRun | Callable[[], SimulatedRun]
     """The run made concrete, or what does so when the models are asked for: its figures need neither data nor code."""
     summary: dict[str, Any]
     _keep: Any = None
@@ -111,7 +111,7 @@ class Result:
         return of_result(self)
 
     @cached_property
-    def job(self) -> Job:
+    def job(self) -> SimulatedRun:
         """The run made concrete: its settings, its parties with their data, its method."""
         return self.made() if callable(self.made) else self.made
 

@@ -19,23 +19,23 @@ from comity.data import load as load_dataset
 from comity.engines.allocator import freed_memory_kept
 from comity.errors import ComityError, UsageError
 from comity.experiments import config
-from comity.experiments.build import Job, prepare
+from comity.experiments.build import SimulatedRun, prepare
 from comity.experiments.checkpoint import interval
 from comity.experiments.config import WHERE, Experiment
 from comity.experiments.environment import environment
 from comity.experiments.folder import RunFolder
 from comity.experiments.loop import execute
-from comity.experiments.outline import Progress
 from comity.experiments.result import Result
+from comity.experiments.server_run import Progress
 from comity.experiments.trust import changes, check, code_of, mark
 from comity.models.modules import Modules
 from comity.track import Trackers
 
 
-def start(job: Job, folder: Path, progress: Progress, track: Trackers | None = None, *, tape: bool = False) -> Result:
+def start(job: SimulatedRun, folder: Path, progress: Progress, track: Trackers | None = None, *, record_messages: bool = False) -> Result:
     """A new run in a folder of its own; a folder that holds a run already is refused.
 
-    With `tape` it keeps its messages; its experiment is one of `tape.one_process`.
+    With `record_messages` it keeps its messages; its experiment is one of `record_messages.one_process`.
     """
     new = RunFolder(folder)
     new.check_free()
@@ -51,12 +51,12 @@ def start(job: Job, folder: Path, progress: Progress, track: Trackers | None = N
         mark(folder, settings, code_of(job.experiment))
         told = environment(settings, job.federation.fingerprint(), split=split, plan=plan)
         own = describe(job.experiment.metric)
-        told |= ({"metric": own} if own else {}) | ({"tape": True} if tape else {})
+        told |= ({"metric": own} if own else {}) | ({"tape": True} if record_messages else {})
         new.begin(settings, told | _given_network(job), split=split, plan=plan)
         return Result(folder, job, execute(job, job.engine, new, progress, track or Trackers(), resume=False))
 
 
-def resume_in(job: Job, folder: Path, progress: Progress, track: Trackers | None = None) -> Result:
+def resume_in(job: SimulatedRun, folder: Path, progress: Progress, track: Trackers | None = None) -> Result:
     """Go on with the run in a folder, from its last checkpoint; a finished one stays as it is, if it is still what it was."""
     begun = RunFolder(folder)
     with at_work(begun):
@@ -66,7 +66,7 @@ def resume_in(job: Job, folder: Path, progress: Progress, track: Trackers | None
         return Result(folder, job, execute(job, job.engine, begun, progress, track or Trackers(), resume=True, remarks=remarks))
 
 
-def _told_again(job: Job, done: RunFolder, progress: Progress, track: Trackers) -> dict[str, Any]:
+def _told_again(job: SimulatedRun, done: RunFolder, progress: Progress, track: Trackers) -> dict[str, Any]:
     """The summary of a finished run, of which trackers may not have heard."""
     done.check()
     summary = done.read_summary()
@@ -92,12 +92,12 @@ def at_work(folder: RunFolder) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def check_same(folder: Path, experiment: Experiment, tape: bool = False) -> None:
+def check_same(folder: Path, experiment: Experiment, record_messages: bool = False) -> None:
     """Refuse to go on with other settings or other code than a folder's run has; where it is computed may differ.
 
     The settings are those that `prepare` settled. What was not on tape from the beginning cannot be later.
     """
-    if tape and not RunFolder(folder).taped:
+    if record_messages and not RunFolder(folder).recorded:
         raise UsageError(f"{folder} holds a run that did not keep its messages: choose another --out for one with a tape.")
     before = RunFolder(folder).read_experiment()
     if before.model_dump(exclude=WHERE) != experiment.model_dump(exclude=WHERE):
@@ -134,7 +134,7 @@ def _data_of(experiment: Experiment) -> Dataset:
 
 def reopen(
     folder: Path, federation: Federation | None = None, model: models.OwnModel | None = None, *, trust: bool = False
-) -> Job:
+) -> SimulatedRun:
     """The job of a run's folder; data given as arrays, and models given as modules, must be given again.
 
     Files that its settings name are run only if the folder is the user's own, or `trust` says that they may be.
@@ -159,7 +159,7 @@ def reopen(
     return job
 
 
-def check_given(folder: Path, job: Job) -> None:
+def check_given(folder: Path, job: SimulatedRun) -> None:
     """Refuse to take a folder's run for one on other data, or of another network that was given from Python."""
     before = RunFolder(folder).read_environment()
     if before["fingerprint"] != job.federation.fingerprint():
@@ -168,7 +168,7 @@ def check_given(folder: Path, job: Job) -> None:
         raise UsageError(f"{folder} holds a run of another network: give the same again, or choose another --out.")
 
 
-def _given_network(job: Job) -> dict[str, str]:
+def _given_network(job: SimulatedRun) -> dict[str, str]:
     """What env.json keeps of a network that is modules of the user's own, or has a base that settings alone do not tell."""
     network = job.info.task.network
     digest = network.digest if isinstance(network, Modules) else fixed_in(network)

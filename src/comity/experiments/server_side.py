@@ -14,12 +14,12 @@ from comity.core.server import cohort
 from comity.core.training import Training
 from comity.core.wrapper import chain
 from comity.errors import UsageError, unknown
-from comity.experiments.common import CommonGround
 from comity.experiments.config import Experiment
+from comity.experiments.context import RunContext
 from comity.names import display_name
 
 
-def agree(common: CommonGround) -> tuple[AnyAlgorithm, Info]:
+def resolve_method(common: RunContext) -> tuple[AnyAlgorithm, Info]:
     """The method and what everybody may know, once it is checked that the method suits these parties."""
     experiment = common.experiment
     algorithm = algorithms.compose(experiment.algorithm, experiment.set)
@@ -49,7 +49,7 @@ def _check_own_start(algorithm: AnyAlgorithm, info: Info, name: str) -> None:
             raise UsageError(f"init=own cannot be: {task.network.name} has the same first weights, whatever they are drawn from.")
 
 
-def _info(common: CommonGround) -> Info:
+def _info(common: RunContext) -> Info:
     seats = common.seats
     there = seats.names[: seats.from_start]
     return Info(
@@ -67,7 +67,7 @@ def _info(common: CommonGround) -> Info:
     )
 
 
-def _with_newcomers(common: CommonGround, info: Info) -> Info:
+def _with_newcomers(common: RunContext, info: Info) -> Info:
     """What would be known if the newcomers had been there from the start."""
     names = common.seats.names
     sizes = tuple(common.introductions.parties[name].train for name in names)
@@ -75,13 +75,13 @@ def _with_newcomers(common: CommonGround, info: Info) -> Info:
     return replace(info, names=names, sizes=sizes, tasks=tasks, newcomers=(), peers=())
 
 
-def _shared_training(common: CommonGround) -> Training:
+def _shared_training(common: RunContext) -> Training:
     """How the server trains what it trains itself: as the settings say, with batches that every network can bear."""
     norms = any(common.task(name).network.norms for name in common.seats.names)
     return replace(common.training, min_batch=2 if norms else 1, augment=common.augment)
 
 
-def _peers(common: CommonGround, party: str) -> tuple[int, ...] | None:
+def _peers(common: RunContext, party: str) -> tuple[int, ...] | None:
     """Whom a party chose to learn from, by number, of those that take part from the start; None if it chose nobody."""
     own = common.experiment.party.get(party)
     if own is None or own.peers is None:

@@ -133,9 +133,9 @@ class Writer:
     `files` are their lengths and checksums so far, by name, for its checkpoints and its summary.
     """
 
-    def __init__(self, folder: Path, tape: str = "") -> None:
+    def __init__(self, folder: Path, record_messages: str = "") -> None:
         self._folder = folder
-        self._tape = tape
+        self._tape = record_messages
         """The file of messages, if they are kept: it grows as the tables do."""
         self.files: dict[str, Checksum] = {}
 

@@ -32,7 +32,7 @@ from comity.core.task import LearningTask, Network
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import ComityError, UsageError, unknown
-from comity.experiments.build import Job
+from comity.experiments.build import SimulatedRun
 from comity.experiments.folder import RunFolder
 from comity.experiments.run import reopen
 
@@ -64,7 +64,7 @@ class Offered:
     theta: Params
 
 
-def offered(job: Job, folder: Path, ids: Iterable[int] | None = None) -> Iterator[Offered]:
+def offered(job: SimulatedRun, folder: Path, ids: Iterable[int] | None = None) -> Iterator[Offered]:
     """The parties of a run's folder (some of them, by number) and their models after the last checkpoint; no newcomers."""
     checkpoints = RunFolder(folder).checkpoints()
     if checkpoints.load() is None:
@@ -179,7 +179,7 @@ def chosen_layers(tasks: Sequence[LearningTask], layers: Sequence[str] | None) -
 
 
 def extract(
-    job: Job, folder: Path, layers: Sequence[str], *, split: str, samples: int | None, seed: int, width: int | None
+    job: SimulatedRun, folder: Path, layers: Sequence[str], *, split: str, samples: int | None, seed: int, width: int | None
 ) -> list[Representation]:
     """Representations of a run's parties, in the order of layer, time and party; see `representations`."""
     parties = [job.parties[i] for i in job.info.parties]

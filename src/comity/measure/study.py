@@ -16,8 +16,8 @@ from comity.core.key import Key
 from comity.core.party import Party
 from comity.data import Federation
 from comity.errors import UsageError, unknown
-from comity.experiments.outline import Outline
 from comity.experiments.run import reopen
+from comity.experiments.server_run import ServerRun
 from comity.measure import mdl as description
 from comity.measure.drift import Drift, between_parties, over_training
 from comity.measure.frechet import to_union
@@ -64,7 +64,7 @@ def study(
 
 
 def studied(
-    run: Outline,
+    run: ServerRun,
     parties: Sequence[Party],
     offers: Iterable[Offered],
     layers: Sequence[str] | None,

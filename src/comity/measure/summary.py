@@ -15,7 +15,7 @@ from comity.errors import ComityError
 from comity.measure.figures import by_round, carried, is_figure, mean
 
 if TYPE_CHECKING:
-    from comity.experiments.outline import Outline
+    from comity.experiments.server_run import ServerRun
 
 RUNAWAY = 1e6  # a mean cross entropy, of which ln(classes) is what a guess costs
 KINDS = ("up", "down", "peer", "setup", "eval")
@@ -104,7 +104,7 @@ def accuracy(rows: list[Note], final: int, tests: dict[str, int], validations: d
 
 
 def _beside_accuracy(
-    job: Outline, rows: list[Note], final: int, tests: dict[str, int], validations: dict[str, int]
+    job: ServerRun, rows: list[Note], final: int, tests: dict[str, int], validations: dict[str, int]
 ) -> dict[str, Any]:
     """The blocks of all other metrics that fit; that of AUC has one name, however many classes there are."""
     found: dict[str, Any] = {}
@@ -158,7 +158,7 @@ def blocks(summary: Mapping[str, Any]) -> list[tuple[Metric, dict[str, Any]]]:
 
 
 def summarise(
-    job: Outline,
+    job: ServerRun,
     rows: list[Note],
     absences: Iterable[Absence],
     total: Counter[str],

@@ -11,7 +11,7 @@ from typing import Any
 
 from comity.core.ledger import Ledger
 from comity.errors import UsageError
-from comity.experiments.outline import Outline, Progress, Quiet
+from comity.experiments.server_run import Progress, Quiet, ServerRun
 from comity.text import Turns
 from comity.units import size
 
@@ -106,7 +106,7 @@ class Followed:
         self._live, self._title = live, title
         self._figure = self._crossed = ""
 
-    def begin(self, job: Outline, first_round: int) -> None:
+    def begin(self, job: ServerRun, first_round: int) -> None:
         """The run begins."""
         self.rounds, self._metric, self.done = job.experiment.rounds, job.metric, first_round
         self._live.under_way.append(self)

@@ -10,9 +10,9 @@ import torch
 from comity.core.metrics import ACCURACY, METRICS
 from comity.errors import ComityError
 from comity.experiments.folder import RunFolder
-from comity.experiments.judged import metric_of
+from comity.experiments.run_metric import metric_of
 from comity.measure import conventions
-from comity.measure.doubts import doubts
+from comity.measure.caveats import caveats
 from comity.measure.summary import has_diverged
 from comity.notebook.html import curves, page, sentences, some, table
 from comity.units import duration, size, spread
@@ -67,7 +67,7 @@ def of_result(result: Result) -> str:
         f"up {size(sent['up'])}, down {size(sent['down'])}, peer {size(sent['peer'])}, {summary['steps']:,} steps, "
         f"{duration(summary['seconds']['total'])}.",
         *summary.get("remarks", ()),
-        *doubts(summary),
+        *caveats(summary),
     ]
     title = f"{summary['algorithm']}: {figure(summary, metric)} (mean over parties); {setting(summary)}"
     parties = table(["party", f"test {metric.title}"], rows)
@@ -84,8 +84,8 @@ def _lines(rows: Sequence[Note], metric: Metric) -> dict[str, dict[int, float]]:
 
 def of_comparison(made: Comparison) -> str:
     """A comparison: the ranking, the answers, the curves."""
-    from comity.studies.answers import lines as told
-    from comity.studies.standing import columns
+    from comity.studies.method_summary import columns
+    from comity.studies.party_verdicts import lines as told
 
     first = next(iter(next(iter(made.results.values())).values()))
     metric = judged_by(first)
@@ -106,7 +106,7 @@ def of_comparison(made: Comparison) -> str:
         curves(lines, f"Test {metric.title}"),
         table(["party", "answer"], answers, words=2, folded=(1,)) if answers else "",
         sentences([made.reading] if answers else []),
-        sentences(f"* {text}" for row in made.rows for text in row.doubts),
+        sentences(f"* {text}" for row in made.rows for text in row.caveats),
     )
 
 
@@ -117,7 +117,7 @@ def of_tuning(made: Tuning) -> str:
         [
             *(str(trial.settings[name]) for name in names),
             spread(trial.validations),
-            spread(trial.tests) + " *" * bool(trial.doubts),
+            spread(trial.tests) + " *" * bool(trial.caveats),
         ]
         for trial in made.trials
     ]
@@ -125,7 +125,7 @@ def of_tuning(made: Tuning) -> str:
         f"{made.algorithm}: test and validation {METRICS[made.metric].title}, best by validation first",
         table([*names, "validation", "test"], rows, words=len(names)),
         sentences([made.verdict]),
-        sentences(f"* {text}" for trial in made.trials for text in trial.doubts),
+        sentences(f"* {text}" for trial in made.trials for text in trial.caveats),
     )
 
 

@@ -52,7 +52,7 @@ class Chart:
     method: str = ""
     """The one method that it is about: without its box ticked, the chart goes."""
 
-    def standing(self) -> VegaSpec:
+    def method_summary(self) -> VegaSpec:
         """The specification with its data inside: complete, for a file of its own."""
         spec = copy.deepcopy(self.spec)
         spec["data"] = {"values": self.data.rows()}

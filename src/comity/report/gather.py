@@ -16,7 +16,7 @@ from comity.experiments.folder import MARKS, RunFolder
 from comity.names import display_name
 from comity.report.readable import Run
 from comity.spec import parse
-from comity.studies.answers import same_parties
+from comity.studies.party_verdicts import same_parties
 
 SOLO = "solo"
 CENTRALIZED = "centralized"

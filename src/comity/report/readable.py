@@ -18,12 +18,12 @@ from comity.core.participation import Absence
 from comity.core.server import Note
 from comity.data.split import Share, Split
 from comity.experiments import config
-from comity.experiments.build import Job
+from comity.experiments.build import SimulatedRun
 from comity.experiments.config import Experiment
 from comity.experiments.environment import digest
 from comity.experiments.folder import CONFIG, RunFolder
-from comity.experiments.judged import metric_of
 from comity.experiments.run import reopen
+from comity.experiments.run_metric import metric_of
 from comity.experiments.tables import ABSENCES, LEDGER, METRICS, TIMING, Table, Timing
 from comity.experiments.trust import Untrusted, check, code_of
 from comity.measure.conventions import Line, curve, party_curves
@@ -261,7 +261,7 @@ class Run:
         return max((row.round for row in self.timing), default=max(self.curve, default=0))
 
     @cached_property
-    def job(self) -> Job:
+    def job(self) -> SimulatedRun:
         """The run made concrete again, with its data."""
         return reopen(self.folder, trust=self.trust)
 

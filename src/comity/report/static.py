@@ -38,7 +38,7 @@ def check_kind(kind: str) -> None:
 
 def figure(chart: Chart, group: Group) -> VegaSpec:
     """A chart as it stands in a paper: as wide as a column, with its own legend."""
-    spec = chart.standing()
+    spec = chart.method_summary()
     _with_legend(spec, group.names)
     spec = {"$schema": "https://vega.github.io/schema/vega-lite/v6.json", "width": COLUMN - 70, "padding": 2, **spec}
     if spec.get("height", 0) >= 200 and "y" not in spec.get("encoding", {}):

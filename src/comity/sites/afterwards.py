@@ -15,7 +15,7 @@ from comity.core.call import Message
 from comity.core.server import Note
 from comity.data.inputs import Inputs
 from comity.errors import ComityError, UsageError
-from comity.experiments.build import Job
+from comity.experiments.build import SimulatedRun
 from comity.experiments.folder import OUTCOMES, RunFolder
 from comity.experiments.result import Deployed, Result
 from comity.experiments.tables import LEDGER, METRICS, PRIVACY
@@ -25,9 +25,9 @@ from comity.measure.representations import Offered
 from comity.measure.study import studied
 from comity.report import PAGE, report
 from comity.sites.data import own_federation
-from comity.sites.home import States, read_seats, read_view
-from comity.sites.law import Law
+from comity.sites.policy import SitePolicy
 from comity.sites.site_run import JOINED, SiteRun, as_far_as, data_mark, seated
+from comity.sites.site_store import States, read_seats, read_view
 from comity.studies.export import CARD, export
 
 MODEL = "model"
@@ -66,27 +66,27 @@ def measure(
 
     All that it takes is at home. What would need others' representations is named, and not measured.
     """
-    law = Law.read(at)
+    policy = SitePolicy.read(at)
     run.check_begun()
     if not run.ended:
-        raise UsageError(f"Run {run.path.name} is not finished at {law.name}: there is no model to look at yet.")
+        raise UsageError(f"Run {run.path.name} is not finished at {policy.name}: there is no model to look at yet.")
     run.check()
     experiment = run.read_experiment()
-    own = own_federation(law.name, law.data, experiment)
+    own = own_federation(policy.name, policy.data, experiment)
     if data_mark(at, own) != run.read_environment()["fingerprint"]:
-        raise UsageError(f"The data of {law.name} have changed since run {run.path.name} was begun.")
+        raise UsageError(f"The data of {policy.name} have changed since run {run.path.name} was begun.")
     said = read_seats(run.path)
-    if law.name not in said:
-        raise UsageError(f"{law.name} took no part in run {run.path.name}: site.toml had another name then.")
-    site, whole = seated(run, at, law.name, experiment, own, said)
+    if policy.name not in said:
+        raise UsageError(f"{policy.name} took no part in run {run.path.name}: site.toml had another name then.")
+    site, whole = seated(run, at, policy.name, experiment, own, said)
     if site.party.id >= whole.common.seats.from_start:
-        raise UsageError(f"{law.name} was a newcomer in run {run.path.name}, and newcomers are not measured.")
+        raise UsageError(f"{policy.name} was a newcomer in run {run.path.name}, and newcomers are not measured.")
     content, version = read_view(run.path)
     if version is not None:
         site.restore(States(run.path).read(version), version)
     _, theta = site.deployed(Message(content, version))
     offer = Offered(site.algorithm.party_for(site.party, site.mine), theta)
-    return studied(as_far_as(site.party, whole), [site.party], [offer], layers, samples, seed, mdl, law.name, told=told)
+    return studied(as_far_as(site.party, whole), [site.party], [offer], layers, samples, seed, mdl, policy.name, told=told)
 
 
 def finish(run: SiteRun, rounds: int, model: bool, say: Callable[[str], None]) -> None:
@@ -124,16 +124,16 @@ def finish(run: SiteRun, rounds: int, model: bool, say: Callable[[str], None]) -
 
 
 def _write_summary(run: SiteRun, rounds: int) -> list[str]:
-    folder, outline = run.folder, run.seat.outline
+    folder, server_run = run.folder, run.seat.server_run
     if folder.ended:
         return [f"run {run.name} had ended here before"]
     total = Counter[str]()
     for row in run.book.ledger():
         total[row.kind] += row.bytes
     made = {"rounds": rounds, "steps": run.book.steps, "remarks": [], "void": []}
-    made["privacy"] = run.account.summary(outline.privacy_assumptions())
+    made["privacy"] = run.account.summary(server_run.privacy_assumptions())
     rows = _with_joined(run.book.metrics(), rounds)
-    summary = summarise(outline, rows, [], total, made, {}, needs_figures=False)
+    summary = summarise(server_run, rows, [], total, made, {}, needs_figures=False)
     tables = (METRICS.name, LEDGER.name, PRIVACY.name, OUTCOMES)
     written = [name for name in tables if (folder.path / name).exists()]
     sums = {name: Checksum.of((folder.path / name).read_bytes()) for name in written}
@@ -149,12 +149,12 @@ def _with_joined(rows: list[Note], rounds: int) -> list[Note]:
 
 
 def _write_model(run: SiteRun) -> list[str]:
-    out, outline = run.folder.path / MODEL, run.seat.outline
+    out, server_run = run.folder.path / MODEL, run.seat.server_run
     if (out / CARD).exists():
         return []
     shutil.rmtree(out, ignore_errors=True)  # what was left of an export that failed
-    known = (outline.experiment, outline.common, outline.algorithm, outline.info)
-    job = Job(*known, federation=run.federation, parties=[run.seat.site.party])
+    known = (server_run.experiment, server_run.common, server_run.algorithm, server_run.info)
+    job = SimulatedRun(*known, federation=run.federation, parties=[run.seat.site.party])
     summary = run.folder.read_summary()
     assert summary is not None
     remarks = export(AtSite(run.folder.path, job, summary, run=run), run.party, out)

@@ -15,10 +15,10 @@ from comity.checksums import with_crc
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
-from comity.sites.ordering import Ordered, was_ordered
+from comity.sites.job_submission import SubmittedJob, was_ordered
 from comity.sites.server import FAILED_ENDINGS, read_parties
-from comity.studies.answers import Held, Parties
 from comity.studies.compare import COMPARISON, SOLO, Findings, check_folders, check_settings, experiment_of, findings, run_folder
+from comity.studies.party_verdicts import Held, Parties
 
 
 def compare_sites(
@@ -27,11 +27,11 @@ def compare_sites(
     algorithms: Sequence[str],
     seeds: Sequence[int],
     out: Path,
-    conduct: Callable[[Ordered, Path], dict[str, Any]],
+    conduct: Callable[[SubmittedJob, Path], dict[str, Any]],
     deadline: float,
     wait: float,
 ) -> Findings:
-    """Order every method, and SOLO before it, under each seed; `conduct` follows a run to its end.
+    """JobRequest every method, and SOLO before it, under each seed; `conduct` follows a run to its end.
 
     What is in `out` already is taken as it is, or gone on with.
     """
@@ -48,7 +48,7 @@ def compare_sites(
             if summary is None or summary.get(FAILED_ENDINGS):
                 chosen = experiment_of(base, method, seed)
                 begun = was_ordered(folder)
-                ordered = Ordered.read(folder) if begun else Ordered.new(federation, chosen, folder, deadline, wait)
+                ordered = SubmittedJob.read(folder) if begun else SubmittedJob.new(federation, chosen, folder, deadline, wait)
                 summary = conduct(ordered, folder)
             summaries[method].append(summary)
             parties[seed] = parties.get(seed) or _parties(there, summary)

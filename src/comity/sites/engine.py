@@ -22,8 +22,7 @@ from comity.core.validate import MessageValidator
 from comity.engines.engine import Engine, inboxes
 from comity.engines.saved import Saved
 from comity.errors import ComityError
-from comity.experiments.outline import Outline
-from comity.sites.courier import Courier
+from comity.experiments.server_run import ServerRun
 from comity.sites.messages import (
     ANSWERED,
     Answered,
@@ -37,6 +36,7 @@ from comity.sites.messages import (
     pack,
     unpack,
 )
+from comity.sites.transport import Transport
 from comity.text import escape_terminal
 
 FIGURES = frozenset((Evaluation, Score, Answers, Gained))
@@ -49,14 +49,14 @@ MOST_WORDS = 500
 class SitesEngine(Engine):
     """The parties of a run that are elsewhere, by their names."""
 
-    def __init__(self, courier: Courier, outline: Outline, run: str, deadline: float, most_bytes: int) -> None:
-        self._courier = courier
-        self._outline = outline
-        self._names = outline.common.seats.names
+    def __init__(self, transport: Transport, server_run: ServerRun, run: str, deadline: float, most_bytes: int) -> None:
+        self._courier = transport
+        self._outline = server_run
+        self._names = server_run.common.seats.names
         self._run = run
         self._deadline = deadline
         self._most = most_bytes
-        self._gates = [MessageValidator(outline.algorithm, outline.common.task(name), len(self._names), most_bytes) for name in self._names]
+        self._gates = [MessageValidator(server_run.algorithm, server_run.common.task(name), len(self._names), most_bytes) for name in self._names]
         self._round = 0
         self._remarks: dict[str, None] = {}
 
@@ -154,12 +154,12 @@ def _check_told(head: Answered, inbox: Mapping[int, Sealed]) -> None:
         raise ComityError("it complains of parcels that it was not sent.")
 
 
-def _check_figures(found: Any, outline: Outline, i: int) -> None:
+def _check_figures(found: Any, server_run: ServerRun, i: int) -> None:
     """Refuse figures that no evaluation of a party's samples could bring. That they are true nobody but the party can know."""
     if not isinstance(found, Evaluation):
         raise ComityError("it sent something else than an evaluation.")
-    said, classes = outline.everybody[i], outline.info.task.classes
-    known = {metric.name for metric in (*fitting(classes), outline.metric)}
+    said, classes = server_run.everybody[i], server_run.info.task.classes
+    known = {metric.name for metric in (*fitting(classes), server_run.metric)}
     for score, samples in ((found.validation, said.validation), (found.test, said.test)):
         if score.count not in (0, samples) or not 0 <= score.correct <= score.count or not score.figures.keys() <= known:
             raise ComityError("it sent figures that its samples cannot have.")

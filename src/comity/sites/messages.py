@@ -13,7 +13,7 @@ from comity.core.call import CallId
 from comity.core.codec import decode, encode
 from comity.core.record import Cipher, Sealed, record
 from comity.errors import CorruptedFile
-from comity.experiments.common import Introduction
+from comity.experiments.context import PartyInfo
 
 LENGTH = 8  # bytes that say how long the head is
 
@@ -22,7 +22,7 @@ Named = tuple[str, int, int, int]
 
 
 @record
-class Passport:
+class SignedKey:
     """A site's public key for parcels in one run, and by which certificate it says that it is its own."""
 
     name: str
@@ -52,8 +52,8 @@ class Begin:
     """Everybody who takes part, in order."""
 
     run: str
-    parties: dict[str, Introduction]
-    passports: dict[str, Passport]
+    parties: dict[str, PartyInfo]
+    signed_keys: dict[str, SignedKey]
 
 
 @record
@@ -110,14 +110,14 @@ class End:
 class Introduced:
     """What a site says of itself."""
 
-    said: Introduction
+    said: PartyInfo
     shape: list[int]
     classes: int
     black: list[float]
     class_names: list[str]
     digest: str
     """A mark of its data under a secret of its own: whether they are the same again, and nothing else, can be told by it."""
-    passport: Passport | None
+    signed_key: SignedKey | None
     comity: str
 
 
@@ -144,8 +144,8 @@ class Failed:
     why: str
 
 
-ASKED = frozenset((Introduce, Introduction, Begin, Passport, RunCall, Cipher, Evaluate, EvaluateAlone, Committed, End))
-ANSWERED = frozenset((Introduced, Introduction, Passport, Answered, Done, Failed))
+ASKED = frozenset((Introduce, PartyInfo, Begin, SignedKey, RunCall, Cipher, Evaluate, EvaluateAlone, Committed, End))
+ANSWERED = frozenset((Introduced, PartyInfo, SignedKey, Answered, Done, Failed))
 
 
 def pack(head: Any, body: bytes = b"") -> bytes:

@@ -23,22 +23,22 @@ from comity.core.wrapper import chain
 from comity.data.preparation import Schema
 from comity.errors import ComityError, UsageError
 from comity.experiments import config
-from comity.experiments.absent import planned
 from comity.experiments.checkpoint import write_atomically
-from comity.experiments.common import CommonGround, Introduction, Introductions
 from comity.experiments.config import Experiment
+from comity.experiments.context import PartyInfo, PartyInfos, RunContext
 from comity.experiments.environment import environment
 from comity.experiments.folder import RunFolder
 from comity.experiments.loop import execute
-from comity.experiments.outline import Outline, Progress, Quiet, judged_by
+from comity.experiments.planned_absences import planned
 from comity.experiments.run import at_work
-from comity.experiments.server_side import agree
+from comity.experiments.server_run import Progress, Quiet, ServerRun, judged_by
+from comity.experiments.server_side import resolve_method
 from comity.privacy.solving import undecided
-from comity.sites.courier import Aborted, Courier
 from comity.sites.data import DATA, schema_mark
 from comity.sites.engine import SitesEngine, told
-from comity.sites.home import run_secret
-from comity.sites.messages import ANSWERED, Begin, Done, End, Failed, Introduce, Introduced, Passport, pack, unpack
+from comity.sites.messages import ANSWERED, Begin, Done, End, Failed, Introduce, Introduced, SignedKey, pack, unpack
+from comity.sites.site_store import run_secret
+from comity.sites.transport import Aborted, Transport
 from comity.track import Trackers
 
 SCHEMA = "schema.json"
@@ -56,7 +56,7 @@ MOST_SIDES, MOST_VALUES = 8, 1 << 28
 
 
 @dataclass(frozen=True)
-class Order:
+class JobRequest:
     """What a researcher asks for."""
 
     run: str
@@ -67,10 +67,10 @@ class Order:
     """Seconds that a site has for an answer."""
 
     @staticmethod
-    def read(told: Mapping[str, Any]) -> Order:
+    def read(told: Mapping[str, Any]) -> JobRequest:
         """An order as it was submitted."""
         try:
-            made = Order(**{**told, "sites": tuple(told.get("sites", ()))})
+            made = JobRequest(**{**told, "sites": tuple(told.get("sites", ()))})
             if not (made.run.isalnum() and len(made.run) <= 64 and made.deadline > 0):
                 raise ValueError
         except (TypeError, ValueError, AttributeError) as why:
@@ -78,14 +78,14 @@ class Order:
         return made
 
 
-def serve(courier: Courier, order: Mapping[str, Any], folder: Path, progress: Progress | None = None) -> dict[str, Any] | None:
+def serve(transport: Transport, order: Mapping[str, Any], folder: Path, progress: Progress | None = None) -> dict[str, Any] | None:
     """Conduct the run that was ordered; its summary, or None if it failed, and then its folder says why, or was ended."""
-    asked = Order.read(order)
+    asked = JobRequest.read(order)
     there = folder / RUNS / asked.run
     there.mkdir(parents=True, exist_ok=True)
     (there / FAILURE).unlink(missing_ok=True)
     try:
-        return conduct(courier, asked, folder, progress or Quiet())
+        return conduct(transport, asked, folder, progress or Quiet())
     except Aborted:
         return None  # it did not fail: whoever ended the job may order the run again
     except ComityError as why:
@@ -95,7 +95,7 @@ def serve(courier: Courier, order: Mapping[str, Any], folder: Path, progress: Pr
     return None
 
 
-def conduct(courier: Courier, order: Order, folder: Path, progress: Progress) -> dict[str, Any]:
+def conduct(transport: Transport, order: JobRequest, folder: Path, progress: Progress) -> dict[str, Any]:
     """The run itself."""
     run = RunFolder(folder / RUNS / order.run)
     begun = run.begun
@@ -106,7 +106,7 @@ def conduct(courier: Courier, order: Order, folder: Path, progress: Progress) ->
     if known:
         _check_settings(order, experiment, next(iter(known.values())).classes)
     wanted = tuple(known) if known else order.sites
-    answers, refused = introduced(courier, order, experiment, mark, wanted)
+    answers, refused = introduced(transport, order, experiment, mark, wanted)
     everybody = known or answers
     if not everybody:
         raise ComityError("No site takes part. " + " ".join(f"{name}: {why}" for name, why in refused.items()))
@@ -118,27 +118,27 @@ def conduct(courier: Courier, order: Order, folder: Path, progress: Progress) ->
     if not answers:
         raise ComityError("No site is there. " + " ".join(f"{name}: {why}" for name, why in refused.items()))
     experiment = judged_by(experiment, next(iter(everybody.values())).classes)
-    outline = outline_of(experiment, everybody, run.read_plan() if begun else None, run_secret(folder, order.run))
-    _begin_everywhere(courier, order, answers, everybody)
+    server_run = server_run_of(experiment, everybody, run.read_plan() if begun else None, run_secret(folder, order.run))
+    _begin_everywhere(transport, order, answers, everybody)
     with at_work(run):
         summary = run.read_summary()
         if summary is not None and not summary.get(FAILED_ENDINGS):
-            _tell(courier, order, answers, End(order.run, summary["rounds"], True))
+            _tell(transport, order, answers, End(order.run, summary["rounds"], True))
             return summary
         run.summary.unlink(missing_ok=True)  # its endings are repeated
         if not begun:
-            _write_beginning(run, outline, everybody)
-        engine = SitesEngine(courier, outline, order.run, order.deadline, MOST_BYTES)
+            _write_beginning(run, server_run, everybody)
+        engine = SitesEngine(transport, server_run, order.run, order.deadline, MOST_BYTES)
         remarks = [f"{name} takes no part: {why}" for name, why in refused.items()]
 
         def end_everywhere(found: Mapping[str, Any]) -> dict[str, Any]:
-            failures = _end_everywhere(courier, order, answers, found["rounds"])
+            failures = _end_everywhere(transport, order, answers, found["rounds"])
             failures |= {name: why for name, why in refused.items() if name in everybody}
             return {FAILED_ENDINGS: {name: failures[name] for name in everybody if name in failures}}
 
         try:
             return execute(
-                outline,
+                server_run,
                 lambda: engine,
                 run,
                 progress,
@@ -150,11 +150,11 @@ def conduct(courier: Courier, order: Order, folder: Path, progress: Progress) ->
         except Aborted:
             raise  # nobody can be told
         except BaseException:
-            _tell(courier, order, everybody, End(order.run, 0, False))
+            _tell(transport, order, everybody, End(order.run, 0, False))
             raise
 
 
-def _check_settings(order: Order, begun: Experiment, classes: int) -> None:
+def _check_settings(order: JobRequest, begun: Experiment, classes: int) -> None:
     """Refuse to go on with a run that was begun with other settings than are ordered now; without any it goes on as it is."""
     if order.settings and judged_by(settled(config.experiment(order.settings)), classes) != begun:
         raise UsageError(f"Run {order.run} was begun with other settings.")
@@ -165,19 +165,19 @@ def settled(experiment: Experiment) -> Experiment:
     return experiment.but(engine="flare", workers=None, device="cpu", data=DATA, partition="natural", parties=None)
 
 
-def outline_of(experiment: Experiment, everybody: Mapping[str, Introduced], plan: str | None, secret: bytes) -> Outline:
+def server_run_of(experiment: Experiment, everybody: Mapping[str, Introduced], plan: str | None, secret: bytes) -> ServerRun:
     """The run as the server knows it, of what sites said."""
     first = next(iter(everybody.values()))
     check_fits(experiment.metric, first.classes)
-    told = Introductions(
+    told = PartyInfos(
         {name: one.said for name, one in everybody.items()},
         tuple(first.shape),
         first.classes,
         tuple(first.black),
         class_names=tuple(first.class_names),
     )
-    common = CommonGround(experiment, told)
-    algorithm, info = agree(common)
+    common = RunContext(experiment, told)
+    algorithm, info = resolve_method(common)
     if open_ := undecided(algorithm):
         who = open_[0]
         raise UsageError(
@@ -187,7 +187,7 @@ def outline_of(experiment: Experiment, everybody: Mapping[str, Introduced], plan
         isinstance(one, Dp) and one.level == "party" and one.amplify for one in chain(algorithm)
     ):
         raise UsageError("Between sites everybody can compute who is drawn for a round: give dp amplify=false.")
-    made = Outline(experiment, common, algorithm, info, planned(experiment.absent, experiment.seed, told.names, plan), secret)
+    made = ServerRun(experiment, common, algorithm, info, planned(experiment.absent, experiment.seed, told.names, plan), secret)
     made.check_judged()
     if not made.judged("test"):
         raise UsageError("No site would tell a figure of its test samples: all have too few for that, or none by this metric.")
@@ -195,15 +195,15 @@ def outline_of(experiment: Experiment, everybody: Mapping[str, Introduced], plan
 
 
 def introduced(
-    courier: Courier, order: Order, experiment: Experiment, schema: str, wanted: tuple[str, ...]
+    transport: Transport, order: JobRequest, experiment: Experiment, schema: str, wanted: tuple[str, ...]
 ) -> tuple[dict[str, Introduced], dict[str, str]]:
     """Who takes part, by name in order, and who does not and why. All must agree on what a sample is."""
-    names = [name for name in wanted or courier.names if name in courier.names]
+    names = [name for name in wanted or transport.names if name in transport.names]
     settings = json.dumps(experiment.model_dump(mode="json", exclude_none=True))
     asked = pack(Introduce(order.run, settings, version("comity"), schema))
     found: dict[str, Introduced] = {}
     refused = {name: NOT_CONNECTED for name in wanted if name not in names}
-    for name, answer in courier.ask(dict.fromkeys(names, asked), order.deadline):
+    for name, answer in transport.ask(dict.fromkeys(names, asked), order.deadline):
         said = _read(answer)
         if not isinstance(said, Introduced):
             refused[name] = said if isinstance(said, str) else UNEXPECTED
@@ -243,15 +243,15 @@ def _odd(one: Introduced) -> str:
 
 
 def _begin_everywhere(
-    courier: Courier, order: Order, there: Mapping[str, Introduced], everybody: Mapping[str, Introduced]
+    transport: Transport, order: JobRequest, there: Mapping[str, Introduced], everybody: Mapping[str, Introduced]
 ) -> None:
     """Tell sites who takes part. All must agree to that, or the run does not begin.
 
     For a site that was there when the run began, and is not now, parcels are sealed by the key that it had: nobody has it now.
     """
-    passports = {name: one.passport for name, one in {**everybody, **there}.items() if one.passport}
-    head = Begin(order.run, {name: one.said for name, one in everybody.items()}, passports)
-    for name, answer in courier.ask(dict.fromkeys(there, pack(head)), order.deadline):
+    signed_keys = {name: one.signed_key for name, one in {**everybody, **there}.items() if one.signed_key}
+    head = Begin(order.run, {name: one.said for name, one in everybody.items()}, signed_keys)
+    for name, answer in transport.ask(dict.fromkeys(there, pack(head)), order.deadline):
         if answer is None:
             continue  # it is not heard, then
         try:
@@ -264,29 +264,29 @@ def _begin_everywhere(
             )
 
 
-def _tell(courier: Courier, order: Order, everybody: Iterable[str], head: Any) -> None:
-    for _ in courier.ask({name: pack(head) for name in everybody if name in courier.names}, order.deadline):
+def _tell(transport: Transport, order: JobRequest, everybody: Iterable[str], head: Any) -> None:
+    for _ in transport.ask({name: pack(head) for name in everybody if name in transport.names}, order.deadline):
         pass  # who does not hear of it finds out when it is asked for another run
 
 
-def _end_everywhere(courier: Courier, order: Order, sites: Iterable[str], rounds: int) -> dict[str, str]:
+def _end_everywhere(transport: Transport, order: JobRequest, sites: Iterable[str], rounds: int) -> dict[str, str]:
     """End the run at these sites; why that failed, by the site's name."""
     head = pack(End(order.run, rounds, True))
-    failures = {name: NOT_CONNECTED for name in sites if name not in courier.names}
+    failures = {name: NOT_CONNECTED for name in sites if name not in transport.names}
     connected = [name for name in sites if name not in failures]
-    for name, answer in courier.ask(dict.fromkeys(connected, head), order.deadline):
+    for name, answer in transport.ask(dict.fromkeys(connected, head), order.deadline):
         answer_head = _read(answer)
         if not isinstance(answer_head, Done):
             failures[name] = answer_head if isinstance(answer_head, str) else UNEXPECTED
     return failures
 
 
-def _write_beginning(run: RunFolder, outline: Outline, everybody: Mapping[str, Introduced]) -> None:
+def _write_beginning(run: RunFolder, server_run: ServerRun, everybody: Mapping[str, Introduced]) -> None:
     """What a run's folder begins with: settings, and what sites said of themselves in place of a split."""
-    settings = config.write(outline.experiment)
+    settings = config.write(server_run.experiment)
     parties = json.dumps({name: asdict(one) for name, one in everybody.items()}, indent=2) + "\n"
     fingerprint = combine((name, one.digest) for name, one in everybody.items())
-    plan = outline.absent.text
+    plan = server_run.absent.text
     run.begin(settings, environment(settings, fingerprint, parties=parties, plan=plan), parties=parties, plan=plan)
 
 
@@ -299,5 +299,5 @@ def read_parties(run: RunFolder) -> dict[str, Introduced]:
         raise ComityError(f"{run.parties} cannot be read: it is damaged.") from why
 
 
-def _introduced(said: dict[str, Any], passport: dict[str, Any] | None, **rest: Any) -> Introduced:
-    return Introduced(Introduction(**said), passport=Passport(**passport) if passport else None, **rest)
+def _introduced(said: dict[str, Any], signed_key: dict[str, Any] | None, **rest: Any) -> Introduced:
+    return Introduced(PartyInfo(**said), signed_key=SignedKey(**signed_key) if signed_key else None, **rest)

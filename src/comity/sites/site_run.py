@@ -32,24 +32,24 @@ from comity.engines.sealing import Lock, PairKeys
 from comity.engines.site import Site
 from comity.errors import ComityError, UsageError, shown
 from comity.experiments import config
-from comity.experiments.common import CommonGround, Introduction, Introductions
 from comity.experiments.config import WHERE, Experiment
+from comity.experiments.context import PartyInfo, PartyInfos, RunContext
 from comity.experiments.environment import digest, environment
 from comity.experiments.evaluation import figures, further_figures
 from comity.experiments.folder import RunFolder
-from comity.experiments.outline import Outline, judged_by
 from comity.experiments.party_side import make_party
-from comity.experiments.server_side import agree
+from comity.experiments.server_run import ServerRun, judged_by
+from comity.experiments.server_side import resolve_method
 from comity.measure.gain import gains
 from comity.names import display_name
 from comity.privacy.account import Account
 from comity.privacy.composition import epsilon
 from comity.sites import messages
 from comity.sites.data import own_federation, schema_mark
-from comity.sites.home import Book, States, given_away, run_secret, runs_of, secret_of, spent, write_seats, write_view
-from comity.sites.law import Law
+from comity.sites.key_exchange import Identity, keys_of
 from comity.sites.messages import Answered, Introduced, call_of, pack
-from comity.sites.passports import Identity, keys_of
+from comity.sites.policy import SitePolicy
+from comity.sites.site_store import Book, States, given_away, run_secret, runs_of, secret_of, spent, write_seats, write_view
 from comity.units import size
 
 ALONE = "solo"
@@ -66,12 +66,12 @@ class Seat:
     site: Site
     validator: MessageValidator
     lock: Lock
-    outline: Outline
+    server_run: ServerRun
     """The run, as far as it is about this party."""
 
     def name_of(self, number: int) -> str:
         """The name of the party with that number."""
-        return self.outline.common.seats.names[number]
+        return self.server_run.common.seats.names[number]
 
 
 @dataclass
@@ -106,46 +106,46 @@ class SiteRun:
         return RunFolder(self.at / "runs" / self.name)
 
     @staticmethod
-    def opened(at: Path, asked: messages.Introduce, law: Law, submitter: str, identity: Identity | None) -> SiteRun:
+    def opened(at: Path, asked: messages.Introduce, policy: SitePolicy, submitter: str, identity: Identity | None) -> SiteRun:
         """EvaluationRequest at what is ordered and, if the law allows it, begin the run or open it again."""
         if not asked.run.isalnum() or len(asked.run) > 64:
             raise UsageError("A run's name must be letters and digits.")
-        if identity and identity.name != law.name:
-            raise UsageError(f"The certificate of {law.name} is made out to {identity.name!r}.")
+        if identity and identity.name != policy.name:
+            raise UsageError(f"The certificate of {policy.name} is made out to {identity.name!r}.")
         if asked.comity != (here := version("comity")):
-            raise UsageError(f"{law.name} has Comity {here}, the server has {asked.comity}: install the same on both sides.")
+            raise UsageError(f"{policy.name} has Comity {here}, the server has {asked.comity}: install the same on both sides.")
         chosen = config.experiment(json.loads(asked.settings))
-        law.check_names(chosen, submitter)
+        policy.check_names(chosen, submitter)
         algorithm = algorithms.compose(chosen.algorithm, chosen.set)
-        law.check(chosen, algorithm, submitter)
-        federation = own_federation(law.name, law.data, chosen)
+        policy.check(chosen, algorithm, submitter)
+        federation = own_federation(policy.name, policy.data, chosen)
         if asked.schema != schema_mark(federation.schema):
-            raise UsageError(f"The data of {law.name} follow another schema than the server's: import them again by that one.")
+            raise UsageError(f"The data of {policy.name} follow another schema than the server's: import them again by that one.")
         chosen = judged_by(chosen, federation.classes)
         check_fits(chosen.metric, federation.classes)
-        own = federation.parties[law.name]
-        law.check_records(len(own.train), by_class(own.train.y, federation.classes), algorithm)
+        own = federation.parties[policy.name]
+        policy.check_records(len(own.train), by_class(own.train.y, federation.classes), algorithm)
         key = X25519PrivateKey.generate()
         introduced = Introduced(
-            said=_said(federation, law, METRICS[chosen.metric]),
+            said=_said(federation, policy, METRICS[chosen.metric]),
             shape=list(federation.shape),
             classes=federation.classes,
             black=list(federation.preprocess.black),
             class_names=list(federation.class_names),
             digest=data_mark(at, federation),
-            passport=identity.passport(asked.run, key) if identity else None,
+            signed_key=identity.signed_key(asked.run, key) if identity else None,
             comity=here,
         )
-        _begin_at_home(RunFolder(at / "runs" / asked.run), chosen, federation, introduced.digest, law.name)
-        made = SiteRun(asked.run, at, law.name, chosen, algorithm, federation, introduced, identity, key)
-        made._check_amount(law, payload(introduced))
+        _begin_at_home(RunFolder(at / "runs" / asked.run), chosen, federation, introduced.digest, policy.name)
+        made = SiteRun(asked.run, at, policy.name, chosen, algorithm, federation, introduced, identity, key)
+        made._check_amount(policy, payload(introduced))
         return made
 
-    def check(self, law: Law, submitter: str) -> None:
+    def check(self, policy: SitePolicy, submitter: str) -> None:
         """Refuse to go on with what the law has come to forbid."""
-        law.check(self.experiment, self.algorithm, submitter)
+        policy.check(self.experiment, self.algorithm, submitter)
         own = self.federation.parties[self.party].train
-        law.check_records(len(own), by_class(own.y, self.federation.classes), self.algorithm)
+        policy.check_records(len(own), by_class(own.y, self.federation.classes), self.algorithm)
 
     def check_round(self, round: int) -> None:
         """Refuse what is asked for a round that the run does not have: newcomers join in one after the last."""
@@ -162,29 +162,29 @@ class SiteRun:
         settings = ", ".join(f"{name} {value}" for name, value in others.items() if name not in WHERE | {"data", "partition"})
         return f"run {self.name} ({settings}); {told}"
 
-    def begin(self, head: messages.Begin, law: Law) -> None:
+    def begin(self, head: messages.Begin, policy: SitePolicy) -> None:
         """Everybody has introduced themselves: take a seat."""
         if head.parties.get(self.party) != self.introduced.said:
             raise UsageError(f"{self.party} said something else of itself than the server tells.")
         site, whole = seated(self.folder, self.at, self.party, self.experiment, self.federation, head.parties)
         names, algorithm = whole.common.seats.names, site.algorithm
-        self._account_for(whole, site.party.id, law)
+        self._account_for(whole, site.party.id, policy)
         self._seat = Seat(
             site,
-            MessageValidator(algorithm, site.party.task, len(names), law.message),
+            MessageValidator(algorithm, site.party.task, len(names), policy.message),
             Lock(self._keys(head, names), blake2b(self.name.encode(), digest_size=16).digest(), records_of(algorithm)),
             as_far_as(site.party, whole),
         )
         write_seats(self.folder.path, head.parties)
 
-    def _account_for(self, outline: Outline, number: int, law: Law) -> None:
+    def _account_for(self, server_run: ServerRun, number: int, policy: SitePolicy) -> None:
         """Open the account of what this site gives away, if the law allows what it will come to with all earlier runs."""
-        if math.isfinite(law.budget_epsilon):
+        if math.isfinite(policy.budget_epsilon):
             before = [row.made() for row in given_away(self.at, self.name)]
-            total = outline.planned_releases()[number] + Counter(made for made in before if made)
-            bounded = all(before) and not outline.everybody[number].own_constants
-            law.check_epsilon(epsilon(total, DELTA) if bounded else math.inf, display_name(self.experiment.algorithm))
-        self._account = outline.account()
+            total = server_run.planned_releases()[number] + Counter(made for made in before if made)
+            bounded = all(before) and not server_run.everybody[number].own_constants
+            policy.check_epsilon(epsilon(total, DELTA) if bounded else math.inf, display_name(self.experiment.algorithm))
+        self._account = server_run.account()
         self._account.restore(self.book.privacy())
 
     @property
@@ -197,14 +197,14 @@ class SiteRun:
         """The keys for parcels; without a certificate there are none."""
         if self.identity is None:
             return _no_keys
-        return keys_of(self.identity, self.name, self.key, names, head.passports)
+        return keys_of(self.identity, self.name, self.key, names, head.signed_keys)
 
-    def run_call(self, head: messages.RunCall, body: bytes, law: Law) -> bytes:
+    def run_call(self, head: messages.RunCall, body: bytes, policy: SitePolicy) -> bytes:
         """Do a work. What came of it is on the disk before the reply leaves."""
         seat, call, after = self.seat, CallId(*head.call), call_of(head.after)
         seat.validator.check_call(call)
         self.check_round(call.round)
-        content = decode(body, most_bytes=law.message, records=seat.validator.records)
+        content = decode(body, most_bytes=policy.message, records=seat.validator.records)
         seat.validator.check_letter(call, content)
         number = seat.site.party.id
         opened = self._opened(head.inbox, call)
@@ -220,10 +220,10 @@ class SiteRun:
         sealed_messages = {id(sealed): sealed for sealed in sealed_in(answer.reply)}.values()  # one for many may stand there for each
         to_peers = [(seat.name_of(recipient), sealed.size) for sealed in sealed_messages for recipient in sealed.to]
         sent = payload(answer.reply)
-        self._check_amount(law, sent + sum(weight for _, weight in to_peers))
+        self._check_amount(policy, sent + sum(weight for _, weight in to_peers))
         told = Answered(answer.steps, answer.keeps, answer.ruined, answer.remark, tuple(answer.unusable))
         made = pack(told, encode(seat.lock.close(answer.reply), sealed_messages=True))
-        law.check_leaving(made)
+        policy.check_leaving(made)
         if not again:
             self.account.note_reply(call, number, answer.reply)
             self.book.spend(self.account.take())
@@ -249,13 +249,13 @@ class SiteRun:
                 raise UsageError(f"A parcel of {seat.name_of(sender)} is refused: {why}") from why
         return opened
 
-    def evaluate(self, head: messages.Evaluate, body: bytes, law: Law) -> Evaluation:
+    def evaluate(self, head: messages.Evaluate, body: bytes, policy: SitePolicy) -> Evaluation:
         """Evaluate what the site would deploy: what may leave of it. All of it is kept at home."""
         seat, after = self.seat, call_of(head.after)
         self.check_round(head.round)
         if head.stage not in STAGES:
             raise UsageError(f"There is no stage {shown(head.stage)} at which models are evaluated.")
-        content = decode(body, most_bytes=law.message, records=seat.validator.records)
+        content = decode(body, most_bytes=policy.message, records=seat.validator.records)
         seat.validator.check_view(content)
         self.book.down(head.round, "evaluate", "eval", payload(content))
         found = self.brought(after).evaluate(Message(content, after), head.final)
@@ -265,7 +265,7 @@ class SiteRun:
         if head.final and found.answers is not None:
             self.folder.write_outcomes({self.party: found.answers})
             found = replace(found, gained=self._gained())
-        return self._leaving(found, law, head.round, "evaluate")
+        return self._leaving(found, policy, head.round, "evaluate")
 
     def _gained(self) -> Gained | None:
         """What this run gives the site over its newest one alone, with the same settings on the same data, if there is such."""
@@ -273,7 +273,7 @@ class SiteRun:
         if not alone or self.experiment.algorithm == ALONE:
             return None
         newest = max(alone, key=lambda run: run.summary.stat().st_mtime)
-        found = gains(self.folder.path, newest.path, self.seat.outline.metric.name)
+        found = gains(self.folder.path, newest.path, self.seat.server_run.metric.name)
         return Gained(*(getattr(found[0], f.name) for f in fields(Gained))) if found else None
 
     def _is_alone(self, run: RunFolder) -> bool:
@@ -282,13 +282,13 @@ class SiteRun:
         same = chosen.model_dump(exclude=others) == self.experiment.model_dump(exclude=others)
         return chosen.algorithm == ALONE and same and run.read_environment()["fingerprint"] == self.introduced.digest
 
-    def alone(self, head: messages.EvaluateAlone, law: Law) -> Evaluation:
+    def alone(self, head: messages.EvaluateAlone, policy: SitePolicy) -> Evaluation:
         """Evaluate what the site's own data alone would have given it."""
         seat = self.seat
         self.check_round(head.round)
         found = seat.site.evaluate_solo(head.round)
         self.book.note(self._notes(found, head.round, "alone"))
-        return self._leaving(found, law, head.round, "alone")
+        return self._leaving(found, policy, head.round, "alone")
 
     def finish(self, rounds: int, model: bool, say: Callable[[str], None]) -> None:
         """Write the summary, the page and, if wanted, the model: the run is over."""
@@ -296,33 +296,33 @@ class SiteRun:
 
         finish(self, rounds, model, say)
 
-    def _leaving(self, found: Evaluation, law: Law, round: int, work: str) -> Evaluation:
+    def _leaving(self, found: Evaluation, policy: SitePolicy, round: int, work: str) -> Evaluation:
         """What of an evaluation may leave: figures that enough samples are behind, and answers if the law says so."""
 
         def enough(score: Score) -> Score:
-            return score if score.count >= law.records else NOTHING
+            return score if score.count >= policy.records else NOTHING
 
-        enough_tests = found.test.count >= law.records  # figures could be made of answers, too
-        answers = found.answers if law.outcomes and enough_tests else None
+        enough_tests = found.test.count >= policy.records  # figures could be made of answers, too
+        answers = found.answers if policy.outcomes and enough_tests else None
         told = Evaluation(enough(found.validation), enough(found.test), answers, found.gained if enough_tests else None)
-        self._check_amount(law, payload(told))
+        self._check_amount(policy, payload(told))
         self.book.up(round, work, "eval", payload(told))
         return told
 
     def _notes(self, found: Evaluation, round: int, stage: str, final: bool = False) -> Iterator[Note]:
         """The rows of the site's own table of figures."""
-        classes, metric = self.federation.classes, self.seat.outline.metric.name
+        classes, metric = self.federation.classes, self.seat.server_run.metric.name
         for split, name, figure in figures(found, classes, metric):
             yield Note(round, self.party, f"{split}-{stage}" if stage else split, name, figure)
         for name, figure in further_figures(found, metric) if final else ():
             yield Note(round, self.party, "test", name, figure)
 
-    def _check_amount(self, law: Law, more: int) -> None:
+    def _check_amount(self, policy: SitePolicy, more: int) -> None:
         """Refuse to send more than the law allows, in this run and in all."""
-        if self.book.sent + more > law.bytes:
-            raise UsageError(f"{self.party} has sent {size(self.book.sent)} in this run, and may send {size(law.bytes)} (bytes).")
-        if (before := self._before + self.book.sent) + more > law.budget_bytes:
-            raise UsageError(f"{self.party} has sent {size(before)} in all, and may send {size(law.budget_bytes)} (budget: bytes).")
+        if self.book.sent + more > policy.bytes:
+            raise UsageError(f"{self.party} has sent {size(self.book.sent)} in this run, and may send {size(policy.bytes)} (bytes).")
+        if (before := self._before + self.book.sent) + more > policy.budget_bytes:
+            raise UsageError(f"{self.party} has sent {size(before)} in all, and may send {size(policy.budget_bytes)} (budget: bytes).")
 
     @property
     def seat(self) -> Seat:
@@ -348,31 +348,31 @@ def data_mark(at: Path, federation: Federation) -> str:
 
 
 def seated(
-    run: RunFolder, at: Path, party: str, experiment: Experiment, own: Federation, said: Mapping[str, Introduction]
-) -> tuple[Site, Outline]:
+    run: RunFolder, at: Path, party: str, experiment: Experiment, own: Federation, said: Mapping[str, PartyInfo]
+) -> tuple[Site, ServerRun]:
     """A site's party as a run begins, and that run; `said` is what all have told of themselves."""
-    told = Introductions(said, own.shape, own.classes, own.preprocess.black, class_names=own.class_names)
-    common = CommonGround(experiment, told)
-    algorithm, info = agree(common)
+    told = PartyInfos(said, own.shape, own.classes, own.preprocess.black, class_names=own.class_names)
+    common = RunContext(experiment, told)
+    algorithm, info = resolve_method(common)
     names = common.seats.names
     if party not in names:
         raise UsageError(f"{party} is left out of this run.")
     made = make_party(common, names.index(party), own.parties[party])
     root = SecretKey(Key.root(experiment.seed).bits, run_secret(at, run.path.name))
-    return Site(algorithm, made, root), Outline(experiment, common, algorithm, info)
+    return Site(algorithm, made, root), ServerRun(experiment, common, algorithm, info)
 
 
-def as_far_as(party: Party, run: Outline) -> Outline:
+def as_far_as(party: Party, run: ServerRun) -> ServerRun:
     """A run as far as it is about one party."""
     own = replace(run.info, names=(party.name,), sizes=(len(party.data.train),), tasks=(party.task,), newcomers=(), peers=())
     return replace(run, info=own)
 
 
-def _said(federation: Federation, law: Law, metric: Metric) -> Introduction:
+def _said(federation: Federation, policy: SitePolicy, metric: Metric) -> PartyInfo:
     """What a site tells of its data: it is judged by samples only if they are enough for their figures to leave."""
-    own, constants = federation.parties[law.name], federation.own_constants
-    said = Introduction.of(own, federation.classes, metric, counts=law.class_counts, own_constants=constants)
-    enough = {"validation": said.validation >= law.records, "test": said.test >= law.records}
+    own, constants = federation.parties[policy.name], federation.own_constants
+    said = PartyInfo.of(own, federation.classes, metric, counts=policy.class_counts, own_constants=constants)
+    enough = {"validation": said.validation >= policy.records, "test": said.test >= policy.records}
     return replace(said, judged=[split for split in said.judged if enough[split]])
 
 

@@ -21,15 +21,15 @@ from comity.experiments.build import prepare
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
-from comity.experiments.outline import Progress, judged_by
-from comity.experiments.tape import one_process
+from comity.experiments.recording import one_process
+from comity.experiments.server_run import Progress, judged_by
 from comity.measure import Gain, gains
 from comity.models import OwnModel
 from comity.names import display_name
-from comity.studies.answers import Answer, Parties, answers, held_by, how_to_read, same_parties
-from comity.studies.side_by_side import Cost, Planned, run_all, settled, shared
-from comity.studies.standing import Standing, standing
-from comity.studies.verdict import Overall, foremost, overall
+from comity.studies.method_summary import MethodSummary, method_summary
+from comity.studies.overall_verdict import OverallVerdict, foremost, overall
+from comity.studies.parallel import Cost, Planned, run_all, settled, shared
+from comity.studies.party_verdicts import Parties, PartyVerdict, answers, held_by, how_to_read, same_parties
 from comity.track import Trackers
 
 SOLO = "solo"
@@ -50,10 +50,10 @@ class Findings:
     metric: str
     """The name of what methods were judged by."""
     seeds: tuple[int, ...]
-    rows: list[Standing]
-    overall: Overall | None
+    rows: list[MethodSummary]
+    overall: OverallVerdict | None
     """What it says of everybody together."""
-    answers: list[Answer]
+    answers: list[PartyVerdict]
     """What it says to each party."""
     reading: str
     """How its intervals are to be read."""
@@ -76,18 +76,18 @@ def compare(
     given: Federation | None = None,
     model: OwnModel | None = None,
     jobs: int = 1,
-    tape: bool = False,
+    record_messages: bool = False,
 ) -> Findings:
     """Run every method, and SOLO, on the same split for each seed; `caution` hears what a user should know.
 
-    `progress` gives who watches a run of that title; so many runs as `jobs` go on at once. With `tape` all keep their messages.
+    `progress` gives who watches a run of that title; so many runs as `jobs` go on at once. With `record_messages` all keep their messages.
 
     Each seed deals the data anew, unless a federation is `given`. `model` is a network of the user's own, in place of a name.
     """
     methods = list(dict.fromkeys([SOLO, *algorithms]))
     check_folders(methods)
     data = shared(given)
-    base = settled(one_process(base) if tape else base, jobs)
+    base = settled(one_process(base) if record_messages else base, jobs)
     base = judged_by(base, data(base.but(seed=seeds[0])).classes)
     experiments = [experiment_of(base, method, seed) for seed in seeds for method in methods]
     check_settings(base, methods)
@@ -106,7 +106,7 @@ def compare(
         job = prepare(one, data(one), model)  # all are checked before the first one starts
         say(job.cautions())
         parties[one.seed] = parties.get(one.seed) or Parties.of(data(one))
-        runs.append(Planned(title(one, len(seeds) > 1), one, run_folder(out, one.algorithm, one.seed), Cost.of(job), tape))
+        runs.append(Planned(title(one, len(seeds) > 1), one, run_folder(out, one.algorithm, one.seed), Cost.of(job), record_messages))
     summaries: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
     with closing(run_all(runs, data, progress, track, model, jobs)) as done:
         for method, summary in zip(itertools.cycle(methods), done, strict=False):
@@ -171,7 +171,7 @@ def findings(
     same = same_parties(each.shares for each in parties.values())
     few = {summary["seed"]: summary.get("too_few", ()) for summary in summaries[SOLO]}
     gained = {m: _gains(m, parties, out, metric.name) for m in summaries}
-    rows = {m: standing(display_name(m), summaries[m], gained[m], few, same, picked, metric.name) for m in summaries}
+    rows = {m: method_summary(display_name(m), summaries[m], gained[m], few, same, picked, metric.name) for m in summaries}
     named = next(iter(parties.values())).class_names
     joint = [rows[m] for m in open_to_all]
     first = best[0].algorithm if (best := foremost(joint)) else ""

@@ -14,16 +14,16 @@ from comity.checksums import without_crc
 from comity.data import Federation
 from comity.errors import ComityError, UsageError, unknown
 from comity.experiments.folder import RunFolder
-from comity.experiments.judged import metric_of
 from comity.experiments.result import Result
 from comity.experiments.run import reopen
+from comity.experiments.run_metric import metric_of
 from comity.frames import frame
 from comity.models import OwnModel
-from comity.studies.answers import Answer
 from comity.studies.compare import COMPARISON, Findings, run_folder
-from comity.studies.standing import Standing
+from comity.studies.method_summary import MethodSummary
+from comity.studies.overall_verdict import OverallVerdict
+from comity.studies.party_verdicts import PartyVerdict
 from comity.studies.tune import Trial, Trials
-from comity.studies.verdict import Overall
 
 if TYPE_CHECKING:
     import pandas
@@ -77,17 +77,17 @@ class Comparison:
         return self.found.seeds
 
     @property
-    def rows(self) -> list[Standing]:
+    def rows(self) -> list[MethodSummary]:
         """How each method stands, SOLO first."""
         return self.found.rows
 
     @property
-    def overall(self) -> Overall | None:
+    def overall(self) -> OverallVerdict | None:
         """What the comparison says of everybody together, if there is a method that collaborates."""
         return self.found.overall
 
     @property
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[PartyVerdict]:
         """What the comparison says to each party: does collaborating help?"""
         return self.found.answers
 
@@ -97,7 +97,7 @@ class Comparison:
         return self.found.reading
 
     @property
-    def best(self) -> Standing:
+    def best(self) -> MethodSummary:
         """The method that stands first."""
         return max(self.rows, key=lambda row: row.goodness)
 
@@ -129,11 +129,11 @@ class Comparison:
         raise unknown("table called", str(what), ("methods", "answers", "metrics"))
 
     @staticmethod
-    def _standing(row: Standing) -> dict[str, Any]:
+    def _standing(row: MethodSummary) -> dict[str, Any]:
         more = {name: getattr(row, name) for name in ("gained", "hurt", "judged", "seconds")}
         figures = {"mean": row.mean, "spread": row.spread if row.mean is not None else None, "worst": row.worst_mean}
         gain = dict.fromkeys(("gain", "low", "high")) if row.gain is None else asdict(row.gain)
-        told = {"doubts": "; ".join(row.doubts)}
+        told = {"doubts": "; ".join(row.caveats)}
         return {"method": row.algorithm, "metric": row.metric} | figures | gain | more | row.bytes | told
 
     def report(self, out: str | Path | None = None, *, trust: bool = False) -> Path:

@@ -22,7 +22,7 @@ from comity.experiments.build import federation_of, prepare
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
-from comity.experiments.outline import Progress
+from comity.experiments.server_run import Progress
 from comity.measure.gain import paired
 from comity.studies.compare import (
     LEFT_OUT,
@@ -34,7 +34,7 @@ from comity.studies.compare import (
     run_folder,
     title,
 )
-from comity.studies.side_by_side import Cost, Planned, run_all, settled, shared
+from comity.studies.parallel import Cost, Planned, run_all, settled, shared
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from comity.studies import benefit_map
 from comity.experiments.checkpoint import write_atomically
 from comity.measure.conventions import mean_curve
 from comity.papers import Claim
-from comity.studies import helps
 from comity.studies.cells import Cell
 from comity.studies.claims import Verdict, untested, verdicts
 from comity.studies.joining import joined
@@ -22,7 +22,7 @@ KEPT = "data"
 """The folder beside the pages that holds what they are made of."""
 WORDS = ("intro.txt", "prices.txt")
 """What is written by hand there: the first and the last words of the page of all claims."""
-OWN_NAMES = {helps.MAP: "when-it-helps"}
+OWN_NAMES = {benefit_map.MAP: "when-it-helps"}
 """Tables whose page is not called as they are."""
 COURSE = 8
 """So many rounds of a run are shown, evenly spread."""
@@ -215,9 +215,9 @@ def _tested(every: Sequence[Reproduction]) -> str:
     return _table(("table", "claim", "column", *VERDICT, "time of all runs"), rows)
 
 
-OWN_PAGES: dict[str, Callable[[Reproduction], str]] = {helps.MAP: helps.page}
+OWN_PAGES: dict[str, Callable[[Reproduction], str]] = {benefit_map.MAP: benefit_map.page}
 """Tables whose page is made in another way, by name."""
-PICTURES: dict[str, Callable[[Reproduction], str]] = {helps.MAP: helps.picture}
+PICTURES: dict[str, Callable[[Reproduction], str]] = {benefit_map.MAP: benefit_map.picture}
 """Tables with a picture, as SVG, beside their page and called as it is."""
 
 

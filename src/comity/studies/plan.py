@@ -12,9 +12,9 @@ from comity.core.call import EvaluationRequest, Message
 from comity.core.party import Traffic
 from comity.core.record import payload
 from comity.engines.site import Site
-from comity.experiments.absent import PlannedAbsences
-from comity.experiments.build import Job
-from comity.experiments.outline import Quiet
+from comity.experiments.build import SimulatedRun
+from comity.experiments.planned_absences import PlannedAbsences
+from comity.experiments.server_run import Quiet
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,18 @@ class Plan:
     evaluate_seconds: float
 
 
-def traffic(job: Job) -> tuple[Traffic, list[Traffic]]:
+def traffic(job: SimulatedRun) -> tuple[Traffic, list[Traffic]]:
     """Bytes in closed form: before round 1, and of each round; the last has what follows it, newcomers excepted."""
     return _before(job), _of_rounds(job, {t: job.cohort(t) for t in range(1, job.experiment.rounds + 1)})
 
 
-def _before(job: Job) -> Traffic:
+def _before(job: SimulatedRun) -> Traffic:
     """Bytes before round 1, with the rounds that are tried there."""
     tried = (job.algorithm.traffic(replace(job.info, round=t), job.cohort(t)) for t in job.algorithm.tried_rounds)
     return sum(tried, job.algorithm.start_traffic(job.info))
 
 
-def _of_rounds(job: Job, cohorts: Mapping[int, list[int]]) -> list[Traffic]:
+def _of_rounds(job: SimulatedRun, cohorts: Mapping[int, list[int]]) -> list[Traffic]:
     """Bytes of each of these rounds, whose last is the run's."""
     # Where nobody is there, nothing is sent.
     rounds = [job.algorithm.traffic(replace(job.info, round=t), drawn) if drawn else Traffic() for t, drawn in cohorts.items()]
@@ -56,7 +56,7 @@ def _of_rounds(job: Job, cohorts: Mapping[int, list[int]]) -> list[Traffic]:
     return rounds
 
 
-def _total(job: Job, start: Traffic, rounds: list[Traffic]) -> Traffic:
+def _total(job: SimulatedRun, start: Traffic, rounds: list[Traffic]) -> Traffic:
     """Bytes of the whole run."""
     finish = job.algorithm.finish_traffic(job.info)
     counted = sum(rounds, Traffic())
@@ -73,7 +73,7 @@ class Held:
     messages: int
 
 
-def held(job: Job) -> Held:
+def held(job: SimulatedRun) -> Held:
     """What a run holds, counted."""
     samples = [part for p in job.parties for part in (p.data.train, p.data.validation, p.data.test)]
     largest = _largest(_of_rounds(job, job.counted))
@@ -88,7 +88,7 @@ def _largest(rounds: list[Traffic]) -> Traffic:
     return max(rounds, key=lambda r: r.up + r.down + r.peer)
 
 
-def plan(job: Job) -> Plan:
+def plan(job: SimulatedRun) -> Plan:
     """Count what can be counted and try the rest."""
     start = _before(job)
     rounds = _of_rounds(job, job.counted)
@@ -114,7 +114,7 @@ def plan(job: Job) -> Plan:
 TRIED = 16  # parties that a plan trains together
 
 
-def _try(job: Job) -> tuple[float, float]:
+def _try(job: SimulatedRun) -> tuple[float, float]:
     """Seconds of training and of evaluation in all rounds, scaled from one with the largest party.
 
     Parties that are trained together are tried together.
@@ -144,7 +144,7 @@ class _Tried:
     steps: int
 
 
-def _round_with(job: Job, ids: list[int]) -> _Tried:
+def _round_with(job: SimulatedRun, ids: list[int]) -> _Tried:
     """One round in which these parties take part, and nobody else."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a run

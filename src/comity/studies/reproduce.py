@@ -11,14 +11,14 @@ from typing import Any
 from comity import algorithms
 from comity.data.files import Missing
 from comity.errors import UsageError
-from comity.experiments.build import Job, prepare
+from comity.experiments.build import SimulatedRun, prepare
 from comity.experiments.config import Experiment, experiment
 from comity.experiments.folder import RunFolder
-from comity.experiments.outline import Progress
+from comity.experiments.server_run import Progress
 from comity.papers import Column, MethodRow, Scale, Table
 from comity.spec import parse, split
 from comity.studies.compare import folder_name
-from comity.studies.side_by_side import Cost, Planned, run_all, settled, shared
+from comity.studies.parallel import Cost, Planned, run_all, settled, shared
 from comity.track import Trackers
 
 ABSENT = "not yet implemented"
@@ -90,7 +90,7 @@ def _checked(run: Run) -> Run:
     return run
 
 
-def jobs(runs: Sequence[Run]) -> Iterator[tuple[Run, Job]]:
+def jobs(runs: Sequence[Run]) -> Iterator[tuple[Run, SimulatedRun]]:
     """The first seed's job of all runs that can be."""
     for run in runs:
         if not run.why:

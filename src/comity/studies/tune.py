@@ -21,13 +21,13 @@ from comity.experiments.build import prepare
 from comity.experiments.checkpoint import write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
-from comity.experiments.outline import Progress
-from comity.measure.doubts import doubts
+from comity.experiments.server_run import Progress
+from comity.measure.caveats import caveats
 from comity.measure.figures import by_round, mean
 from comity.measure.seeds import paired_over_seeds
 from comity.models import OwnModel
 from comity.spec import value
-from comity.studies.side_by_side import Cost, Planned, run_all, settled, shared
+from comity.studies.parallel import Cost, Planned, run_all, settled, shared
 from comity.track import Trackers
 
 TUNED = "tune.json"
@@ -46,7 +46,7 @@ class Trial:
     tests: tuple[float, ...]
     rounds: tuple[int, ...]
     """The round that is best on all validation samples together."""
-    doubts: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
     """What a reader of these figures must know."""
 
     @property
@@ -165,7 +165,7 @@ def _trial(point: dict[str, Any], run: Planned, summary: Mapping[str, Any], metr
         raise ComityError(f"In no round of {run.folder} {lacking}: there is nothing to choose by.")
     t = best["round"]
     validated = by_round(RunFolder(run.folder).read_metrics(), "validation", metric.name)[t]
-    known = [*doubts(summary), *_not_validated(summary, validated, metric)]
+    known = [*caveats(summary), *_not_validated(summary, validated, metric)]
     told = tuple(f"seed {run.experiment.seed}: {text}" for text in known)
     return Trial(point, (mean(validated),), (best["mean"],), (t,), told)
 

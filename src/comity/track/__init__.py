@@ -14,7 +14,7 @@ from comity.core.metrics import ACCURACY, METRICS
 from comity.core.server import Note
 from comity.errors import UsageError, describe, unknown
 from comity.experiments.folder import RunFolder
-from comity.experiments.outline import Outline
+from comity.experiments.server_run import ServerRun
 from comity.measure.conventions import curve, party_curves
 from comity.measure.figures import by_round
 from comity.measure.summary import KINDS
@@ -95,7 +95,7 @@ class Trackers:
         """The same trackers made once more, for a run in another process."""
         return Trackers(self._wanted, self._home, told)
 
-    def begin(self, job: Outline, folder: Path) -> None:
+    def begin(self, job: ServerRun, folder: Path) -> None:
         """Follow a run; what its tables hold already is told first."""
         if not self._all:
             return

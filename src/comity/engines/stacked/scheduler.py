@@ -13,9 +13,9 @@ from comity.core.fit import FitRequest, Fitted
 from comity.core.record import tree_map
 from comity.core.task import Network
 from comity.engines.engine import Inboxes, Sites
-from comity.engines.running import RunningCall
+from comity.engines.running_call import RunningCall
 from comity.engines.site import Site
-from comity.engines.stacked.together import train_together
+from comity.engines.stacked.batched_training import train_together
 from comity.engines.versions import PartyState
 
 BLOCK_BYTES = 6_000_000  # of weights trained together: they should stay in the cache from step to step
@@ -27,7 +27,7 @@ def gains_by_stacking(network: Network) -> bool:
     return network.dense and not network.draws
 
 
-class SideBySide:
+class Batched:
     """Many parties' trainings as one computation, as far as they can be."""
 
     def run(self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes) -> Iterator[tuple[int, PartyResult]]:

@@ -15,7 +15,7 @@ from comity.algorithms import card, names
 from comity.core.metrics import ACCURACY, EXPLAINED, TWO, Metric
 from comity.errors import ComityError, UsageError
 from comity.experiments.config import WHERE
-from comity.measure.doubts import doubts, few
+from comity.measure.caveats import caveats, few
 from comity.measure.summary import blocks
 from comity.measure.targets import Reached, common_target, reached
 from comity.report.blocks import Block, Facts, Section, Table, Text
@@ -25,17 +25,17 @@ from comity.report.readable import Run
 from comity.report.sections.absences import absences
 from comity.report.sections.gains import between, by_seed, picked, too_few
 from comity.spec import parse, split
-from comity.studies.answers import MOST, Answer, Estimate, on_average
 from comity.studies.compare import folder_name
-from comity.studies.standing import Standing, columns, standing
-from comity.studies.verdict import SUMMED, WHOM, overall
+from comity.studies.method_summary import MethodSummary, columns, method_summary
+from comity.studies.overall_verdict import SUMMED, WHOM, overall
+from comity.studies.party_verdicts import MOST, Estimate, PartyVerdict, on_average
 from comity.units import size
 
 WORTH_SAYING = 0.001  # of a figure: what would be shown as the same says nothing
 
 
 @dataclass(frozen=True)
-class Ranked(Standing):
+class Ranked(MethodSummary):
     """A method's line in the table."""
 
     method: Method
@@ -114,7 +114,7 @@ def _say_cautions(section: Section, group: Group) -> None:
     for text in dict.fromkeys(before):  # each once: what concerns the data is not said by each method again
         section.say(text, "warning")
     for run in group.runs:
-        for text in doubts(run.summary) if run.summary else ():
+        for text in caveats(run.summary) if run.summary else ():
             section.say(f"{run.method}, seed {run.seed}: {text}", "warning")
     if len(group.judged_by) > 1:
         section.say("These runs were judged by different metrics: they are shown by accuracy, which all of them have.", "missing")
@@ -171,7 +171,7 @@ def _about(group: Group, target: float | None, asked: bool) -> str:
 class Told:
     """What the comparison said to each party, and how it is to be read."""
 
-    answers: list[Answer]
+    answers: list[PartyVerdict]
     reading: str = ""
 
 
@@ -208,15 +208,15 @@ def _as_told(group: Group, rows: Sequence[dict[str, Any]]) -> bool:
     return all(now == then for now, then in told if len(now) == len(then))
 
 
-def _answer(told: dict[str, Any]) -> Answer:
+def _answer(told: dict[str, Any]) -> PartyVerdict:
     """One party's answer as it was written down."""
     if not (isinstance(told["party"], str) and isinstance(told["says"], str) and told["verdict"] in SUMMED):
         raise TypeError
     gives = {str(method): Estimate(*(float(one[k]) for k in ("gain", "low", "high"))) for method, one in told["methods"].items()}
-    return Answer(told["party"], told["verdict"], told["says"], told["method"], gives)
+    return PartyVerdict(told["party"], told["verdict"], told["says"], told["method"], gives)
 
 
-def _party_by_party(answers: Sequence[Answer], foremost: str) -> Table:
+def _party_by_party(answers: Sequence[PartyVerdict], foremost: str) -> Table:
     """Each party's answer and, as a federation has to agree on one method, what the foremost gives it."""
     beside = [f"{foremost} gives"] if foremost else []
     rows = [[one.party, one.says, *([str(one.methods.get(foremost, ""))] if foremost else [])] for one in answers]
@@ -271,7 +271,7 @@ def standings(group: Group, target: float | None = None) -> tuple[list[Ranked], 
     for method in group.methods:
         gained = by_seed(group, method)
         few, same, many = too_few(group), group.same_parties, picked(group)
-        figures = standing(method.name, method.summaries, gained, few, same, many, group.metric.name)
+        figures = method_summary(method.name, method.summaries, gained, few, same, many, group.metric.name)
         found.append(Ranked(**vars(figures), method=method, reached=[] if target is None else _reached(method.finished, target)))
     return sorted(found, key=lambda s: -s.goodness), target
 

@@ -13,14 +13,14 @@ from typing import Any, Literal
 import torch
 
 from comity.core.metrics import ACCURACY, Metric
-from comity.measure.doubts import few as shortened
+from comity.measure.caveats import few as shortened
 from comity.measure.fairness import fairness
 from comity.measure.gain import Gain, gains_of, paired
 from comity.report.blocks import Chart, Data, Section, Table, VegaSpec
 from comity.report.charts import by_method, capital, fraction, heat, legend, tall, tip, word
 from comity.report.gather import Group, Method
 from comity.report.readable import Run
-from comity.studies.answers import Estimate, estimates, judged, named
+from comity.studies.party_verdicts import Estimate, estimates, judged, named
 
 SHOWN = 40
 """With more parties than this, only those at both ends are drawn."""

@@ -23,7 +23,7 @@ from nvflare.collab import collab
 from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 
 from comity.errors import ComityError, shown
-from comity.sites.courier import Aborted, Courier
+from comity.sites.transport import Aborted, Transport
 
 FOLDER = "COMITY_SITES_FOLDER"  # the folder of this server or site, set by whoever started the process
 DESK = "COMITY_SITES_DESK"  # another module with open_desk, and serve: tests and measurements set it where they start processes
@@ -35,11 +35,11 @@ EVERY, MISSED = 20.0, 3  # seconds between such questions while an answer is awa
 log = logging.getLogger(__name__)
 
 
-class Desk(Protocol):
+class SiteExecutor(Protocol):
     """A site's half of a run."""
 
     def answer(self, request: bytes) -> bytes:
-        """Answer a request of the server's."""
+        """PartyVerdict a request of the server's."""
         ...
 
 
@@ -55,7 +55,7 @@ class Line(Protocol):
         ...
 
 
-class FlareCourier:
+class FlareTransport:
     """Carries requests as calls of `SiteApp.ask`, one thread for each site asked."""
 
     def __init__(self, sites: Mapping[str, Line], aborted: Callable[[], bool]) -> None:
@@ -149,8 +149,8 @@ class ServerApp:
     def run(self) -> None:
         """Conduct the run that was ordered."""
         context = collab.context
-        serve: Callable[[Courier, dict[str, Any], Path], None] = _ours("comity.sites.server").serve
-        serve(FlareCourier({site.name: Calls(site) for site in collab.clients}, context.is_aborted), self._order, _folder())
+        serve: Callable[[Transport, dict[str, Any], Path], None] = _ours("comity.sites.server").serve
+        serve(FlareTransport({site.name: Calls(site) for site in collab.clients}, context.is_aborted), self._order, _folder())
 
 
 class Calls:
@@ -172,13 +172,13 @@ class SiteApp:
     """A site's half of a job: one desk for the whole of it, made when the first request comes."""
 
     def __init__(self) -> None:
-        self._desk: Desk | None = None
+        self._desk: SiteExecutor | None = None
         self._one = threading.Lock()  # the server may ask again while an answer that came too late is still being made
         end_with_parent()
 
     @collab.publish
     def ask(self, request: bytes) -> bytes | str:
-        """Answer the server, and nobody else; a text instead of bytes is not an answer."""
+        """PartyVerdict the server, and nobody else; a text instead of bytes is not an answer."""
         try:
             if collab.caller != "server":
                 return UNASKED
@@ -193,9 +193,9 @@ class SiteApp:
         """Whether this site is there: it is, and says so even while it works on an answer."""
         return True
 
-    def _open(self) -> Desk:
+    def _open(self) -> SiteExecutor:
         if self._desk is None:
-            self._desk = _ours("comity.sites.desk").open_desk(_folder(), _submitter())
+            self._desk = _ours("comity.sites.handler").open_desk(_folder(), _submitter())
         return self._desk
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from comity.core.metrics import METRICS
-from comity.studies.answers import Answer, Estimate, Verdict
-from comity.studies.standing import Standing
+from comity.studies.method_summary import MethodSummary
+from comity.studies.party_verdicts import Estimate, PartyVerdict, Verdict
 from comity.units import size
 
 NEAR = 0.05
@@ -28,7 +28,7 @@ SUMMED: dict[Verdict, tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Overall:
+class OverallVerdict:
     """Question by question, what a comparison says of everybody together."""
 
     method: str
@@ -45,20 +45,20 @@ class Overall:
         return {question: said for question, said in zip(QUESTIONS, every, strict=True) if said}
 
 
-def foremost(rows: Sequence[Standing]) -> tuple[Standing, Estimate] | None:
+def foremost(rows: Sequence[MethodSummary]) -> tuple[MethodSummary, Estimate] | None:
     """The method that gives most on average, and what it gives; None if none was compared with SOLO."""
     judged = [(row, row.gain) for row in rows if row.gain is not None and row.mean is not None]
     return max(judged, key=lambda pair: pair[1].gain, default=None)
 
 
-def overall(rows: Sequence[Standing], answers: Sequence[Answer], seeds: int) -> Overall | None:
+def overall(rows: Sequence[MethodSummary], answers: Sequence[PartyVerdict], seeds: int) -> OverallVerdict | None:
     """What methods that parties could take part in say of all together; None if none of them was compared with SOLO."""
     first = foremost(rows)
     if first is None:
         return None
     best, gain = first
     others = [row for row in rows if row.gain is not None and row is not best]
-    return Overall(
+    return OverallVerdict(
         best.algorithm,
         _helps(best, gain, len(others) + 1, answers, seeds),
         _whom(best, others, answers, seeds),
@@ -67,7 +67,7 @@ def overall(rows: Sequence[Standing], answers: Sequence[Answer], seeds: int) -> 
     )
 
 
-def _helps(best: Standing, gain: Estimate, methods: int, answers: Sequence[Answer], seeds: int) -> str:
+def _helps(best: MethodSummary, gain: Estimate, methods: int, answers: Sequence[PartyVerdict], seeds: int) -> str:
     between = f"between {100 * gain.low:.1f} and {100 * gain.high:.1f}{'' if seeds > 1 else '; one seed'}"
     among = f", the best of {methods} methods," if methods > 1 else ""
     what = METRICS[best.metric].title
@@ -76,7 +76,7 @@ def _helps(best: Standing, gain: Estimate, methods: int, answers: Sequence[Answe
     return f"{begin}: {said}.{_without_few(best, answers)}"
 
 
-def _without_few(best: Standing, answers: Sequence[Answer]) -> str:
+def _without_few(best: MethodSummary, answers: Sequence[PartyVerdict]) -> str:
     """What the average is without those who have too few samples to judge by, if there are such, and others."""
     few = [one.party for one in answers if one.verdict == "too few"]
     if not few or best.gain_of_judged is None:
@@ -85,7 +85,7 @@ def _without_few(best: Standing, answers: Sequence[Answer]) -> str:
     return f" Without {who}, which {'has' if len(few) == 1 else 'have'} too few samples to judge by: {best.gain_of_judged}."
 
 
-def _whom(best: Standing, others: Sequence[Standing], answers: Sequence[Answer], seeds: int) -> str:
+def _whom(best: MethodSummary, others: Sequence[MethodSummary], answers: Sequence[PartyVerdict], seeds: int) -> str:
     """Who gains and who is hurt, by the best method and by the others; and what can be said by whatever method suits each."""
     which = f"{best.judged} parties" + (f" of {seeds} seeds" if best.judged > best.parties else "")
     which = f"the {which} that can be judged" if best.judged < len(answers) else which
@@ -100,7 +100,7 @@ def _whom(best: Standing, others: Sequence[Standing], answers: Sequence[Answer],
     return " ".join(said)
 
 
-def _those(best: Standing, how: str) -> str:
+def _those(best: MethodSummary, how: str) -> str:
     """Who is helped, or hurt: by name if they are few."""
     names = [party for party, gain in best.gains.items() if getattr(gain, how)]
     verb = {"helped": ("gains", "gain"), "hurt": ("is clearly hurt", "are clearly hurt")}[how]
@@ -110,7 +110,7 @@ def _those(best: Standing, how: str) -> str:
     return f"{len(names)}{listed} {verb[len(names) > 1]}"
 
 
-def _cost(best: Standing, gain: Estimate, others: Sequence[Standing]) -> str:
+def _cost(best: MethodSummary, gain: Estimate, others: Sequence[MethodSummary]) -> str:
     """Bytes, and who takes far fewer and gives nearly as much."""
     sent = best.bytes.get("total")
     if sent is None:
@@ -125,7 +125,7 @@ def _cost(best: Standing, gain: Estimate, others: Sequence[Standing]) -> str:
     return said
 
 
-def _sure(best: Standing, gain: Estimate, methods: int, answers: Sequence[Answer], seeds: int) -> str:
+def _sure(best: MethodSummary, gain: Estimate, methods: int, answers: Sequence[PartyVerdict], seeds: int) -> str:
     """What the interval means, and what it cannot tell."""
     runs = f"{seeds} seeds" if seeds > 1 else "one seed, so that another start of training may change it"
     picked = f", wide enough for the best of {methods} methods to be picked" if methods > 1 else ""

@@ -19,7 +19,7 @@ import torch
 from comity.core.ledger import Ledger
 from comity.engines.process import ENDS
 from comity.errors import CorruptedFile, UsageError, describe
-from comity.experiments.outline import Outline, Progress
+from comity.experiments.server_run import Progress, ServerRun
 
 PATIENCE = 5  # seconds in which a run that is to end can close what it has open
 PR_SET_PDEATHSIG = 1  # as in prctl.h
@@ -81,7 +81,7 @@ class _Teller:
             except OSError:
                 self.stop()
 
-    def begin(self, job: Outline, first_round: int) -> None:
+    def begin(self, job: ServerRun, first_round: int) -> None:
         """The run begins, or goes on."""
         self.send("begin", first_round)
 

@@ -12,7 +12,7 @@ class Aborted(ComityError):
     """The job was ended from outside, in mid-run: nobody can be asked any more. The run can be ordered again."""
 
 
-class Courier(Protocol):
+class Transport(Protocol):
     """Carries requests from the server to sites, by name, and their answers back: bytes in, bytes out."""
 
     @property

@@ -29,17 +29,17 @@ from comity.engines.ray_cluster import actors_kept
 from comity.engines.site_store import state_bytes
 from comity.errors import ComityError, CorruptedFile, UsageError, fate, shown
 from comity.experiments import config
-from comity.experiments.build import Job, federation_of, prepare
+from comity.experiments.build import SimulatedRun, federation_of, prepare
 from comity.experiments.config import Experiment
 from comity.experiments.environment import code, cores
 from comity.experiments.folder import RunFolder
-from comity.experiments.outline import Progress
 from comity.experiments.run import check_given, check_same, elsewhere, reopen, resume_in, start
+from comity.experiments.server_run import Progress
 from comity.machine import available, private
 from comity.models import OwnModel
 from comity.names import display_name
-from comity.studies.own_process import PATIENCE, live
 from comity.studies.plan import held
+from comity.studies.run_process import PATIENCE, live
 from comity.track import Trackers
 
 AUTO = "auto"
@@ -97,7 +97,7 @@ class Cost:
     """Bytes that runs on the same data share."""
 
     @staticmethod
-    def of(job: Job) -> Cost:
+    def of(job: SimulatedRun) -> Cost:
         """Of a job, if it is forked from a process that has its data."""
         known = held(job)
         processes = 2 if job.experiment.engine == "process" else 1
@@ -113,7 +113,7 @@ class Planned:
     experiment: Experiment
     folder: Path
     cost: Cost = Cost()
-    tape: bool = False
+    record_messages: bool = False
     """Whether it keeps its messages."""
 
 
@@ -132,8 +132,8 @@ def run_once(
     progress: Progress,
     track: Trackers | None = None,
     model: OwnModel | None = None,
-    job: Job | None = None,
-    tape: bool = False,
+    job: SimulatedRun | None = None,
+    record_messages: bool = False,
 ) -> dict[str, Any]:
     """The summary of a run: a finished one in that folder is taken as it is, an unfinished one is continued.
 
@@ -141,8 +141,8 @@ def run_once(
     """
     job = job or prepare(experiment, federation, model)
     if not RunFolder(folder).begun:
-        return start(job, folder, progress, track, tape=tape).summary
-    check_same(folder, job.experiment, tape)
+        return start(job, folder, progress, track, record_messages=record_messages).summary
+    check_same(folder, job.experiment, record_messages)
     if (summary := RunFolder(folder).read_summary()) is not None:
         RunFolder(folder).check()
         check_given(folder, job)
@@ -169,7 +169,7 @@ def run_all(
         with actors_kept():
             for run in runs:
                 how = (run.experiment, data(run.experiment), run.folder)
-                yield run_once(*how, progress(run.title), track, model, None, run.tape)
+                yield run_once(*how, progress(run.title), track, model, None, run.record_messages)
         return
     crew = _Crew(runs, data, progress, track or Trackers(), model, jobs)
     try:
@@ -185,7 +185,7 @@ class _Member:
     process: Any
     line: Connection
     watched: Progress
-    job: Job | None
+    job: SimulatedRun | None
     """Until it has begun there."""
     began: float
     first: int = 0
@@ -301,14 +301,14 @@ class _Crew:
         watched = self._progress(run.title)
         how = (run.experiment, federation, run.folder)
         if RunFolder(run.folder).ended:
-            self._summaries[k] = run_once(*how, watched, self._track, self._model, job, run.tape)
+            self._summaries[k] = run_once(*how, watched, self._track, self._model, job, run.record_messages)
             watched.end()
             return
         here, there = multiprocessing.Pipe(duplex=False)
         strangers = [here, *(member.line for member in self._at_work.values())]
 
         def work(progress: Progress, told: Callable[[str], None]) -> dict[str, Any]:
-            return run_once(*how, progress, self._track.anew(told), self._model, job, run.tape)
+            return run_once(*how, progress, self._track.anew(told), self._model, job, run.record_messages)
 
         process = multiprocessing.get_context("fork").Process(target=live, args=(there, strangers, os.getpid(), work))
         with held_back():

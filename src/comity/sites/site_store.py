@@ -26,7 +26,7 @@ from comity.engines.saved import OURS, Saved, read_state, write_state
 from comity.engines.versions import Version
 from comity.errors import ComityError, CorruptedFile, UsageError
 from comity.experiments.checkpoint import to_disk, write_atomically
-from comity.experiments.common import Introduction
+from comity.experiments.context import PartyInfo
 from comity.experiments.folder import RunFolder
 from comity.experiments.tables import LEDGER, METRICS, PRIVACY, Table
 from comity.privacy.account import Spent
@@ -241,16 +241,16 @@ def read_view(folder: Path) -> tuple[Any, Version]:
     return told["content"], None if told["after"] is None else CallId(*told["after"])
 
 
-def write_seats(folder: Path, said: Mapping[str, Introduction]) -> None:
+def write_seats(folder: Path, said: Mapping[str, PartyInfo]) -> None:
     """Keep what everybody has said of themselves, as the server told it: a party's number and task follow from that."""
     write_atomically(folder / SEATS, json.dumps(with_crc({"parties": {name: asdict(one) for name, one in said.items()}})))
 
 
-def read_seats(folder: Path) -> dict[str, Introduction]:
+def read_seats(folder: Path) -> dict[str, PartyInfo]:
     """What everybody had said of themselves when the run began."""
     try:
         told = without_crc(json.loads((folder / SEATS).read_text(encoding="utf-8")))["parties"]
-        return {name: Introduction(**one) for name, one in told.items()}
+        return {name: PartyInfo(**one) for name, one in told.items()}
     except FileNotFoundError as why:
         raise UsageError(f"{folder} is of a version of Comity that did not keep who else took part: it cannot be opened.") from why
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:

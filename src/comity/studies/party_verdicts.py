@@ -51,7 +51,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PartyVerdict:
     """What a comparison says to one party."""
 
     party: str
@@ -180,7 +180,7 @@ def answers(
     metric: Metric,
     class_names: Sequence[str] = (),
     foremost: str = "",
-) -> list[Answer]:
+) -> list[PartyVerdict]:
     """One answer a party, from what every method gives everybody, and from what parties have.
 
     Where methods give a party the same, the `foremost` of all is named.
@@ -192,21 +192,21 @@ def answers(
     ]
 
 
-def _answer(party: str, found: Mapping[str, Estimate], has: Sequence[Held], metric: Metric, class_names: Sequence[str]) -> Answer:
+def _answer(party: str, found: Mapping[str, Estimate], has: Sequence[Held], metric: Metric, class_names: Sequence[str]) -> PartyVerdict:
     if not found and any(each.withheld for each in has):
-        return Answer(party, "not judged", WITHHELD, None, found)
+        return PartyVerdict(party, "not judged", WITHHELD, None, found)
     if few := _too_few(has, metric, class_names):
-        return Answer(party, "too few", few, None, found)
+        return PartyVerdict(party, "too few", few, None, found)
     if not found:
-        return Answer(party, "not judged", "not judged: it was not heard at the end, or a model has diverged", None, found)
+        return PartyVerdict(party, "not judged", "not judged: it was not heard at the end, or a model has diverged", None, found)
     best = max(found, key=lambda method: found[method].low)
     if found[best].low > 0:
-        return Answer(party, "gains", f"{found[best]} by {best}", best, found)
+        return PartyVerdict(party, "gains", f"{found[best]} by {best}", best, found)
     if all(estimate.high < 0 for estimate in found.values()):
         best = max(found, key=lambda method: found[method].high)
-        return Answer(party, "alone", f"better alone; {best}, which costs it least, gives {found[best]}", best, found)
+        return PartyVerdict(party, "alone", f"better alone; {best}, which costs it least, gives {found[best]}", best, found)
     best = max(found, key=lambda method: found[method].gain)
-    return Answer(party, "level", f"no clear difference; {best} gives {found[best]}", None, found)
+    return PartyVerdict(party, "level", f"no clear difference; {best} gives {found[best]}", None, found)
 
 
 def _too_few(has: Sequence[Held], metric: Metric, class_names: Sequence[str]) -> str:
@@ -231,7 +231,7 @@ COUNTED: dict[Verdict, str] = {
 }
 
 
-def lines(every: Sequence[Answer]) -> list[str]:
+def lines(every: Sequence[PartyVerdict]) -> list[str]:
     """The answers as they are told: a line a party or, if parties are many, how many there are of each kind and the first few."""
     if len(every) <= MOST:
         return [str(one) for one in every]

@@ -59,7 +59,7 @@ UNBOUNDED = (
 
 
 @dataclass(frozen=True)
-class Law:
+class SitePolicy:
     """What a site allows."""
 
     name: str
@@ -78,7 +78,7 @@ class Law:
     budget_epsilon: float = field(default=math.inf)
 
     @staticmethod
-    def read(folder: Path) -> Law:
+    def read(folder: Path) -> SitePolicy:
         """The law of a site's folder; what is not said there is as in a new one, and what is no rule is refused."""
         path = folder / NAME
         try:
@@ -89,12 +89,12 @@ class Law:
         if not isinstance(given.get("name"), str) or not isinstance(given.get("data"), str):
             raise UsageError(f"{path} must say the site's name and where its data are.")
         made = {key: _value(path, key, value) for key, value in given.items()}
-        law = Law(**made | {"data": (folder / given["data"]).resolve()})
-        if strange := [kind for kind in law.kinds if kind not in LEAVES]:
+        policy = SitePolicy(**made | {"data": (folder / given["data"]).resolve()})
+        if strange := [kind for kind in policy.kinds if kind not in LEAVES]:
             raise unknown(f"kind of what leaves in {path} called", strange[0], LEAVES)
-        for forbidden in law.never:
+        for forbidden in policy.never:
             _check_known(path, forbidden)
-        return law
+        return policy
 
     def check_names(self, experiment: Experiment, submitter: str) -> None:
         """Refuse a run by what it names, before anything is made of that: a file would run as soon as it is looked at."""
@@ -161,7 +161,7 @@ class Law:
 
 def _rules(path: Path, told: dict[str, Any]) -> dict[str, Any]:
     """All rules of a file by name, each in the part of it where it belongs."""
-    known = {f.name for f in fields(Law)}
+    known = {f.name for f in fields(SitePolicy)}
     budget = {name for name in known if name.startswith(BUDGET)}
     own = {"name", "data", "export"}
     parts = {"": (own, ""), "allow": (known - budget - own, ""), "budget": (budget, BUDGET)}
@@ -196,7 +196,7 @@ def _is(one: AnyAlgorithm, forbidden: str) -> bool:
 
 def _value(path: Path, name: str, given: Any) -> Any:
     """A rule as the law has it."""
-    kind = {f.name: str(f.type) for f in fields(Law)}[name]
+    kind = {f.name: str(f.type) for f in fields(SitePolicy)}[name]
     if name in ("bytes", "message", "budget_bytes"):
         return _bytes(path, name, given)
     if name == "budget_epsilon":

@@ -25,7 +25,7 @@ from comity.experiments.config import Experiment
 
 
 @record
-class Introduction:
+class PartyInfo:
     """What one party says of itself before a run: all that anybody else learns of its data."""
 
     train: int
@@ -42,21 +42,21 @@ class Introduction:
     """Whether its inputs are scaled or filled in by figures of its own records: then one record moves what all others are."""
 
     @staticmethod
-    def of(data: PartyData, classes: int, metric: Metric, counts: bool = True, own_constants: bool = False) -> Introduction:
+    def of(data: PartyData, classes: int, metric: Metric, counts: bool = True, own_constants: bool = False) -> PartyInfo:
         """What a party with these data would say, with the `counts` of its classes or without."""
         judged = [
             name for name, part in (("validation", data.validation), ("test", data.test)) if len(part) and metric.needs(part.y)
         ]
         few = too_few(by_class(data.test.y, classes), metric)
         own = list(by_class(data.train.y, classes)) if counts else None
-        return Introduction(len(data.train), len(data.validation), len(data.test), judged, few, own, own_constants)
+        return PartyInfo(len(data.train), len(data.validation), len(data.test), judged, few, own, own_constants)
 
 
 @dataclass(frozen=True)
-class Introductions:
+class PartyInfos:
     """What all parties of a federation say of themselves before a run."""
 
-    parties: Mapping[str, Introduction]
+    parties: Mapping[str, PartyInfo]
     """By name, in the federation's order."""
     shape: tuple[int, ...]
     """The shape of one sample."""
@@ -68,11 +68,11 @@ class Introductions:
     class_names: tuple[str, ...] = ()
 
     @staticmethod
-    def of(federation: Federation, metric: Metric) -> Introductions:
+    def of(federation: Federation, metric: Metric) -> PartyInfos:
         """What the parties of a simulated federation would say, in a run that is judged by that metric."""
-        return Introductions(
+        return PartyInfos(
             {
-                name: Introduction.of(data, federation.classes, metric, own_constants=federation.own_constants)
+                name: PartyInfo.of(data, federation.classes, metric, own_constants=federation.own_constants)
                 for name, data in federation.parties.items()
             },
             federation.shape,
@@ -101,7 +101,7 @@ class Introductions:
 
 
 @dataclass(frozen=True)
-class Seats:
+class Roster:
     """Who takes part in a run, and under which numbers.
 
     Parties that are left out have no number, and the others are counted without them; newcomers, who join after the last round,
@@ -118,7 +118,7 @@ class Seats:
     """All of the whole federation that are no newcomers, whether they take part or were left out."""
 
     @staticmethod
-    def of(experiment: Experiment, everybody: Sequence[str]) -> Seats:
+    def of(experiment: Experiment, everybody: Sequence[str]) -> Roster:
         """The seats of a run, if the names in its settings are those of parties, and somebody is there to begin."""
         left_out = experiment.without or ()
         for name in (*experiment.party, *left_out):
@@ -131,23 +131,23 @@ class Seats:
         from_start = sum(place < first_late for place in places)
         if not from_start:
             raise UsageError("Without these parties nobody is there from the start: leave out fewer.")
-        return Seats(tuple(everybody[place] for place in places), places, from_start, tuple(everybody[:first_late]))
+        return Roster(tuple(everybody[place] for place in places), places, from_start, tuple(everybody[:first_late]))
 
 
 @dataclass(frozen=True)
-class CommonGround:
+class RunContext:
     """What follows from an experiment's settings and the parties' introductions."""
 
     experiment: Experiment
-    introductions: Introductions
+    introductions: PartyInfos
     modules: models.OwnModel | None = None
     """A user's own network, in place of one that the settings name."""
     _tasks: dict[str, LearningTask] = field(default_factory=dict, repr=False)
 
     @cached_property
-    def seats(self) -> Seats:
+    def seats(self) -> Roster:
         """Who takes part."""
-        return Seats.of(self.experiment, self.introductions.names)
+        return Roster.of(self.experiment, self.introductions.names)
 
     @cached_property
     def training(self) -> Training:

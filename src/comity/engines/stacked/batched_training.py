@@ -26,7 +26,7 @@ from comity.core.key import BatchKey
 from comity.core.record import Params, ReadOnlyDict, marks, read_only
 from comity.core.task import Batch, LearningTask
 from comity.core.training import Moments, Training, orders
-from comity.engines.stacked.joined import Joined, Unlike
+from comity.engines.stacked.stacked_tree import StackedTree, Unlike
 
 VALUE = "the loss"
 GATHERED = 16_000_000  # bytes of inputs that are brought together at once
@@ -50,7 +50,7 @@ def _groups(requests: Sequence[FitRequest[Any]]) -> list[list[int]]:
         count = r.before.count if r.before else -1
         pull = None if r.pull is None else (tuple(r.pull.to), r.pull.weight)
         rows = tuple((k, v.shape[1:], v.dtype) for k, v in r.samples.rows.items())
-        way = (r.together, r.objective, r.draw, shapes, r.training, r.samples.shape, rows, r.only, r.add is None, pull, count)
+        way = (r.batched, r.objective, r.draw, shapes, r.training, r.samples.shape, rows, r.only, r.add is None, pull, count)
         found.setdefault(way, []).append(n)
     return [sorted(group, key=lambda n: -len(requests[n].samples)) for group in found.values()]
 
@@ -61,10 +61,10 @@ def _train_group(requests: Sequence[FitRequest[Any]]) -> list[Trained]:
         name = getattr(loss, "__qualname__", type(loss).__name__)
         why = f"{name} is made anew at each party, so its trainings run one by one: let the loss be a method of the algorithm."
         return [(None, why)] * len(requests)
-    if len(requests) < 2 or not requests[0].together:
+    if len(requests) < 2 or not requests[0].batched:
         return [(None, "")] * len(requests)
     try:
-        return [(done, "") for done in Together(requests).train()]
+        return [(done, "") for done in BatchedTraining(requests).train()]
     except Unlike as why:
         return [(None, f"Trainings of {loss.__qualname__} run one by one: {why}.")] * len(requests)
     except Exception as why:  # torch refuses what depends on values or draws; an error of the loss itself is raised again
@@ -106,7 +106,7 @@ def _sizes(samples: int, training: Training) -> tuple[list[int], list[int]]:
     return sizes, [0, *accumulate(sizes)]
 
 
-class Together:
+class BatchedTraining:
     """Parties in the middle of their training; row i of every stacked tensor is party i's."""
 
     def __init__(self, requests: Sequence[FitRequest[Any]]) -> None:
@@ -115,8 +115,8 @@ class Together:
         self.training = first.training
         self.names = first.names
         self.owns = [read_only(r.own) for r in requests]
-        self.own = Joined(self.owns)
-        self.task = Joined([r.task for r in requests])
+        self.own = StackedTree(self.owns)
+        self.task = StackedTree([r.task for r in requests])
         self.theta = _stack([r.begin for r in requests])
         self.shift = _stack([r.shift or {} for r in requests])
         self.to = _stack([r.pull.to if r.pull else {} for r in requests])
@@ -187,7 +187,7 @@ class Together:
         function = self.requests[0].objective
 
         def loss(theta: Params, batch: Batch) -> Tensor:
-            drawn: Joined = batch.drawn
+            drawn: StackedTree = batch.drawn
 
             def one(
                 theta: Params, seen: Params, rows: Params, scratch: Params, task: Params, own: Params, draws: Params
@@ -273,7 +273,7 @@ class Together:
         keys = [self.requests[i].key.fold("augment", number) for i in rows]
         return torch.stack([change(mine, key) for mine, key in zip(x, keys, strict=True)])
 
-    def _drawn(self, batch: Batch, rows: tuple[int, ...]) -> Joined:
+    def _drawn(self, batch: Batch, rows: tuple[int, ...]) -> StackedTree:
         """What each party draws for its row of the batch."""
         draw = self.requests[rows[0]].draw
         if draw is None:
@@ -282,7 +282,7 @@ class Together:
         for n, i in enumerate(rows):
             key = BatchKey(self.requests[i].key.bits, batch.number)
             made.append(draw(_row(batch, n, {}), key, self.owns[i]))
-        return Joined(made)
+        return StackedTree(made)
 
     def _done(self, i: int) -> Fitted:
         theta, first, second = ({k: v[i] for k, v in state.items()} for state in (self.theta, self.first, self.second))
@@ -291,7 +291,7 @@ class Together:
         return Fitted(theta, moments, steps, self.last[i], self.scratch[i])
 
 
-NOTHING = Joined([None])
+NOTHING = StackedTree([None])
 
 
 def _row(batch: Batch, n: int, scratch: dict[str, Tensor]) -> Batch:

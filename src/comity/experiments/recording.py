@@ -1,6 +1,6 @@
 """The tape of a run: every message that its server saw, as it was sent, for whoever wants to know what can be learned from it.
 
-It is one file that grows, `tape/messages`: before each message eight bytes with its length, then the message as `core/codec.py`
+It is one file that grows, `record_messages/messages`: before each message eight bytes with its length, then the message as `core/codec.py`
 writes it. Like the tables it is cut back to where a checkpoint was made, and determinism writes the rest again. A parcel between
 parties is closed in the reply that it left in, and is kept as its recipient opened it when it was delivered: what the server
 could not read. What evaluation tells (figures, and answers at the end) is in the tables and not here.
@@ -54,7 +54,7 @@ def one_process(experiment: Experiment) -> Experiment:
     return experiment.but(workers=1)
 
 
-class Taped:
+class MessageRecorder:
     """An engine's works with a tape beside them: a net asks, the engine answers, and both are written down in passing."""
 
     def __init__(self, works: PartyRunner, keep: Callable[[bytes], None]) -> None:
@@ -100,7 +100,7 @@ def _shell(sealed: Sealed) -> Sealed:
     return Sealed(Cipher(mark.sender, mark.round, list(sealed.to), nothing, nothing), sealed.size, sealed.to, mark)
 
 
-def read_tape(path: Path) -> Iterator[RecordedMessage]:
+def read_messages(path: Path) -> Iterator[RecordedMessage]:
     """All messages in their order, one after the other: a tape may be larger than memory."""
     try:
         with path.open("rb") as file:

@@ -22,7 +22,7 @@ from cryptography.x509.oid import NameOID
 
 from comity.engines.sealing import KEY
 from comity.errors import UsageError
-from comity.sites.messages import Passport
+from comity.sites.messages import SignedKey
 
 Signer = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 
@@ -53,25 +53,25 @@ class Identity:
         """The name that the certificate was made out to."""
         return owner(self.certificate)
 
-    def passport(self, run: str, key: X25519PrivateKey) -> Passport:
+    def signed_key(self, run: str, key: X25519PrivateKey) -> SignedKey:
         """The public half of a key, signed for one run."""
         public = key.public_key().public_bytes_raw().hex()
         signature = _signed(self.signer, _bound(run, self.name, public))
         pem = self.certificate.public_bytes(Encoding.PEM).decode()
-        return Passport(self.name, public, pem, signature.hex())
+        return SignedKey(self.name, public, pem, signature.hex())
 
-    def public_key(self, run: str, name: str, passport: Passport) -> X25519PublicKey:
+    def public_key(self, run: str, name: str, signed_key: SignedKey) -> X25519PublicKey:
         """The key in somebody's passport, if it is his, for this run, and the root vouches for him."""
         try:
-            certificate = x509.load_pem_x509_certificate(passport.certificate.encode())
+            certificate = x509.load_pem_x509_certificate(signed_key.certificate.encode())
             certificate.verify_directly_issued_by(self.root)
             now = datetime.now(UTC)
-            if owner(certificate) != name or passport.name != name:
+            if owner(certificate) != name or signed_key.name != name:
                 raise ValueError("it is another's")
             if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
                 raise ValueError("it has expired")
-            _verify(certificate.public_key(), bytes.fromhex(passport.signature), _bound(run, name, passport.public))
-            return X25519PublicKey.from_public_bytes(bytes.fromhex(passport.public))
+            _verify(certificate.public_key(), bytes.fromhex(signed_key.signature), _bound(run, name, signed_key.public))
+            return X25519PublicKey.from_public_bytes(bytes.fromhex(signed_key.public))
         except (ValueError, TypeError, InvalidSignature) as why:
             raise UsageError(f"The key that is said to be {name}'s is not: parcels for it would be open to somebody else.") from why
 
@@ -102,12 +102,12 @@ class SitesKeys:
 
 
 def keys_of(
-    identity: Identity, run: str, key: X25519PrivateKey, names: Sequence[str], passports: Mapping[str, Passport]
+    identity: Identity, run: str, key: X25519PrivateKey, names: Sequence[str], signed_keys: Mapping[str, SignedKey]
 ) -> SitesKeys:
     """The keys of this site in a run with parties of these names, each of whose passports is checked."""
     own = names.index(identity.name)
-    there = [i for i, name in enumerate(names) if i != own and name in passports]
-    return SitesKeys(run, own, key, {i: identity.public_key(run, names[i], passports[names[i]]) for i in there})
+    there = [i for i, name in enumerate(names) if i != own and name in signed_keys]
+    return SitesKeys(run, own, key, {i: identity.public_key(run, names[i], signed_keys[names[i]]) for i in there})
 
 
 def _bound(run: str, name: str, public: str) -> bytes:

@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric
-from comity.measure.doubts import doubts
+from comity.measure.caveats import caveats
 from comity.measure.gain import Gain
-from comity.studies.answers import Estimate, estimates, judged, on_average
+from comity.studies.party_verdicts import Estimate, estimates, judged, on_average
 from comity.units import duration, size
 
 
 @dataclass(frozen=True)
-class Standing:
+class MethodSummary:
     """One method in a comparison. Lists run over seeds; where no run is finished they are empty, and other figures are None."""
 
     algorithm: str
@@ -45,7 +45,7 @@ class Standing:
     """Accuracy of newcomers after their warm-up, mean over them and over seeds."""
     joined_gain: float | None
     """What they gained by joining, against training alone."""
-    doubts: list[str]
+    caveats: list[str]
     """What a reader of these figures must know."""
 
     @property
@@ -74,7 +74,7 @@ class Standing:
             beside = {ACCURACY.title: f"{statistics.fmean(self.accuracy):.1%}"}
         late = {} if self.joined is None else {"newcomers": f"{self.joined:.1%} ({100 * (self.joined_gain or 0):+.1f})"}
         return {
-            "method": self.algorithm + (" *" if self.doubts else ""),
+            "method": self.algorithm + (" *" if self.caveats else ""),
             metric.title: figure,
             "over SOLO": self.gain.short if self.gain else "",
             "gained": f"{self.gained}/{self.judged}" if self.judged else "",
@@ -116,7 +116,7 @@ def _whole_mean(figures: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if known and len(known) == len(figures) else None
 
 
-def standing(
+def method_summary(
     algorithm: str,
     summaries: Sequence[Mapping[str, Any]],
     gains: Mapping[int, Sequence[Gain]],
@@ -124,7 +124,7 @@ def standing(
     same: bool,
     methods: int,
     metric: str = ACCURACY.name,
-) -> Standing:
+) -> MethodSummary:
     """A method's standing by a metric, from the summaries of its finished runs and its parties' gains over SOLO, by seed.
 
     It is one of so many `methods` to pick the best of. Whose test samples are too `few`, by seed, is judged on average only;
@@ -137,7 +137,7 @@ def standing(
     shared = [kind for kind in kinds if all(kind in summary["bytes"] for summary in summaries)]
     plain_metric = EXPLAINED.name if metric == EXPLAINED.name else ACCURACY.name
     plain = [block for summary in summaries if _has_figure(block := summary[plain_metric] or {})]
-    return Standing(
+    return MethodSummary(
         algorithm,
         metric,
         figure=[(summary.get(metric) or {}).get("mean") for summary in summaries],
@@ -152,7 +152,7 @@ def standing(
         seconds=_mean([summary["seconds"]["total"] for summary in summaries]),
         joined=_mean([new["joined"] for new in newcomers]),
         joined_gain=_mean([new["gain"] for new in newcomers]),
-        doubts=[f"{algorithm}, seed {summary['seed']}: {text}" for summary in summaries for text in doubts(summary)],
+        caveats=[f"{algorithm}, seed {summary['seed']}: {text}" for summary in summaries for text in caveats(summary)],
     )
 
 

@@ -17,7 +17,7 @@ class Unlike(Exception):
     """These cannot be one: they differ in more than the values of their tensors."""
 
 
-class Joined:
+class StackedTree:
     """Several parties' trees; `rows` are the tensors by which they differ, stacked, row i being party i's."""
 
     def __init__(self, trees: Sequence[Any]) -> None:

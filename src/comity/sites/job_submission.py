@@ -22,7 +22,7 @@ from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
 from comity.experiments.tables import ABSENCES, METRICS, TIMING
 from comity.sites.flare.jobs import Jobs
-from comity.sites.flare.kits import LEAD
+from comity.sites.flare.startup_kits import LEAD
 from comity.sites.server import FAILED_ENDINGS, FAILURE, RUNS
 
 ORDER = "federation.json"
@@ -42,7 +42,7 @@ def was_ordered(out: Path) -> bool:
 
 
 @dataclass
-class Ordered:
+class SubmittedJob:
     """A run that was ordered from a federation."""
 
     federation: Path
@@ -63,25 +63,25 @@ class Ordered:
         return RunFolder(self.federation / RUNS / self.run)
 
     @staticmethod
-    def new(federation: Path, experiment: Experiment, out: Path, deadline: float, wait: float) -> Ordered:
+    def new(federation: Path, experiment: Experiment, out: Path, deadline: float, wait: float) -> SubmittedJob:
         """A new run, whose name is written down where it can be found again."""
         if not (federation / LEAD).is_dir():
             raise UsageError(f"{federation} is no federation's folder: comity deploy init makes one.")
         if out.exists() and any(out.iterdir()):
             raise UsageError(f"{out} is there already: choose another --out, or go on with 'comity resume {out}'.")
         settings = experiment.model_dump(mode="json", exclude_none=True)
-        made = Ordered(federation.resolve(), secrets.token_hex(8), settings, deadline, wait=wait)
+        made = SubmittedJob(federation.resolve(), secrets.token_hex(8), settings, deadline, wait=wait)
         out.mkdir(parents=True, exist_ok=True)
         made.write(out)
         return made
 
     @staticmethod
-    def read(out: Path) -> Ordered:
+    def read(out: Path) -> SubmittedJob:
         """A run that was ordered before."""
         try:
             held = json.loads((out / ORDER).read_text(encoding="utf-8"))
             known = (held["settings"], held["deadline"], tuple(held["sites"]), held["wait"], held["job"])
-            return Ordered(Path(held["federation"]), held["run"], *known)
+            return SubmittedJob(Path(held["federation"]), held["run"], *known)
         except (OSError, ValueError, KeyError, TypeError) as why:
             raise UsageError(f"{out / ORDER} cannot be read: which run it was is not known.") from why
 
@@ -92,7 +92,7 @@ class Ordered:
         write_atomically(out / ORDER, json.dumps(held, indent=2) + "\n")
 
     def conduct(self, out: Path, followed: Callable[[RunFolder], None] = lambda folder: None) -> dict[str, Any]:
-        """Order the run, and again where it broke off, until it has ended; its summary. Its folder is copied to `out`.
+        """JobRequest the run, and again where it broke off, until it has ended; its summary. Its folder is copied to `out`.
 
         Where its end failed at a site, that is repeated.
         """

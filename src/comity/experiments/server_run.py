@@ -22,10 +22,10 @@ from comity.core.runner import PartyRunner, SumsReplies
 from comity.core.server import Server, cohort
 from comity.core.wrapper import chain
 from comity.errors import UsageError
-from comity.experiments.absent import PlannedAbsences
-from comity.experiments.common import CommonGround, Introduction
 from comity.experiments.config import Experiment
+from comity.experiments.context import PartyInfo, RunContext
 from comity.experiments.party_side import training_of
+from comity.experiments.planned_absences import PlannedAbsences
 from comity.names import display_name
 from comity.privacy.account import Account, block, planned
 from comity.privacy.budget import Budget
@@ -42,7 +42,7 @@ OWN_CONSTANTS = "inputs scaled or filled in by the party's own records"
 class Progress(Protocol):
     """Whoever watches a run."""
 
-    def begin(self, job: Outline, first_round: int) -> None:
+    def begin(self, job: ServerRun, first_round: int) -> None:
         """A run begins, or goes on: rounds up to the first one given are over."""
 
     def answered(self, count: int) -> None:
@@ -58,7 +58,7 @@ class Progress(Protocol):
 class Quiet:
     """Nobody watches."""
 
-    def begin(self, job: Outline, first_round: int) -> None:
+    def begin(self, job: ServerRun, first_round: int) -> None:
         pass
 
     def answered(self, count: int) -> None:
@@ -72,11 +72,11 @@ class Quiet:
 
 
 @dataclass(frozen=True)
-class Outline:
+class ServerRun:
     """All that a server needs to conduct a run. Where parties live, and what they hold, is the engine's matter."""
 
     experiment: Experiment
-    common: CommonGround
+    common: RunContext
     algorithm: AnyAlgorithm
     info: Info
     absent: PlannedAbsences = field(default_factory=PlannedAbsences)
@@ -101,13 +101,13 @@ class Outline:
         return torch.device("cpu" if self.experiment.engine == "ray" else self.experiment.device)
 
     @property
-    def everybody(self) -> Mapping[int, Introduction]:
+    def everybody(self) -> Mapping[int, PartyInfo]:
         """What parties and newcomers said of themselves, by their numbers."""
         said = self.common.introductions.parties
         return {number: said[name] for number, name in enumerate(self.common.seats.names)}
 
     @property
-    def introduced(self) -> Mapping[str, Introduction]:
+    def introduced(self) -> Mapping[str, PartyInfo]:
         """What those who take part from the start said of themselves, by name."""
         return {name: self.common.introductions.parties[name] for name in self.info.names}
 

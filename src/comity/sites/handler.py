@@ -15,9 +15,9 @@ from typing import Any
 from comity.core.codec import encode
 from comity.errors import ComityError, UsageError
 from comity.sites import messages
-from comity.sites.law import Law
+from comity.sites.key_exchange import Identity
 from comity.sites.messages import ASKED, Done, Failed, call_of, pack, unpack
-from comity.sites.passports import Identity
+from comity.sites.policy import SitePolicy
 from comity.sites.site_run import SiteRun
 from comity.text import escape_terminal
 from comity.units import size
@@ -28,12 +28,12 @@ LAWLESS = "The law of this site cannot be read; its own log says why."
 FAULT = "The site could not answer; its own log says why."
 
 
-def open_desk(folder: Path, submitter: str) -> Desk:
+def open_desk(folder: Path, submitter: str) -> RequestHandler:
     """The desk of the site whose folder this is, for a job that somebody has submitted."""
-    return Desk(folder, submitter, Identity.read(folder / KIT / "startup"))
+    return RequestHandler(folder, submitter, Identity.read(folder / KIT / "startup"))
 
 
-class Desk:
+class RequestHandler:
     """One site's side of a job."""
 
     def __init__(self, folder: Path, submitter: str, identity: Identity | None) -> None:
@@ -46,10 +46,10 @@ class Desk:
     def answer(self, request: bytes) -> bytes:
         """What a request is answered with. Nothing is ever raised."""
         try:
-            law = self._law()
-            head, body = unpack(request, ASKED, law.message)
-            answer = self._answered(head, body, law)
-            law.check_leaving(answer)
+            policy = self._law()
+            head, body = unpack(request, ASKED, policy.message)
+            answer = self._answered(head, body, policy)
+            policy.check_leaving(answer)
             return answer
         except ComityError as why:
             self.say(f"refused: {why}")
@@ -58,10 +58,10 @@ class Desk:
             self.say(f"failed: {traceback.format_exc()}")
             return pack(Failed(FAULT))
 
-    def _law(self) -> Law:
+    def _law(self) -> SitePolicy:
         """The site's law, anew: it may have changed since the last request."""
         try:
-            return Law.read(self._folder)
+            return SitePolicy.read(self._folder)
         except UsageError as why:
             self.say(f"refused: {why}")
             raise UsageError(LAWLESS) from why
@@ -76,43 +76,43 @@ class Desk:
         except OSError:
             return
 
-    def _answered(self, head: Any, body: bytes, law: Law) -> bytes:
+    def _answered(self, head: Any, body: bytes, policy: SitePolicy) -> bytes:
         if isinstance(head, messages.Introduce):
             self.say(f"{self._submitter} asks for run {head.run}")
-            self._run = SiteRun.opened(self._folder, head, law, self._submitter, self._identity)
+            self._run = SiteRun.opened(self._folder, head, policy, self._submitter, self._identity)
             self.say(f"accepted: {self._run.about()}")
             return pack(self._run.introduced)
         run = self._run
         if run is None or run.name != head.run:
-            raise UsageError(f"{law.name} takes no part in that run.")
+            raise UsageError(f"{policy.name} takes no part in that run.")
         if not isinstance(head, messages.Committed | messages.End):  # after which nothing leaves
-            run.check(law, self._submitter)
+            run.check(policy, self._submitter)
         match head:
             case messages.Begin():
-                run.begin(head, law)
+                run.begin(head, policy)
             case messages.RunCall():
-                return self._worked(run, head, body, law)
+                return self._worked(run, head, body, policy)
             case messages.Evaluate():
-                return pack(Done(), encode(run.evaluate(head, body, law)))
+                return pack(Done(), encode(run.evaluate(head, body, policy)))
             case messages.EvaluateAlone():
-                return pack(Done(), encode(run.alone(head, law)))
+                return pack(Done(), encode(run.alone(head, policy)))
             case messages.Committed():
                 run.states.forget_before(call_of(head.version))
             case messages.End():
-                self._ended(run, head, law)
+                self._ended(run, head, policy)
             case _:
                 raise UsageError("A message asks for nothing.")
         return pack(Done())
 
-    def _worked(self, run: SiteRun, head: messages.RunCall, body: bytes, law: Law) -> bytes:
+    def _worked(self, run: SiteRun, head: messages.RunCall, body: bytes, policy: SitePolicy) -> bytes:
         before = run.book.sent
-        answer = run.run_call(head, body, law)
+        answer = run.run_call(head, body, policy)
         self.say(
             f"round {head.call[2]}: {head.call[0]} is done, {size(run.book.sent - before)} leave, {size(run.book.sent)} in all"
         )
         return answer
 
-    def _ended(self, run: SiteRun, head: messages.End, law: Law) -> None:
+    def _ended(self, run: SiteRun, head: messages.End, policy: SitePolicy) -> None:
         self.say(f"run {run.name} {f'is over after {head.rounds} rounds' if head.finished else 'was given up'}")
         if head.finished:
-            run.finish(head.rounds, law.export, self.say)
+            run.finish(head.rounds, policy.export, self.say)

@@ -11,7 +11,7 @@ from comity.core.participation import ABSENT, NOT_FINITE
 MOST_NAMED = 8  # parties or rounds in a sentence
 
 
-def doubts(summary: Mapping[str, Any]) -> list[str]:
+def caveats(summary: Mapping[str, Any]) -> list[str]:
     """A sentence each; none if everybody was heard and all was finite."""
     absent: Mapping[str, Mapping[str, int]] = summary.get("absent", {})
     withheld: Sequence[str] = summary.get("withheld", ())
