@@ -29,8 +29,8 @@ from comity.engines.allocator import keep_freed_memory
 from comity.experiments import config
 from comity.experiments.build import prepare
 from comity.experiments.server_run import Quiet
-from comity.parts import attack, overlap
-from comity.parts.divergence import kl_from_uniform
+from comity.components import attack, overlap
+from comity.components.divergence import kl_from_uniform
 
 PARTIES, COHORT, SAMPLES = 20, 10, 70
 PAIRS = (

@@ -163,7 +163,7 @@ def run(
         raise UsageError("A tracker writes beside the run: give the run a folder with out=...")
     trackers = Trackers(track)
     job = prepare(experiment, federation or federation_of(experiment), own)
-    for caution in job.cautions():
+    for caution in job.warnings():
         warnings.warn(escape_terminal(caution), stacklevel=2)
     keep, folder = _folder(out)
     with watching(progress) as watched:

@@ -90,9 +90,9 @@ def test_an_exported_model_says_what_the_run_would(algorithm: str, gaps: Path, t
     assert torch.equal(taken.predict_proba(dataset.x[rows].numpy()), logits.softmax(1))
     assert torch.equal(result.model("south").predict_proba(dataset.x[rows].tolist()), logits.softmax(1))
     np.save(tmp_path / "new.npy", dataset.x[rows].numpy())
-    _, likely, remarks = alone(tmp_path / "out").predict(tmp_path / "new.npy")
+    _, likely, warnings = alone(tmp_path / "out").predict(tmp_path / "new.npy")
     assert np.array_equal(likely, logits.softmax(1).numpy()), "torch alone says the same, to the last bit"
-    assert remarks == ()
+    assert warnings == ()
 
 
 @pytest.mark.usefixtures("without_onnx")

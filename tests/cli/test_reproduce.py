@@ -294,7 +294,7 @@ def test_parts_that_disagree_are_not_joined(
 def test_what_two_parts_have_both_counts_as_it_was_first_and_how_far_apart_they_are_is_said(kept: Path, tmp_path: Path) -> None:
     (path,) = (kept / "data").glob("*.json")
     (before,) = read(path).cells
-    assert read(path).remark == ""
+    assert read(path).warning == ""
     (tmp_path / "other").mkdir()
     first = read(tmp_path / "first" / "result.json")
     first.write(tmp_path / "other" / "result.json")
@@ -303,15 +303,15 @@ def test_what_two_parts_have_both_counts_as_it_was_first_and_how_far_apart_they_
     assert path.read_bytes() == unchanged, "what is there already is added, and its time counted, twice"
     replace(first, command="the same elsewhere").write(tmp_path / "other" / "result.json")
     works("reproduce", tmp_path / "other", "--table", "--join", "--out", kept)
-    assert read(path).remark == "Of 2 figures that two parts have both, 2 came out the same."
+    assert read(path).warning == "Of 2 figures that two parts have both, 2 came out the same."
     moved = {0: before.figures[0], 1: replace(before.figures[1], value=before.figures[1].value + 1.25), 5: before.figures[0]}
     replace(first, cells=[replace(before, figures=moved)]).write(tmp_path / "other" / "result.json")
     works("reproduce", tmp_path / "first", "--table", "--out", kept)
     works("reproduce", tmp_path / "other", "--table", "--join", "--out", kept)
     made = read(path)
     assert made.cells[0].figures == {**before.figures, 5: before.figures[0]}
-    assert "Of 2 figures that two parts have both, 1 came out the same, the others at most 1.25 apart" in made.remark
-    assert made.remark in (kept / "own.md").read_text(encoding="utf-8")
+    assert "Of 2 figures that two parts have both, 1 came out the same, the others at most 1.25 apart" in made.warning
+    assert made.warning in (kept / "own.md").read_text(encoding="utf-8")
 
 
 def test_what_is_measured_against_all_rows_is_not_joined_row_by_row(own: Path, tmp_path: Path) -> None:

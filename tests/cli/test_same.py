@@ -40,7 +40,7 @@ def test_methods_that_are_the_same_here_say_so(compared: tuple[Path, str, str]) 
 def test_methods_say_why_before_they_run(compared: tuple[Path, str, str]) -> None:
     assert "Caution: fedbn: the model has no BatchNorm" in compared[1]
     assert "Caution: fedprox(mu=0): with mu=0 there is no proximal term" in compared[1]
-    assert not api.run("fedbn", model="fedbn-cnn(scale=0.06)", rounds=1, parties=2).job.cautions()
+    assert not api.run("fedbn", model="fedbn-cnn(scale=0.06)", rounds=1, parties=2).job.warnings()
 
 
 def test_different_methods_are_not_the_same(here: Path) -> None:
@@ -85,9 +85,9 @@ def test_a_gpu_is_refused_or_said_to_be_untested(here: Path) -> None:
             assert f"There is no {device} device here: use --device auto or cpu." in ended.err
     asked = experiment({"parties": 2, "rounds": 1, "model": "linear"})
     job = prepare(asked.but(device="cpu"), federation_of(asked))
-    assert not job.cautions()
+    assert not job.warnings()
     on_cuda = replace(job, experiment=job.experiment.but(device="cuda"))
-    assert on_cuda.cautions() == ["Nothing was ever tested on cuda: compare a few rounds with --device cpu first."]
+    assert on_cuda.warnings() == ["Nothing was ever tested on cuda: compare a few rounds with --device cpu first."]
     assert "none was ever tested" in " ".join(works("run", "--help").out.split())
 
 

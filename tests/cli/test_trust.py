@@ -295,7 +295,7 @@ def test_code_that_has_changed(mine: Path, tmp_path: Path) -> None:
         api.run(str(mine), out=out, resume=True, **HOW)
     ended = works("resume", out, "--trust")
     assert f"{mine} has changed since" in ended.out
-    assert any("has changed since" in remark for remark in summary(out)["remarks"])
+    assert any("has changed since" in warning for warning in summary(out)["remarks"])
 
 
 def test_going_on_from_python_with_what_one_names(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

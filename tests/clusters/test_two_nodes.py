@@ -155,7 +155,7 @@ def test_all_go_back_to_the_checkpoint_when_states_died(tmp_path: Path, monkeypa
         result = on_ray("scaffold", tmp_path, progress=killing, rounds=4)
     assert tables(result) == on_loop("scaffold", (("rounds", 4),))
     assert killing.begun == [0, 2]
-    assert any("went on from its last checkpoint" in remark for remark in result.summary["remarks"])
+    assert any("went on from its last checkpoint" in warning for warning in result.summary["remarks"])
 
 
 @pytest.mark.usefixtures("noted")

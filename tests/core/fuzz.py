@@ -28,8 +28,8 @@ from comity.core.record import leaves, payload, post, read_only, unseal
 from comity.engines.sealing import Lock, SharedSecret
 from comity.engines.versions import PartyState
 from comity.errors import ComityError
-from comity.parts.bank import Bank, Upload
-from comity.parts.overlap import Help
+from comity.components.bank import Bank, Upload
+from comity.components.overlap import Help
 
 SECONDS = 2.0
 """How long one mutant may take, on a busy machine."""

@@ -42,9 +42,9 @@ from comity.core.validate import MessageValidator
 from comity.core.wrapper import chain
 from comity.errors import CorruptedFile
 from comity.models import build
-from comity.parts.bank import Teacher
-from comity.parts.overlap import Help
-from comity.parts.pilot import Mean, Tried
+from comity.components.bank import Teacher
+from comity.components.overlap import Help
+from comity.components.pilot import Mean, Tried
 
 NETWORK = build("fedbn-cnn(scale=0.06)", (1, 8, 8), 10)
 PRIVATE = batchnorm_private(NETWORK, "params_only")

@@ -367,7 +367,7 @@ SCHEMA = Schema(
 def test_new_rows_in_any_order_and_by_other_names() -> None:
     made = encode(SCHEMA, {"sex": ["m", "f"], "Alter": ["50", "60.5"], "pressure": ["0", 120]}, 2, "new.csv")
     assert np.array_equal(made.x, np.array([[50, 0, 1, 0, 0, np.nan], [60.5, 1, 0, 0, 0, 120]], np.float32), equal_nan=True)
-    assert made.remarks == ("new.csv has no column 'ward': it is taken as missing.",)
+    assert made.warnings == ("new.csv has no column 'ward': it is taken as missing.",)
 
 
 @pytest.mark.parametrize(
@@ -389,9 +389,9 @@ def test_new_rows_that_cannot_be_used(table: dict[str, list[str]], message: str)
 
 
 def test_a_cell_that_was_never_missing_before_is_said() -> None:
-    (remark, _, _) = encode(SCHEMA, {"age": ["", "3"], "sex": ["m", "f"]}, 2, "new.csv").remarks
+    (warning, _, _) = encode(SCHEMA, {"age": ["", "3"], "sex": ["m", "f"]}, 2, "new.csv").warnings
     assert (
-        remark
+        warning
         == "The column 'age' of new.csv is missing in row 1, which it never was before: it is treated like other missing values."
     )
     with pytest.raises(Unusable, match="let all parties agree on a schema"):

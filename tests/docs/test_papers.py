@@ -41,7 +41,7 @@ def test_files_that_a_page_names_exist(page: str) -> None:
         assert (ROOT / "tests" / "equations" / Path(name).name).is_file(), name
     for module, name in re.findall(r"`parts/(\w+)\.([A-Za-z_]+)`", found):
         if name != "py":
-            assert hasattr(__import__(f"comity.parts.{module}", fromlist=[name]), name), f"{module}.{name}"
+            assert hasattr(__import__(f"comity.components.{module}", fromlist=[name]), name), f"{module}.{name}"
 
 
 @pytest.mark.parametrize("page", PAGES)

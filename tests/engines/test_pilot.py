@@ -19,8 +19,8 @@ from comity.core.evaluation import Score
 from comity.core.participation import NoReplies
 from comity.experiments import config
 from comity.experiments.build import prepare
-from comity.parts import pilot
-from comity.parts.pilot import CANDIDATES, judged, told
+from comity.components import pilot
+from comity.components.pilot import CANDIDATES, judged, told
 from comity.studies.plan import plan as planned
 
 AUTO = "kappa=auto,pilot_rounds=2"
@@ -108,8 +108,8 @@ def test_candidates_differ_and_are_written_down(tmp_path: Path) -> None:
     losses = {v: rows[f"kappa={v:g}/loss"].value for v in CANDIDATES}
     assert len(set(losses.values())) == 4, "each was trained with its own kappa"
     assert {row.round for row in rows.values()} == {0}
-    (remark,) = [text for text in result.summary["remarks"] if text.startswith("kappa=auto chose")]
-    assert f"chose {chosen(result):g}, by 11 validation samples after 2 rounds" in remark
+    (warning,) = [text for text in result.summary["remarks"] if text.startswith("kappa=auto chose")]
+    assert f"chose {chosen(result):g}, by 11 validation samples after 2 rounds" in warning
     assert chosen(result) in CANDIDATES
 
 
@@ -186,8 +186,8 @@ def test_who_missed_a_candidate_is_left_out_until_it_was_told(tmp_path: Path) ->
     told_later = [c for c in result.ledger if c.call == "agree" and c.dst == "east"]
     assert [c.round for c in told_later] == [0, 1]
     assert told_later[1].bytes == told_later[0].bytes + 5
-    (remark,) = [text for text in result.summary["remarks"] if text.startswith("kappa=auto chose")]
-    assert "by 9 validation samples" in remark, "east's 2 are left out of all candidates"
+    (warning,) = [text for text in result.summary["remarks"] if text.startswith("kappa=auto chose")]
+    assert "by 9 validation samples" in warning, "east's 2 are left out of all candidates"
     states = [result.state(name).extra for name in ragged().names]
     assert {(s.kappa.value, s.kappa.trial) for s in states} == {(chosen(result), False)}
     fixed = run(f"fedavg+dbe(kappa={chosen(result)})", tmp_path / "fixed", absent=plan(tmp_path / "p", "east,0,agree,lost"))
@@ -245,7 +245,7 @@ def test_what_kappa_cannot_be(wrong: str) -> None:
 )
 def test_a_caution_with_batchnorm(text: str, model: str, warns: bool) -> None:
     job = prepare(config.experiment({"algorithm": text, "model": model}), ragged())
-    said = [sentence for sentence in job.method_cautions() if "BatchNorm" in sentence]
+    said = [sentence for sentence in job.method_warnings() if "BatchNorm" in sentence]
     assert bool(said) == warns
     assert all("kappa=auto" in sentence for sentence in said)
 

@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
     weights: dict[str, Params]
     summary: dict[str, Any]
     metrics: list[Note]
-    remarks: list[str]
+    warnings: list[str]
 
 
 def log_of_calls() -> list[tuple[int, int]]:
@@ -116,7 +116,7 @@ def job(text: str, place: str, **settings: Any) -> SimulatedRun:
     return prepare(config.experiment({"algorithm": text} | SMALL | settings | PLACES[place]), ragged())
 
 
-def remarks(text: str, place: str) -> list[str]:
+def warnings(text: str, place: str) -> list[str]:
     """What is said, after a round, of how parties worked."""
     made = job(text, place)
     engine = made.engine()
@@ -124,7 +124,7 @@ def remarks(text: str, place: str) -> list[str]:
         server = made.server(engine, Quiet())
         server.begin(1)
         made.algorithm.round(made.algorithm.init_server(made.root.fold("init"), made.info), server, 1)
-        return list(server.remarks)
+        return list(server.warnings)
     finally:
         engine.close()
 
@@ -167,10 +167,10 @@ def test_losses_may_use_numpy_arrays(way: str, place: str, tmp_path: Path) -> No
 
 
 def test_arrays_that_all_parties_have_keep_nobody_from_stacking() -> None:
-    assert remarks(author("weighted", way="common"), "stacked-1") == []
-    (said_of_own,) = remarks(author("weighted", way="own"), "stacked-1")
+    assert warnings(author("weighted", way="common"), "stacked-1") == []
+    (said_of_own,) = warnings(author("weighted", way="own"), "stacked-1")
     assert "Weighted.loss" in said_of_own
-    (said_of_closure,) = remarks(author("weighted", way="closure"), "stacked-1")
+    (said_of_closure,) = warnings(author("weighted", way="closure"), "stacked-1")
     assert "enclosed" in said_of_closure
 
 
@@ -183,19 +183,19 @@ def test_a_closure_that_counts_is_called_once_a_step(place: str, tmp_path: Path)
     assert noted(result, "calls") == noted(result, "steps") == {n: [k, k] for n, k in zip(ragged().names, STEPS, strict=True)}
     assert result.summary["steps"] == 2 * sum(STEPS)
     assert_agrees(result, on_loop(author("counting")), place)
-    assert len(result.remarks) == (place not in ("loop", "process")), "the summary keeps what the net remarked"
+    assert len(result.warnings) == (place not in ("loop", "process")), "the summary keeps what the net remarked"
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_run_says_that_a_closure_was_trained_one_by_one(place: str) -> None:
-    found = remarks(author("counting"), place)
+    found = warnings(author("counting"), place)
     if place in ("loop", "process"):  # as everything is there
         assert found == []
         return
-    (remark,) = found
-    assert "Counting.local.<locals>.counted" in remark
-    assert "one by one" in remark
-    assert is_one_sentence(remark)
+    (warning,) = found
+    assert "Counting.local.<locals>.counted" in warning
+    assert "one by one" in warning
+    assert is_one_sentence(warning)
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -146,8 +146,8 @@ def test_means_of_classes_with_few_samples(strict: Sites) -> None:
         strict.change(name, {'"gradients"]': '"gradients", "class counts"]'})
     strict.change("north", {"records = 10 ": "records = 1 "})
     folder = strict.run("relay", "means", **USUAL)
-    remarks = ended(folder)["remarks"]
-    assert sum("whose mean would leave (records)" in text for text in remarks) == 2
+    warnings = ended(folder)["remarks"]
+    assert sum("whose mean would leave (records)" in text for text in warnings) == 2
 
 
 def test_bytes_of_a_run_and_of_all_runs(strict: Sites) -> None:

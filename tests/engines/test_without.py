@@ -19,7 +19,7 @@ from comity.engines.loop import LoopEngine
 from comity.errors import UsageError
 from comity.experiments import config
 from comity.experiments.build import prepare
-from comity.parts.bank import Bank, Upload
+from comity.components.bank import Bank, Upload
 from comity.studies import plan
 
 OTHERS = ("north", "south", "west")  # east, the second, is left out: the numbers of those after it change, their streams must not

@@ -40,8 +40,8 @@ from comity.core import Batch, Key, LearningTask, Params, Samples, Training, bat
 from comity.core.call import PartyResult
 from comity.core.key import BatchKey
 from comity.models import build
-from comity.parts.divergence import kl_from_uniform
-from comity.parts.views import augmented, ntxent, second_view, simsiam
+from comity.components.divergence import kl_from_uniform
+from comity.components.views import augmented, ntxent, second_view, simsiam
 
 SHAPE, CLASSES, WIDTH, HIDDEN = (6,), 3, 5, 7
 IMAGE, BATCHNORM = (1, 8, 8), "fedbn-cnn(scale=0.03)"

@@ -18,7 +18,7 @@ import comity
 from comity.algorithms.afl import Afl
 from comity.algorithms.drfa import Drfa
 from comity.core import Batch, Key, LearningTask, Params, Training
-from comity.parts.agnostic import Mixture, mean_loss, onto_simplex
+from comity.components.agnostic import Mixture, mean_loss, onto_simplex
 
 STEP = Training(lr=0.1, batch=1, epochs=1)
 

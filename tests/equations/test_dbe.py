@@ -17,7 +17,7 @@ from comity.algorithms import compose
 from comity.algorithms.dbe import MEAN, OFFSET, Biased, Dbe
 from comity.algorithms.fedavg import FedAvg
 from comity.core import Batch, Key, LearningTask, Params, Samples, Training
-from comity.parts.pilot import Mean
+from comity.components.pilot import Mean
 
 SHAPE, CLASSES, K = (6,), 3, 5
 

@@ -22,7 +22,7 @@ from comity.algorithms.dbe import OFFSET, Biased, Dbe
 from comity.algorithms.fedavg import FedAvg
 from comity.core import Batch, Key, LearningTask, Params, Samples, Training, batches
 from comity.models import build
-from comity.parts.pilot import Mean
+from comity.components.pilot import Mean
 
 SHAPE, CLASSES, K, B = (6,), 3, 5, 4
 IMAGE, BATCHNORM = (1, 8, 8), "fedbn-cnn(scale=0.03)"

@@ -29,10 +29,10 @@ from comity.core.record import unseal
 from comity.engines.loop import LoopEngine
 from comity.experiments import checkpoint
 from comity.experiments.server_run import Quiet
-from comity.parts.attack import next_lambda
-from comity.parts.choice import peer_chances, remembered
-from comity.parts.overlap import Help
-from comity.parts.peer import Group
+from comity.components.attack import next_lambda
+from comity.components.choice import peer_chances, remembered
+from comity.components.overlap import Help
+from comity.components.peer import Group
 from comity.studies import plan
 
 Scaled = tuple[tuple[float, ...], tuple[float, ...]]
@@ -747,7 +747,7 @@ def test_collab_steps_keep_their_momentum_where_optimizers_do() -> None:
 ], ids=str)  # fmt: skip
 def test_a_caution_where_collaborative_steps_forget(options: dict[str, Any], how: dict[str, Any], said: bool) -> None:
     info = net_of(FedSps(), mlp(), three(), replace(FULL, **how))[0].info
-    assert bool(FedSps(**options).cautions(info)) == said
+    assert bool(FedSps(**options).warnings(info)) == said
 
 
 def test_peer_steps_is_gone_and_says_where_to() -> None:
@@ -1339,8 +1339,8 @@ def test_the_server_holds_no_tensor(options: dict[str, Any], monkeypatch: pytest
 def test_samples_mode_is_a_choice_that_comes_with_a_warning() -> None:
     assert FedSps().mode == "gradient"
     info = net_of(FedSps(), mlp(), three(), FULL)[0].info
-    assert FedSps().cautions(info) == []
-    (said,) = FedSps(mode="samples").cautions(info)
+    assert FedSps().warnings(info) == []
+    (said,) = FedSps(mode="samples").warnings(info)
     assert "near-copies of private inputs" in said
     with pytest.warns(UserWarning, match="near-copies of private inputs"):
         comity.run("fed-sps", named(), model=SMALL, rounds=1, engine="loop", mode="samples")

@@ -47,11 +47,11 @@ from comity.core.call import PartyResult
 from comity.errors import UsageError
 from comity.experiments import checkpoint
 from comity.experiments.server_run import Quiet
-from comity.parts.choice import with_the_worst
-from comity.parts.consensus import agreed, class_shares
-from comity.parts.discriminator import Owners, discriminator, tell_apart, with_others
-from comity.parts.divergence import kl, uniform_cross_entropy
-from comity.parts.server_steps import momentum_step
+from comity.components.choice import with_the_worst
+from comity.components.consensus import agreed, class_shares
+from comity.components.discriminator import Owners, discriminator, tell_apart, with_others
+from comity.components.divergence import kl, uniform_cross_entropy
+from comity.components.server_steps import momentum_step
 from comity.studies import plan
 
 SHAPE, CLASSES, WIDTH = (6,), 4, 5

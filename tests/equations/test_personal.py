@@ -267,10 +267,10 @@ def test_pfedme_refuses_other_optimizers(optimizer: str) -> None:
 
 def test_pfedme_says_when_its_steps_are_too_long() -> None:
     info = net_of(PFedMe(), small(), [samples(8, (6,), 3)], Training(lr=0.1))[0].info
-    (said,) = PFedMe().cautions(info)
+    (said,) = PFedMe().warnings(info)
     assert "lr · lam = 1.5" in said
-    assert PFedMe(lam=5).cautions(info) == []
-    assert "run away" in PFedMe(lam=5, inner_lr=0.4).cautions(info)[0]
+    assert PFedMe(lam=5).warnings(info) == []
+    assert "run away" in PFedMe(lam=5, inner_lr=0.4).warnings(info)[0]
 
 
 # --- APPLE

@@ -38,9 +38,9 @@ from comity.experiments import checkpoint
 from comity.experiments.config import read
 from comity.experiments.server_run import Quiet
 from comity.models import build
-from comity.parts.bank import Teacher
-from comity.parts.classwise import contrast, one_class, one_class_external, tellable
-from comity.parts.peer import Group
+from comity.components.bank import Teacher
+from comity.components.classwise import contrast, one_class, one_class_external, tellable
+from comity.components.peer import Group
 from comity.studies import plan
 
 SHAPE, C, D = (6,), 3, 5

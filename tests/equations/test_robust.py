@@ -19,7 +19,7 @@ from comity.algorithms.krum import Krum, distances
 from comity.algorithms.trimmed import Trimmed
 from comity.core import AnyAlgorithm, Averaging, Params, Training
 from comity.errors import ComityError, UsageError
-from comity.parts.robust import Gathering, trimmed_mean
+from comity.components.robust import Gathering, trimmed_mean
 
 FAULTY = str(Path(__file__).with_name("faulty.py"))
 ROBUST = ("median", "trimmed", "krum")
@@ -264,11 +264,11 @@ def test_two_ways_to_average_are_an_error_wherever_they_come_from() -> None:
 def test_what_they_do_not_guard_is_said() -> None:
     info = net_of(compose("fedavg"), quadratic(), [rows(1.0, 1.0)] * 3, ONE_STEP)[0].info
     said = "it guards the weights; means that parties send are averaged as ever."
-    assert compose("fedavg+dbe+median").cautions(info) == [said]
-    assert compose("fedavg+median").cautions(info) == []
-    assert compose("fedavg+krum(f=0,m=2)").cautions(info) == ["with f=0 it protects from nobody."]
-    assert "a single party's" in compose("fedavg+krum(f=1)").cautions(info)[0]
-    assert compose("fedavg+trimmed(share=0)").cautions(info) == ["with share=0 nobody is left out: it is a plain mean."]
+    assert compose("fedavg+dbe+median").warnings(info) == [said]
+    assert compose("fedavg+median").warnings(info) == []
+    assert compose("fedavg+krum(f=0,m=2)").warnings(info) == ["with f=0 it protects from nobody."]
+    assert "a single party's" in compose("fedavg+krum(f=1)").warnings(info)[0]
+    assert compose("fedavg+trimmed(share=0)").warnings(info) == ["with share=0 nobody is left out: it is a plain mean."]
 
 
 def test_a_median_of_two_is_said_to_be_a_mean(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_step_of_1_without_momentum_is_the_host(host):
         assert same(wrapped.model(name).theta, plain.model(name).theta)
     assert wrapped.summary["bytes"] == plain.summary["bytes"]
     assert wrapped.job.algorithm.one_model == plain.job.algorithm.one_model
-    said = [text for text in wrapped.job.cautions() if "changes nothing" in text]
+    said = [text for text in wrapped.job.warnings() if "changes nothing" in text]
     assert len(said) == 1
 
 

@@ -444,7 +444,7 @@ def test_other_versions_are_said(change: dict[str, Any], said: str, stopped: Pat
     told = json.loads((stopped / "summary.json").read_text(encoding="utf-8"))["remarks"]
     assert result.summary["remarks"] == told == [str(w.message) for w in heard if "begun with" in str(w.message)]
     assert len(told) == bool(said)
-    assert all(said in remark for remark in told)
+    assert all(said in warning for warning in told)
     assert (stopped / "metrics.csv").read_bytes() == (made / "finished" / "metrics.csv").read_bytes()
 
 

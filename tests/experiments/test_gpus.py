@@ -56,7 +56,7 @@ def test_the_server_stays_on_the_cpu_and_workers_are_told_of_theirs() -> None:
     assert 'device = "cuda"' in with_gpus.recipe().settings
     assert 'device = "cpu"' in without.recipe().settings
     assert "gpus" not in with_gpus.recipe().settings
-    assert "Nothing was ever tested on cuda: compare a few rounds without --gpus first." in with_gpus.cautions()
+    assert "Nothing was ever tested on cuda: compare a few rounds without --gpus first." in with_gpus.warnings()
     again = config.experiment(with_gpus.experiment.model_dump())  # as a resumed run has it
     assert prepare(again, with_gpus.federation).experiment == with_gpus.experiment
 

@@ -22,8 +22,8 @@ from comity.core.fit import HiddenMeans, Level
 from comity.core.noise import gaussian
 from comity.core.wrapper import chain
 from comity.engines.site import Site
-from comity.parts import hidden_means as module
-from comity.parts.bank import Teacher
+from comity.components import hidden_means as module
+from comity.components.bank import Teacher
 from comity.privacy.accounting import gaussian_epsilon, gaussian_sigma
 from comity.privacy.composition import epsilon
 from comity.privacy.options import PrivateRows
@@ -237,7 +237,7 @@ def test_what_goes_around_the_noise_is_refused(line: str, why: str, federation: 
 import torch
 from comity.algorithms.fd import Answers, Fd
 from comity.core import *
-from comity.parts.classwise import class_means
+from comity.components.classwise import class_means
 
 
 @algorithm

@@ -18,7 +18,7 @@ from comity.core import Batch, FitRequest, Key, LearningTask, Params, Samples, T
 from comity.core.descent import train
 from comity.core.fit import Private
 from comity.models import build
-from comity.parts.discriminator import discriminator
+from comity.components.discriminator import discriminator
 from comity.privacy.accounting import (
     ORDERS,
     gaussian_delta,

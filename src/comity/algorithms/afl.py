@@ -19,7 +19,7 @@ FLGo (FedTorch: by sample counts); γ_λ = 0.1 as in FedTorch (FLGo: 0.01), whic
 from __future__ import annotations
 
 from comity.core import *
-from comity.parts.agnostic import Agnostic, Mixture, mean_loss
+from comity.components.agnostic import Agnostic, Mixture, mean_loss
 
 
 @record
@@ -34,7 +34,7 @@ class Judged:
 class Afl(Agnostic[Model]):
     bytes_formula = "Σ_t |S_t| · (2·S + 4)"
 
-    def cautions(self, info: Info) -> list[str]:
+    def warnings(self, info: Info) -> list[str]:
         some = 0 < info.cohort < len(info.names)
         return ["afl is made for rounds with all parties; here λ is raised only for those of a round."] if some else []
 

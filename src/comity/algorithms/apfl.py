@@ -28,7 +28,7 @@ from torch import Tensor
 
 from comity.algorithms.fedavg import AveragedModel
 from comity.core import *
-from comity.parts.pair import named, part
+from comity.components.pair import named, part
 
 W, V, ALPHA = "w.", "v.", "alpha"
 

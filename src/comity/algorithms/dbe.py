@@ -28,8 +28,8 @@ from torch import Tensor
 
 from comity.core import *
 from comity.core.diagnostics import Diagnostic, ParameterNorms
-from comity.parts.averaged import AveragesWeights
-from comity.parts.pilot import TRIED_BYTES, Mean, Piloted
+from comity.components.averaged import AveragesWeights
+from comity.components.pilot import TRIED_BYTES, Mean, Piloted
 from comity.privacy.options import NoisyMean
 
 OFFSET = "dbe.offset"

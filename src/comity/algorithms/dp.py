@@ -34,7 +34,7 @@ from comity.core.aggregate import NoisyAveraging
 from comity.core.fit import Private
 from comity.core.release import ALL, STAGES, Asked, Release, Releases
 from comity.core.wrapper import AsHost
-from comity.parts.hidden_means import SendsMeans
+from comity.components.hidden_means import SendsMeans
 from comity.privacy.guard import guarded
 
 
@@ -70,7 +70,7 @@ class Dp(AsHost[None]):
             raise UsageError("dp with level=party has no noise for BatchNorm's statistics, which would be shared: use fedbn+dp.")
         super().check(info)
 
-    def cautions(self, info: Info) -> list[str]:
+    def warnings(self, info: Info) -> list[str]:
         return [] if self.noise else ["with noise=0 nothing is hidden: gradients are clipped, and that is all."]
 
     def _kept(self, task: LearningTask) -> frozenset[str]:

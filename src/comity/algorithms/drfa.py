@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from comity.core import *
-from comity.parts.agnostic import Agnostic, Mixture, mean_loss
+from comity.components.agnostic import Agnostic, Mixture, mean_loss
 
 SNAPSHOT = "drfa."
 

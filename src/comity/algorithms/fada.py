@@ -36,9 +36,9 @@ import torch
 from torch import Tensor
 
 from comity.core import *
-from comity.parts.classwise import features_of
-from comity.parts.clusters import left_in_clusters
-from comity.parts.discriminator import both_sides, discriminator, labelled, shares_of
+from comity.components.classwise import features_of
+from comity.components.clusters import left_in_clusters
+from comity.components.discriminator import both_sides, discriminator, labelled, shares_of
 
 SOURCE, TARGET = 0, 1
 NOBODY = -1

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from comity.core import *
-from comity.parts.hidden_means import Holding, SendsMeans
+from comity.components.hidden_means import Holding, SendsMeans
 
 
 @record

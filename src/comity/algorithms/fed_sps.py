@@ -32,11 +32,11 @@ from torch import Tensor
 
 from comity.core import *
 from comity.core.diagnostics import PartyMatrix
-from comity.parts.attack import Attacks, Range
-from comity.parts.choice import Asks, remembered
-from comity.parts.overlap import Help, Overlaps, eval_loss, gains, gradients, help_for, linear_in, pull
-from comity.parts.peer import Group, PeerToPeer
-from comity.parts.schedule import Schedule, Step
+from comity.components.attack import Attacks, Range
+from comity.components.choice import Asks, remembered
+from comity.components.overlap import Help, Overlaps, eval_loss, gains, gradients, help_for, linear_in, pull
+from comity.components.peer import Group, PeerToPeer
+from comity.components.schedule import Schedule, Step
 
 LAM = "fed-sps.lambda"
 
@@ -90,7 +90,7 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         info.same_architecture("fed-sps")
         self.check_units(info)
 
-    def cautions(self, info: Info) -> list[str]:
+    def warnings(self, info: Info) -> list[str]:
         said = ["mode=samples sends near-copies of private inputs to other parties."] if self.holds else []
         return said + self.forgets(self.holds, info.training)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Generic
 
 from comity.core import *
-from comity.parts.averaged import AveragesWeights
+from comity.components.averaged import AveragesWeights
 
 
 class AveragedModel(AveragesWeights[Params, C, Model], Generic[C]):

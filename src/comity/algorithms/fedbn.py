@@ -27,7 +27,7 @@ class FedBN(FedAvg):
     def one_model(self) -> bool:
         return False
 
-    def cautions(self, info: Info) -> list[str]:
+    def warnings(self, info: Info) -> list[str]:
         alike = self.kept(info.task) == info.task.private
         return ["the model has no BatchNorm that would be shared otherwise, so that this is fedavg here."] if alike else []
 

@@ -36,7 +36,7 @@ from comity.algorithms.fedavg import FedAvg
 from comity.core import *
 from comity.core.kernels import linear
 from comity.models.stack import uniform
-from comity.parts.around import Around
+from comity.components.around import Around
 
 OWN, POLICY, CONTEXT = "fedcp.own.", "fedcp.policy.", "fedcp.context"
 WIDTHS = (10, 15, 20, 50)  # a, of MMD's kernels

@@ -34,7 +34,7 @@ from torch import Tensor
 from comity.core import *
 from comity.core.diagnostics import PartyMatrix
 from comity.core.evaluation import validated
-from comity.parts.averaged import AveragesWeights
+from comity.components.averaged import AveragesWeights
 
 HELD_OUT = 5  # every so many samples, one
 WEIGHT = "weight/"

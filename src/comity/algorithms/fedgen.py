@@ -29,7 +29,7 @@ from torch import Tensor
 
 from comity.core import *
 from comity.models.stack import Builder, batchnorm, linear, relu
-from comity.parts.averaged import AveragesWeights
+from comity.components.averaged import AveragesWeights
 
 
 @record

@@ -30,7 +30,7 @@ import torch
 
 from comity.algorithms.centralized import Data, together
 from comity.core import *
-from comity.parts.averaged import AveragesWeights
+from comity.components.averaged import AveragesWeights
 
 ROWS = 512  # of which a gradient over many samples is taken at once
 Tally = tuple[Params, int]
@@ -103,7 +103,7 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
         if not self.first_order and any(task.network.draws for task in info.tasks):
             raise UsageError("fedmeta cannot go back through steps in which layers draw at random: use first_order=true.")
 
-    def cautions(self, info: Info) -> list[str]:
+    def warnings(self, info: Info) -> list[str]:
         how = info.training
         traces = how.epochs > 1 if how.steps is None else how.steps > 1
         said = [] if traces else ["with one epoch there is nothing to trace: a round is one gradient step."]

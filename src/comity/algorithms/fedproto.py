@@ -32,8 +32,8 @@ import torch
 from torch import Tensor
 
 from comity.core import *
-from comity.parts.around import Around
-from comity.parts.classwise import class_means, features_of, pooled
+from comity.components.around import Around
+from comity.components.classwise import class_means, features_of, pooled
 
 PROTOTYPES, KNOWN = "fedproto.prototypes", "fedproto.known"
 

@@ -23,7 +23,7 @@ from comity.core import *
 class FedProx(FedAvg):
     mu: float = option(0.01, "weight of the proximal term, eq. 2", minimum=0)
 
-    def cautions(self, info: Info) -> list[str]:
+    def warnings(self, info: Info) -> list[str]:
         return [] if self.mu else ["with mu=0 there is no proximal term, so that this is fedavg."]
 
     async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from comity.algorithms.fedavg import FedAvg
 from comity.core import *
-from comity.parts.server_steps import momentum_step
+from comity.components.server_steps import momentum_step
 
 
 @algorithm
@@ -23,7 +23,7 @@ class FedReptile(FedAvg):
     step: float = option(0.5, "ε, the server's step towards the parties' mean", above=0)
     decay: bool = option(False, "let ε fall to 0, linearly over the rounds")
 
-    def cautions(self, info: Info) -> list[str]:
+    def warnings(self, info: Info) -> list[str]:
         return ["with step=1 this is fedavg in which all parties count alike."] if self.step == 1 and not self.decay else []
 
     @only_averages

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from comity.algorithms.fedavg import FedAvg
 from comity.core import *
-from comity.parts.around import Around
+from comity.components.around import Around
 
 OWN = "fedrod."
 

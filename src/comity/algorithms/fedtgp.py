@@ -36,7 +36,7 @@ from comity.algorithms.fedproto import Guide, Prototypes, SharesPrototypes
 from comity.core import *
 from comity.core.kernels import linear
 from comity.models.stack import uniform
-from comity.parts.classwise import pooled
+from comity.components.classwise import pooled
 
 EMBEDDING = "embedding"
 

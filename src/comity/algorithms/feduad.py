@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from comity.core import *
-from comity.parts.classwise import features_of
-from comity.parts.discriminator import Owners, discriminator, tell_apart, with_others
-from comity.parts.divergence import uniform_cross_entropy
-from comity.parts.server_steps import momentum_step
+from comity.components.classwise import features_of
+from comity.components.discriminator import Owners, discriminator, tell_apart, with_others
+from comity.components.divergence import uniform_cross_entropy
+from comity.components.server_steps import momentum_step
 
 DISC = "disc."
 

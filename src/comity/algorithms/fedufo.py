@@ -26,10 +26,10 @@ from torch import Tensor
 
 from comity.algorithms.feduad import Both, FedUad, FedUadServer, FedUadState, Prior
 from comity.core import *
-from comity.parts.choice import with_the_worst
-from comity.parts.classwise import features_of
-from comity.parts.consensus import agreed
-from comity.parts.divergence import kl
+from comity.components.choice import with_the_worst
+from comity.components.classwise import features_of
+from comity.components.consensus import agreed
+from comity.components.divergence import kl
 
 GROUP, GLOBAL = "teacher.group", "teacher.global"  # what they answer to each sample, as log-probabilities
 

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from comity.algorithms.fedavg import AveragedModel
 from comity.core import *
-from comity.parts.divergence import kl
-from comity.parts.pair import named, part
+from comity.components.divergence import kl
+from comity.components.pair import named, part
 
 OWN, COPY = "p.", "m."
 

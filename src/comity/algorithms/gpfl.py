@@ -35,7 +35,7 @@ from comity.algorithms.fedper import FedPer
 from comity.core import *
 from comity.core.kernels import linear
 from comity.models.stack import uniform
-from comity.parts.around import Around
+from comity.components.around import Around
 
 EMBEDDING, VALVE = "gpfl.embedding", "gpfl.valve."
 GAMMA, BETA = VALVE + "gamma.", VALVE + "beta."

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import pdist
 
 from comity.core import *
-from comity.parts.robust import RobustMean
+from comity.components.robust import RobustMean
 
 
 def distances(models: Sequence[Params]) -> Tensor:
@@ -53,12 +53,12 @@ class Krum(RobustMean):
     def needs(self) -> int:
         return max(2 * self.f + 3, self.m + self.f) if self.f else self.m
 
-    def cautions(self, info: Info) -> list[str]:
+    def warnings(self, info: Info) -> list[str]:
         said = [] if self.f else ["with f=0 it protects from nobody."]
         said += (
             ["with m=1 each round's model is a single party's, a poor one for those whose data differ."] if self.m == 1 else []
         )
-        return super().cautions(info) + said
+        return super().warnings(info) + said
 
     def scores(self, models: Sequence[Params]) -> Tensor:
         """s(i) of all."""

@@ -25,7 +25,7 @@ from comity.core import *
 from comity.core.algorithm import LEAVES
 from comity.core.fit import HiddenMeans, Level
 from comity.core.release import NOTHING, Asked, Releases
-from comity.parts.hidden_means import SendsMeans, release
+from comity.components.hidden_means import SendsMeans, release
 from comity.privacy.guard import guarded
 from comity.privacy.options import ROW, TRAINED_OPENLY, PrivateRows
 
@@ -69,10 +69,10 @@ class Ldp(Wrapper[None]):
         if self.noise and self.noise != "auto" and self.host.noise == "none":
             object.__setattr__(self, "host", self.host.behind(self.noise))  # the method's own noise, which its loss knows of
 
-    def cautions(self, info: Info) -> list[str]:
+    def warnings(self, info: Info) -> list[str]:
         return [] if self.noise else ["with noise=0 nothing is hidden: what leaves is clipped, and that is all."]
 
-    def privacy_cautions(self, info: Info) -> list[str]:
+    def privacy_warnings(self, info: Info) -> list[str]:
         if isinstance(self.host, PrivateRows):
             return []  # it says so itself
         if self.level == "row":

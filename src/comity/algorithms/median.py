@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from comity.core import *
-from comity.parts.robust import RobustMean, trimmed_mean
+from comity.components.robust import RobustMean, trimmed_mean
 
 
 @algorithm

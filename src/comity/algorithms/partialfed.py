@@ -95,7 +95,7 @@ class PartialFed(AveragedModel[PartialState]):
     def not_private(self) -> str:
         return "its strategy is learned with random draws of its own" if self.strategy == "adaptive" else ""
 
-    def cautions(self, info: Info) -> list[str]:
+    def warnings(self, info: Info) -> list[str]:
         if self.strategy == "fix" and "bn" in self.own and not info.task.norm_names:
             return [f"the model has no BatchNorm, so that own={self.own} is own={'head' if 'head' in self.own else 'none'} here."]
         return []

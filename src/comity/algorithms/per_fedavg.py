@@ -68,7 +68,7 @@ class PerFedAvg(FedAvg):
         if self.order == "hf" and any(task.network.draws for task in info.tasks):
             raise UsageError("order=hf compares gradients at two points, but layers draw at random: use order=fo.")
 
-    def cautions(self, info: Info) -> list[str]:
+    def warnings(self, info: Info) -> list[str]:
         few = [name for name, n, task in zip(info.names, info.sizes, info.tasks, strict=True) if n < self.least(task)]
         said = [f"{', '.join(few)} cannot cut a batch into {self.parts} and trains nothing."] if few else []
         return said if self.alpha else [*said, "with alpha=0 nothing is adapted."]

@@ -25,8 +25,8 @@ Compared: the same as PFLlib's, once that measures θ_i, and as fluke's, once θ
 from __future__ import annotations
 
 from comity.core import *
-from comity.parts.averaged import AveragesWeights
-from comity.parts.server_steps import momentum_step
+from comity.components.averaged import AveragesWeights
+from comity.components.server_steps import momentum_step
 
 
 @record
@@ -56,7 +56,7 @@ class PFedMe(AveragesWeights[Params, Params, Model]):
         if how.optimizer != "sgd" or how.momentum or how.decay:
             raise UsageError("pfedme's steps are its own: use --optimizer sgd without momentum and weight decay.")
 
-    def cautions(self, info: Info) -> list[str]:
+    def warnings(self, info: Info) -> list[str]:
         fast = info.training.lr * self.lam
         far = (
             [f"lr · lam = {fast:g} takes the global model's copy beyond the personal one: the paper has 0.075."]

@@ -17,7 +17,7 @@ from typing import Literal
 
 from comity.algorithms.dbe import Dbe
 from comity.core import *
-from comity.parts.pilot import Mean
+from comity.components.pilot import Mean
 
 
 @algorithm

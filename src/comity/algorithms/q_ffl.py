@@ -19,7 +19,7 @@ from __future__ import annotations
 from comity.algorithms.fedavg import FedAvg
 from comity.core import *
 from comity.core.evaluation import scored
-from comity.parts.server_steps import momentum_step
+from comity.components.server_steps import momentum_step
 
 TINY = 1e-10
 
@@ -40,7 +40,7 @@ class QFfl(FedAvg):
 
     q: float = option(1.0, "q, how much more a high loss counts; 0: not at all", minimum=0)
 
-    def cautions(self, info: Info) -> list[str]:
+    def warnings(self, info: Info) -> list[str]:
         plain = info.training.optimizer == "sgd" and not info.training.momentum
         said = [] if plain else ["its step takes 1 / lr for a Lipschitz constant, which is meant for SGD without momentum."]
         return said if self.q else [*said, "with q=0 this is fedavg in which all parties count alike."]

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from comity.algorithms.relay import SharesRepresentations
 from comity.core import *
-from comity.parts.bank import Teacher
-from comity.parts.hidden_means import Holding
-from comity.parts.peer import Group, PeerToPeer
+from comity.components.bank import Teacher
+from comity.components.hidden_means import Holding
+from comity.components.peer import Group, PeerToPeer
 
 
 @record

@@ -22,7 +22,7 @@ from dataclasses import replace
 import torch
 
 from comity.core import *
-from comity.parts.averaged import AveragesWeights
+from comity.components.averaged import AveragesWeights
 
 
 @record

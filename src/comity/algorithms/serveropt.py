@@ -27,7 +27,7 @@ import torch
 
 from comity.core import *
 from comity.core.wrapper import AsHost, chain
-from comity.parts.server_steps import check_averages, momentum_step
+from comity.components.server_steps import check_averages, momentum_step
 
 STEPS = {"momentum": 1.0, "adam": 0.1, "yogi": 0.01, "adagrad": 0.1}
 
@@ -67,7 +67,7 @@ class ServerOpt(AsHost[Remembered]):
         """β₁."""
         return (0.0 if self.optimizer == "adagrad" else 0.9) if self.beta1 == "auto" else self.beta1
 
-    def cautions(self, info: Info) -> list[str]:
+    def warnings(self, info: Info) -> list[str]:
         plain = self.optimizer == "momentum" and self.eta == 1 and not self.decay
         return ["with a step of 1 and no momentum serveropt changes nothing."] if plain else []
 

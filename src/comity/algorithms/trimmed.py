@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 
 from comity.core import *
-from comity.parts.robust import RobustMean, trimmed_mean
+from comity.components.robust import RobustMean, trimmed_mean
 
 
 @algorithm
@@ -28,8 +28,8 @@ class Trimmed(RobustMean):
     host: AnyAlgorithm
     share: float = option(0.1, "β, the share of parties that is left out on either side; ½ is the median", minimum=0, maximum=0.5)
 
-    def cautions(self, info: Info) -> list[str]:
-        return super().cautions(info) + ([] if self.share else ["with share=0 nobody is left out: it is a plain mean."])
+    def warnings(self, info: Info) -> list[str]:
+        return super().warnings(info) + ([] if self.share else ["with share=0 nobody is left out: it is a plain mean."])
 
     def trims(self, heard: int) -> int:
         """How many of so many are left out on either side."""

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from comity.audit.chance import share
-from comity.audit.dense import FirstLayer, first_layer, span
+from comity.audit.first_layer import FirstLayer, first_layer, span
 from comity.audit.finding import Outcome, Pictures, Untried, best_and_median, pieced
-from comity.audit.near import nearest
-from comity.audit.sent import gradients, updates
+from comity.audit.nearest_neighbours import nearest
+from comity.audit.observed import gradients, updates
 from comity.audit.view import View
 from comity.core.key import Key
 from comity.core.record import Params, is_buffer

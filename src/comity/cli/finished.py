@@ -182,11 +182,11 @@ def export(
         raise ComityError(f"The run in {run_dir} is not finished: go on with 'comity resume {run_dir}'.")
     run.check()
     folder = out or run_dir / "exported" / party
-    remarks = write(Result(run_dir, job, summary), party, folder)
+    warnings = write(Result(run_dir, job, summary), party, folder)
     screen.out.print(f"The model of {party} is in {folder}", soft_wrap=True)
-    for remark in remarks:
-        screen.out.print(remark, soft_wrap=True)
-    if not remarks or (folder / "model.pt2").exists():
+    for warning in warnings:
+        screen.out.print(warning, soft_wrap=True)
+    if not warnings or (folder / "model.pt2").exists():
         kind = "csv" if job.federation.schema else "npz"
         screen.out.print(f"Predict with it, without Comity: python {folder}/predict.py NEW.{kind}", soft_wrap=True)
 

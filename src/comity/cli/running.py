@@ -66,7 +66,7 @@ def run(
         return
     chosen = one_process(chosen) if record_messages else chosen
     job = prepare(chosen, federation_of(chosen))
-    for text in job.cautions():
+    for text in job.warnings():
         caution(text)
     folder = out or free_folder(f"{display_name(chosen.algorithm)}-{Path(chosen.data).stem}-s{chosen.seed}")
     others = trackers(track, folder.parent)

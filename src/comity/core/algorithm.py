@@ -155,7 +155,7 @@ class Algorithm(ABC, Generic[S, C, M]):
         """The kinds (of LEAVES) of what parties send, be it sealed or not: a site allows each of them, or takes no part."""
         return frozenset((*_LEAVES_BY_SHARES.get(self.shares, ("weights",)), *self.also_leaves))
 
-    def cautions(self, info: Info) -> list[str]:
+    def warnings(self, info: Info) -> list[str]:
         """What a user should know before running the method as it is set."""
         return []
 
@@ -165,7 +165,7 @@ class Algorithm(ABC, Generic[S, C, M]):
         others = sorted(self.leaves - {"weights"})
         return f"its parties send {LEAVES[others[0]]}" if others else ""
 
-    def privacy_cautions(self, info: Info) -> list[str]:
+    def privacy_warnings(self, info: Info) -> list[str]:
         """What its noise does not guarantee, where nothing around it guarantees more."""
         return []
 

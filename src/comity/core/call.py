@@ -65,7 +65,7 @@ class PartyResult(NamedTuple):
     """Whether it changed what the party keeps."""
     ruined: str = ""
     """The first value in that which is not finite, if there is one."""
-    remark: str = ""
+    warning: str = ""
     """What a user should know of how it was computed."""
     unusable: tuple[int, ...] = ()
     """The senders of parcels that were left closed, as not all values in them are finite."""

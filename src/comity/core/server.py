@@ -85,7 +85,7 @@ class Server(Charging):
         self.versions: dict[int, CallId] = {}
         """By party: the last call that changed what it keeps and whose reply was accepted."""
         self.notes: list[Note] = []
-        self.remarks: dict[str, None] = dict.fromkeys([ADDED_UP] if self.ledger.together else [])
+        self.warnings: dict[str, None] = dict.fromkeys([ADDED_UP] if self.ledger.together else [])
         """What a user should know of how works were computed, each sentence once."""
         self.withholding: set[int] = set()
         """The parties that told no figure of their test samples when they last evaluated."""
@@ -181,7 +181,7 @@ class Server(Charging):
         if self._sums:
             sums = PartialSums(self._sums, counting, self.participation_log.will_be_lost)
             sums.add_to(mean, [i for i, _ in self._heard(function, messages, {}, sums.run)])
-            self.remarks[SUMMED] = None
+            self.warnings[SUMMED] = None
         else:
             for i, reply in self.replies(function, messages):
                 mean.add(i, reply, counting[i])
@@ -287,8 +287,8 @@ class Server(Charging):
         if not roll.arrives(i):
             return None
         self.steps += answer.steps
-        if answer.remark:
-            self.remarks[answer.remark] = None
+        if answer.warning:
+            self.warnings[answer.warning] = None
         self.charge_reply(roll.call.function, i, answer.reply, "up")
         if self.account:
             self.account.note_reply(roll.call, i, answer.reply)

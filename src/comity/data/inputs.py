@@ -58,8 +58,8 @@ class Inputs:
             made = encode(schema, table, lengths.pop(), TABLE)
         except Unusable as why:
             raise UsageError(f"{str(why)[0].upper()}{str(why)[1:]}") from why
-        for remark in made.remarks:
-            warnings.warn(f"{remark[0].upper()}{remark[1:]}", stacklevel=4)
+        for warning in made.warnings:
+            warnings.warn(f"{warning[0].upper()}{warning[1:]}", stacklevel=4)
         return made.x
 
     @staticmethod

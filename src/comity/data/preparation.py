@@ -278,7 +278,7 @@ class Encoded:
     """A table's rows as numbers, NaN where one is missing, and what a reader should know."""
 
     x: NDArray[np.float32]
-    remarks: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def encode(
@@ -298,7 +298,7 @@ def encode(
     about a word that nobody knows.
     """
     parts = []
-    remarks = []
+    warnings = []
     for column in schema.columns:
         name = find(table, column.name, column.also_called, where)
         if name is None and not column.may_be_missing:
@@ -307,22 +307,22 @@ def encode(
                 f"{_few(list(table))}."
             )
         if name is None:
-            remarks.append(f"{where} has no column {column.name!r}: it is taken as missing.")
+            warnings.append(f"{where} has no column {column.name!r}: it is taken as missing.")
             parts.append(np.full((rows, column.width), np.nan if column.kind != "words" else 0, np.float32))
             continue
         if column.kind == "words":
             values, unknown = flags_of(column, schema, table[name], where, allow_unknown, hint)
             if unknown:
-                remarks.append(f"The column {column.name!r} of {where} has unknown words, taken as missing: {_few(unknown)}.")
+                warnings.append(f"The column {column.name!r} of {where} has unknown words, taken as missing: {_few(unknown)}.")
         else:
             values = numbers_of(column, schema, table[name], where)
         if not column.may_be_missing and (gap := _gap(column, values)) is not None:
             said = f"The column {column.name!r} of {where} is missing in row {gap + 1}, which it never was before"
             if strict:
                 raise Unusable(f"{said}: fill it in, or let all parties agree on a schema in which it may be.")
-            remarks.append(f"{said}: it is treated like other missing values.")
+            warnings.append(f"{said}: it is treated like other missing values.")
         parts.append(values)
-    return Encoded(np.concatenate(parts, axis=1), tuple(remarks))
+    return Encoded(np.concatenate(parts, axis=1), tuple(warnings))
 
 
 def _named(names: Sequence[str]) -> str:

@@ -45,7 +45,7 @@ class Engine(ABC):
         """A checkpoint is on the disk that names these states: nobody will ask for earlier ones."""
 
     @property
-    def remarks(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What a user should know of how parties were reached."""
         return []
 

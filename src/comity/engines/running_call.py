@@ -56,7 +56,7 @@ class RunningCall:
         self.result: tuple[Any, Any] = None, None
         self.kept = kept
         self.steps = 0
-        self.remark = ""
+        self.warning = ""
         self._coroutine = function
         self._name = call.function
         self._layers = layers

@@ -81,7 +81,7 @@ class Site:
         if keeps:
             ruined = not_finite(mine)
             self.versions.add(running.call, PartyState(mine, running.kept.moments))
-        return PartyResult(reply, running.steps, keeps, ruined, running.remark, running.unusable)
+        return PartyResult(reply, running.steps, keeps, ruined, running.warning, running.unusable)
 
     def deployed(self, message: Message) -> tuple[LearningTask, Params]:
         """What the party would answer with now."""

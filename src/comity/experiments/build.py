@@ -59,9 +59,9 @@ class SimulatedRun(ServerRun):
         secret = combine([repr(sorted(same.items())), self.federation.fingerprint()]).encode()
         return SecretKey(Key.root(self.experiment.seed).bits, secret)
 
-    def cautions(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What a user should know before this run, a sentence each: of the data, and of the method on them."""
-        return [*self.federation.notes, *self.method_cautions()]
+        return [*self.federation.notes, *self.method_warnings()]
 
     def engine(self) -> Engine:
         """The engine that the experiment names, with all parties on it."""

@@ -83,7 +83,7 @@ def evaluate(job: ServerRun, server: Server, engine: Engine, s: Any, *, final: b
     """
     ids = job.info.parties if final else cohort(job.root.fold("evaluate"), job.experiment.eval_share, job.info, server.round)
     if len(ids) < len(job.info.parties):
-        server.remarks[SHARE] = None
+        server.warnings[SHARE] = None
     messages = _messages(job, s, ids)
     found = Evaluations(_asked(server, engine, messages, EvaluationRequest(server.round, final)), len(job.info.parties), job.metric.name)
     _note(job, server, found.by_party)
@@ -107,7 +107,7 @@ def _remark_withheld_validation(job: ServerRun, server: Server, found: Evaluatio
     """Say by which samples the end was chosen, if all withhold the figures of their validation samples."""
     validated = any(job.everybody[i].validation for i in found.by_party)
     if job.experiment.patience and validated and not any(one.validation.count for one in found.by_party.values()):
-        server.remarks["All have withheld figures of their validation samples: when to end was judged on test samples."] = None
+        server.warnings["All have withheld figures of their validation samples: when to end was judged on test samples."] = None
 
 
 def evaluate_unfinished(job: ServerRun, server: Server, engine: Engine, s: Any) -> None:

@@ -57,7 +57,7 @@ def execute(
     track: Trackers,
     *,
     resume: bool,
-    remarks: Iterable[str] = (),
+    warnings: Iterable[str] = (),
     conclude: Conclude = lambda summary: {},
 ) -> dict[str, Any]:
     """All rounds that are still to come, and the summary at the end, with what there is to remark on how they come about.
@@ -68,14 +68,14 @@ def execute(
     with what its parties kept, all parties go back to the last checkpoint: those that were restored alone would be behind the
     others.
     """
-    told = list(remarks)
+    told = list(warnings)
     for _ in range(REWINDS):
         try:
-            return _execute(job, meet, folder, progress, track, conclude, resume=resume, remarks=told)
+            return _execute(job, meet, folder, progress, track, conclude, resume=resume, warnings=told)
         except WorkerLost as why:
             told.append(f"{str(why).partition(';')[0]}: the run went on from its last checkpoint.")
             resume = True
-    return _execute(job, meet, folder, progress, track, conclude, resume=resume, remarks=told)
+    return _execute(job, meet, folder, progress, track, conclude, resume=resume, warnings=told)
 
 
 def _execute(
@@ -87,7 +87,7 @@ def _execute(
     conclude: Conclude,
     *,
     resume: bool,
-    remarks: Iterable[str],
+    warnings: Iterable[str],
 ) -> dict[str, Any]:
     begin = time.perf_counter()
     checkpoints = folder.checkpoints()
@@ -100,12 +100,12 @@ def _execute(
     summary = None
     try:
         if resume and (changed := changed_since(folder.read_environment())):
-            rounds.server.remarks[changed] = None
+            rounds.server.warnings[changed] = None
         if manifest:
             rounds.restore(manifest)
         else:
             rounds.create()
-        rounds.server.remarks.update(dict.fromkeys(remarks))
+        rounds.server.warnings.update(dict.fromkeys(warnings))
         rounds.seconds["setup"] += time.perf_counter() - begin
         track.begin(job, folder.path)
         progress.begin(job, max(rounds.done, 0))
@@ -185,7 +185,7 @@ class _Rounds:
         self.server.ledger.total.update(counters["bytes"])
         self.server.steps = counters["steps"]
         self.server.server_steps = counters["server_steps"]
-        self.server.remarks.update(dict.fromkeys(counters["remarks"]))
+        self.server.warnings.update(dict.fromkeys(counters["remarks"]))
         self.seconds.update(counters["seconds"])
         self._state = on_device(self._checkpoints.server_state(), self.job.device)
         self.server.first = counters.get("first", 1)
@@ -196,7 +196,7 @@ class _Rounds:
         self.done = manifest.round - (self._exchanged is not None)
         self.schedule.load(counters["schedule"])
         if not manifest.checked:
-            self.server.remarks[UNCHECKED] = None
+            self.server.warnings[UNCHECKED] = None
         self._tables.go_on(manifest.files)  # last: a damaged checkpoint must not cost any rows
         self._account.restore(self._tables.rows(PRIVACY))
         if OUTCOMES not in manifest.files:
@@ -310,7 +310,7 @@ class _Rounds:
         """No more may be given away: this round, of which nothing counts, is the last. Models are judged as they are."""
         if self.server.round:
             self.schedule.rounds, self.schedule.stopped = self.server.round, True
-            self.server.remarks[f"The run ended in round {self.server.round}, in which its privacy budget was spent."] = None
+            self.server.warnings[f"The run ended in round {self.server.round}, in which its privacy budget was spent."] = None
 
     def _check_may_go_on(self, state: Any) -> None:
         if self.job.experiment.on_nonfinite == "stop":
@@ -340,7 +340,7 @@ class _Rounds:
         if self._checkpoints.due() or t == self.last:
             counters = {"bytes": dict(self.server.ledger.total), "seconds": dict(self.seconds), **self._steps()}
             counters["schedule"] = self.schedule.dump()
-            counters["remarks"] = self._remarks()
+            counters["remarks"] = self._warnings()
             counters["versions"] = {i: list(version) for i, version in self.server.versions.items()}
             counters["homes"] = dict(self._engine.homes)
             counters["void"] = self._void
@@ -354,9 +354,9 @@ class _Rounds:
             self._engine.committed(self.server.versions)
         return self._checkpoints.seconds - before
 
-    def _remarks(self) -> list[str]:
+    def _warnings(self) -> list[str]:
         """What a user should know of how this came about, each sentence once."""
-        return list(dict.fromkeys([*self.server.remarks, *self._engine.remarks]))
+        return list(dict.fromkeys([*self.server.warnings, *self._engine.warnings]))
 
     def _steps(self) -> dict[str, int]:
         return {"steps": self.server.steps, "server_steps": self.server.server_steps}
@@ -364,7 +364,7 @@ class _Rounds:
     def summary(self) -> dict[str, Any]:
         """The finished run in a few figures."""
         spent = sum(self.seconds[part] for part in ("setup", "train", "evaluate")) + self._checkpoints.seconds
-        made = {"rounds": self.schedule.rounds, **self._steps(), "remarks": self._remarks()}
+        made = {"rounds": self.schedule.rounds, **self._steps(), "remarks": self._warnings()}
         made |= {"gained": self._gained} if self._gained else {}
         withholding = self.server.withholding
         made["withheld"] = [self.job.info.name(i) for i in sorted(withholding)]

@@ -62,8 +62,8 @@ def resume_in(job: SimulatedRun, folder: Path, progress: Progress, track: Tracke
     with at_work(begun):
         if begun.ended:
             return Result(folder, job, _told_again(job, begun, progress, track or Trackers()))
-        remarks = changes(folder, code_of(job.experiment))
-        return Result(folder, job, execute(job, job.engine, begun, progress, track or Trackers(), resume=True, remarks=remarks))
+        warnings = changes(folder, code_of(job.experiment))
+        return Result(folder, job, execute(job, job.engine, begun, progress, track or Trackers(), resume=True, warnings=warnings))
 
 
 def _told_again(job: SimulatedRun, done: RunFolder, progress: Progress, track: Trackers) -> dict[str, Any]:

@@ -120,12 +120,12 @@ class ServerRun:
         """The parties of round t."""
         return cohort(self.root, self.experiment.participation, self.info, t)
 
-    def method_cautions(self) -> list[str]:
+    def method_warnings(self) -> list[str]:
         """What a user should know of the method on these data."""
         name = display_name(self.experiment.algorithm)
-        said = [f"{name}: {text}" for a in chain(self.algorithm) for text in a.cautions(self.info)]
+        said = [f"{name}: {text}" for a in chain(self.algorithm) for text in a.warnings(self.info)]
         if not any(one.protects_records for one in chain(self.algorithm)):
-            said += [f"{name}: {text}" for a in chain(self.algorithm) for text in a.privacy_cautions(self.info)]
+            said += [f"{name}: {text}" for a in chain(self.algorithm) for text in a.privacy_warnings(self.info)]
         said += [f"{name}: {text}" for text in self.absent.without_effect(self.algorithm)]
         if self.experiment.device != "cpu":
             without = "without --gpus" if self.experiment.gpus else "with --device cpu"

@@ -198,7 +198,7 @@ def summarise(
         "newcomers": _newcomers(rows, main.name),
         "diverged": _diverged(rows),
         "classes": list(job.class_names),
-        "cautions": job.method_cautions(),
+        "cautions": job.method_warnings(),
         "too_few": [name for name, said in parties.items() if said.too_few],
         "absent": absent(absences),
         "bytes": charged | {"total": sum(charged.values()) - charged["eval"]},

@@ -89,7 +89,7 @@ class PrivateRows:
             "" if bounded else "its parties send what their models make of single records (noise=gauss_l2 or lap_l1 hides them)"
         )
 
-    def privacy_cautions(self, info: Info) -> list[str]:
+    def privacy_warnings(self, info: Info) -> list[str]:
         """What the noise does not guarantee."""
         said = []
         if self.noise != "none":
@@ -115,7 +115,7 @@ class NoisyMean:
         """(1 − q) z̄ + N(0, s²), element by element."""
         return (1 - self.noise_q) * z + gaussian(key, z.shape, self.noise_s).to(z.device)
 
-    def privacy_cautions(self, info: Info) -> list[str]:
+    def privacy_warnings(self, info: Info) -> list[str]:
         """What the noise does not guarantee."""
         told = (
             "noise_s and noise_q guarantee nothing: how far one record moves a mean is not bounded, so that no epsilon follows."

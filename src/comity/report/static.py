@@ -83,11 +83,11 @@ def ranking(folder: str | Path, kind: str, target: float | None = None) -> str:
     """The first table of every group, as markdown or LaTeX; before it, what is wrong with the files that it is made of."""
     if kind not in ("markdown", "latex"):
         raise UsageError(f"A table is printed as markdown or latex, not {kind!r}.")
-    write, remark = (_markdown, "> ") if kind == "markdown" else (_latex, "% ")
+    write, warning = (_markdown, "> ") if kind == "markdown" else (_latex, "% ")
     parts = []
     for group in gather(Path(folder)):
         tables = [block for block in answer(group, Path(folder), target).blocks if isinstance(block, Table)]
-        parts += [remark + sentence for sentence in complaints(group, Path(folder))]
+        parts += [warning + sentence for sentence in complaints(group, Path(folder))]
         parts += [write(table) for table in tables if table.name not in (ANSWERS, IDEAS, MEASURES)]
     return "\n\n".join(parts)
 

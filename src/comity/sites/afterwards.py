@@ -157,8 +157,8 @@ def _write_model(run: SiteRun) -> list[str]:
     job = SimulatedRun(*known, federation=run.federation, parties=[run.seat.site.party])
     summary = run.folder.read_summary()
     assert summary is not None
-    remarks = export(AtSite(run.folder.path, job, summary, run=run), run.party, out)
-    return [*remarks, f"the model is in {out}: python predict.py there answers for new samples"]
+    warnings = export(AtSite(run.folder.path, job, summary, run=run), run.party, out)
+    return [*warnings, f"the model is in {out}: python predict.py there answers for new samples"]
 
 
 def _write_page(run: SiteRun) -> list[str]:

@@ -58,7 +58,7 @@ class SitesEngine(Engine):
         self._most = most_bytes
         self._gates = [MessageValidator(server_run.algorithm, server_run.common.task(name), len(self._names), most_bytes) for name in self._names]
         self._round = 0
-        self._remarks: dict[str, None] = {}
+        self._warnings: dict[str, None] = {}
 
     def run(self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
         self._round = call.round
@@ -75,7 +75,7 @@ class SitesEngine(Engine):
             except ComityError as why:
                 self._remark(i, str(why))
                 continue
-            yield i, PartyResult(reply, head.steps, head.keeps, head.ruined, told(head.remark), head.unusable)
+            yield i, PartyResult(reply, head.steps, head.keeps, head.ruined, told(head.warning), head.unusable)
 
     def evaluate(self, messages: Mapping[int, Message], look: EvaluationRequest) -> Iterator[tuple[int, Evaluation]]:
         self._round = look.round
@@ -111,8 +111,8 @@ class SitesEngine(Engine):
         """Nothing is to be sent: the next letters name the states."""
 
     @property
-    def remarks(self) -> list[str]:
-        return list(self._remarks)
+    def warnings(self) -> list[str]:
+        return list(self._warnings)
 
     def _asked(self, heads: Mapping[int, Any], contents: Mapping[int, Any], kind: type) -> Iterator[tuple[int, Any, bytes]]:
         """Ask sites; the heads of this kind that they answer, and what is behind them. One letter for many is encoded once."""
@@ -137,7 +137,7 @@ class SitesEngine(Engine):
                 self._remark(i, head.why if isinstance(head, Failed) else "it answered something else than it was asked.")
 
     def _remark(self, i: int, why: str) -> None:
-        self._remarks[f"{self._names[i]} was not heard in round {self._round}: {told(why)}"] = None
+        self._warnings[f"{self._names[i]} was not heard in round {self._round}: {told(why)}"] = None
 
 
 def told(text: str) -> str:

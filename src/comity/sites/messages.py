@@ -128,7 +128,7 @@ class Answered:
     steps: int
     keeps: bool
     ruined: str
-    remark: str
+    warning: str
     unusable: tuple[int, ...]
 
 

@@ -129,7 +129,7 @@ def conduct(transport: Transport, order: JobRequest, folder: Path, progress: Pro
         if not begun:
             _write_beginning(run, server_run, everybody)
         engine = SitesEngine(transport, server_run, order.run, order.deadline, MOST_BYTES)
-        remarks = [f"{name} takes no part: {why}" for name, why in refused.items()]
+        warnings = [f"{name} takes no part: {why}" for name, why in refused.items()]
 
         def end_everywhere(found: Mapping[str, Any]) -> dict[str, Any]:
             failures = _end_everywhere(transport, order, answers, found["rounds"])
@@ -144,7 +144,7 @@ def conduct(transport: Transport, order: JobRequest, folder: Path, progress: Pro
                 progress,
                 Trackers(),
                 resume=begun,
-                remarks=remarks,
+                warnings=warnings,
                 conclude=end_everywhere,
             )
         except Aborted:

@@ -221,7 +221,7 @@ class SiteRun:
         to_peers = [(seat.name_of(recipient), sealed.size) for sealed in sealed_messages for recipient in sealed.to]
         sent = payload(answer.reply)
         self._check_amount(policy, sent + sum(weight for _, weight in to_peers))
-        told = Answered(answer.steps, answer.keeps, answer.ruined, answer.remark, tuple(answer.unusable))
+        told = Answered(answer.steps, answer.keeps, answer.ruined, answer.warning, tuple(answer.unusable))
         made = pack(told, encode(seat.lock.close(answer.reply), sealed_messages=True))
         policy.check_leaving(made)
         if not again:

@@ -104,14 +104,14 @@ def compare(
     runs: list[Planned] = []
     for one in experiments:
         job = prepare(one, data(one), model)  # all are checked before the first one starts
-        say(job.cautions())
+        say(job.warnings())
         parties[one.seed] = parties.get(one.seed) or Parties.of(data(one))
         runs.append(Planned(title(one, len(seeds) > 1), one, run_folder(out, one.algorithm, one.seed), Cost.of(job), record_messages))
     summaries: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
     with closing(run_all(runs, data, progress, track, model, jobs)) as done:
         for method, summary in zip(itertools.cycle(methods), done, strict=False):
             summaries[method].append(summary)
-            say(f"{display_name(method)}: {remark}" for remark in summary.get("remarks", ()))
+            say(f"{display_name(method)}: {warning}" for warning in summary.get("remarks", ()))
     there = summaries[SOLO][0]["accuracy"]["per_party"]
     notes = same_here({method: [run_folder(out, method, seed) for seed in seeds] for method in methods})
     say(notes)

@@ -115,9 +115,9 @@ def export(result: Result, party: str, out: Path) -> list[str]:
         text = script.read_text(encoding="utf-8").replace("from comity.data.preparation import", "from preparation import")
         write_atomically(out / script.name, text)
     alone = load(out) if isinstance(network, LowRank) else deployed
-    remarks = _write_networks(Alone(alone), torch.zeros(2, *federation.shape), out)
+    export_warnings = _write_networks(Alone(alone), torch.zeros(2, *federation.shape), out)
     write_atomically(out / CARD, _card(told, federation.schema, {p.name for p in out.iterdir()}))
-    return remarks
+    return export_warnings
 
 
 def _write_networks(network: Alone, sample: Tensor, out: Path) -> list[str]:

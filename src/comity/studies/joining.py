@@ -38,7 +38,7 @@ def joined(first: Reproduction, more: Reproduction) -> Reproduction:
         memory=max(first.memory, more.memory),
         settings=settings,
         cells=_cells(first, more),
-        remark=" ".join(filter(None, (first.remark, _apart(both), more.remark))),
+        warning=" ".join(filter(None, (first.warning, _apart(both), more.warning))),
     )
 
 

@@ -77,7 +77,7 @@ def effects(
         for method in methods:
             whole = experiment_of(base, method, seed)
             job = prepare(whole, data(whole))
-            for text in job.cautions():
+            for text in job.warnings():
                 caution(text)
             cost = Cost.of(job)  # and about that of each run with one party less
             runs.append(Planned(title(whole, len(seeds) > 1), whole, run_folder(out, method, seed), cost))

@@ -48,7 +48,7 @@ def values_of(
     table = read_sheet(path) if kind == ".xlsx" else read_table(path)
     hint = ", or take unknown words as missing with --allow-unknown"
     made = encode(schema, table, len(next(iter(table.values()), ())), str(path), allow_unknown=allow_unknown, hint=hint)
-    return made.x, made.remarks
+    return made.x, made.warnings
 
 
 def read_sheet(path: Path) -> dict[str, list[Any]]:
@@ -131,11 +131,11 @@ def predict(path: Path, allow_unknown: bool = False) -> tuple[list[str], NDArray
     """The classes and how likely each is for each row, or no classes and a number for each; and what is to be said of rows."""
     told = json.loads((HERE / "model.json").read_text(encoding="utf-8"))
     schema = Schema.read(HERE / "schema.json") if (HERE / "schema.json").exists() else None
-    values, remarks = values_of(path, told, schema, allow_unknown)
+    values, warnings = values_of(path, told, schema, allow_unknown)
     how = told["preprocess"]
     x = normalised(values, how["divisor"], how["mean"], how["std"])
     if schema is not None:
-        remarks = (*remarks, *far_away(schema, values, x))
+        warnings = (*warnings, *far_away(schema, values, x))
     fill = next(iter(how["fills"].values()), None)
     if fill is not None:
         x = filled(x, fill, how["marked"])
@@ -149,8 +149,8 @@ def predict(path: Path, allow_unknown: bool = False) -> tuple[list[str], NDArray
     found = torch.cat(parts)
     if not told["classes"]:
         mean, std = how["label"]
-        return [], (found * std + mean).numpy(), remarks
-    return list(told["class_names"]), found.softmax(1).numpy(), remarks
+        return [], (found * std + mean).numpy(), warnings
+    return list(told["class_names"]), found.softmax(1).numpy(), warnings
 
 
 def escape_terminal(text: str) -> str:
@@ -166,11 +166,11 @@ def main() -> None:
     options.add_argument("--allow-unknown", action="store_true", help="take words that the model never saw as missing")
     args = options.parse_args()
     try:
-        names, likely, remarks = predict(args.new, args.allow_unknown)
+        names, likely, warnings = predict(args.new, args.allow_unknown)
     except Unusable as why:
         sys.exit(escape_terminal(str(why)))
-    for remark in remarks:
-        print(escape_terminal(remark), file=sys.stderr)
+    for warning in warnings:
+        print(escape_terminal(warning), file=sys.stderr)
     names = [escape_terminal(name) for name in names]
     rows: list[list[object]] = [["row", "prediction", "probability", *(f"p({name})" for name in names)]]
     if not names:

@@ -41,7 +41,7 @@ class Reproduction:
     settings: Mapping[str, Mapping[str, Mapping[str, Any]]]
     """By the runs' names and by row."""
     cells: Sequence[Cell]
-    remark: str = ""
+    warning: str = ""
     """Where it was put together of parts: how far those agree."""
 
     @property
@@ -52,7 +52,7 @@ class Reproduction:
     @property
     def origin(self) -> str:
         """What it was made by, for a page."""
-        return f"`{self.command}`, run at {self.code}. {self.remark}".rstrip()
+        return f"`{self.command}`, run at {self.code}. {self.warning}".rstrip()
 
     @property
     def seeds(self) -> list[int]:
@@ -120,7 +120,7 @@ def read(path: Path) -> Reproduction:
     except KeyError as why:
         raise ComityError(f"{path} has a row or column {why} that {plain['name']} no longer has: run it again.") from why
     about = ("name", "scale", "command", "code", "seconds", "memory", "changes", "settings")
-    return Reproduction(**{name: plain[name] for name in about}, cells=cells, remark=plain.get("remark", ""))
+    return Reproduction(**{name: plain[name] for name in about}, cells=cells, warning=plain.get("remark", ""))
 
 
 def _plain(value: Any) -> Any:

@@ -75,7 +75,7 @@ def _work_block(works: dict[int, RunningCall], sites: Sites) -> Iterator[tuple[i
             yield i, _end(sites[i], works.pop(i))
         trained, reasons = _train([running.request for running in works.values()])
         for running, done, why in zip(works.values(), trained, reasons, strict=True):
-            running.remark = running.remark or why
+            running.warning = running.warning or why
             if done:
                 running.answer(done)
             else:

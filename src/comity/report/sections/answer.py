@@ -70,7 +70,7 @@ def answer(group: Group, folder: Path, target: float | None = None) -> Section:
     ranked, target = standings(group, asked)
     told = _answers(section, group, folder / group.name / "comparison.json")
     _say_outcome(section, group, [s for s in ranked if s.mean is not None], told)
-    _say_cautions(section, group)
+    _say_warnings(section, group)
     section.blocks.append(_table(ranked, group, target))
     section.say(_about(group, target, asked is not None))
     section.blocks += [*_ideas(group), *_measures(group), *absences(group)]
@@ -100,7 +100,7 @@ def _say_outcome(section: Section, group: Group, finished: list[Ranked], told: T
         section.say(told.reading)
 
 
-def _say_cautions(section: Section, group: Group) -> None:
+def _say_warnings(section: Section, group: Group) -> None:
     """What a reader of these figures must know: what is not finished, what was said before the runs, what happened in them."""
     for run in group.runs:
         if not run.ended:

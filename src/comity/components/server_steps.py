@@ -7,7 +7,7 @@ import torch
 from comity.algorithms.fedavg import AveragedModel
 from comity.core import SHARES, AnyAlgorithm, LearningTask, Params, UsageError, trainable
 from comity.core.wrapper import chain
-from comity.parts.averaged import AveragesWeights
+from comity.components.averaged import AveragesWeights
 
 
 def shared_names(task: LearningTask, what: str) -> frozenset[str]:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from comity.audit.chance import Scored
 from comity.audit.finding import Outcome, membership
-from comity.audit.near import nearest
-from comity.audit.sent import Rows, rows
+from comity.audit.nearest_neighbours import nearest
+from comity.audit.observed import Rows, rows
 from comity.audit.view import FIRST, LAST, View, seen_by
 
 ATTACK = "membership: rows"

@@ -22,7 +22,7 @@ from torch import Tensor
 from comity.core import Algorithm, C, Key, M, Party, Release, S, in_chunks
 from comity.core.fit import HiddenMeans, Level
 from comity.core.noise import gaussian
-from comity.parts.classwise import class_means
+from comity.components.classwise import class_means
 
 
 class Holding(NamedTuple):

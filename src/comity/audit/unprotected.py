@@ -9,7 +9,7 @@ from torch import Tensor
 from comity.audit.chance import share
 from comity.audit.finding import Outcome, Pictures, Untried, best_and_median, pieced
 from comity.audit.inverting import unmistakable
-from comity.audit.sent import by_parties, inside
+from comity.audit.observed import by_parties, inside
 from comity.audit.view import View
 
 ATTACK = "samples in the open"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from comity.audit.chance import Scored
 from comity.audit.finding import Outcome, membership
-from comity.audit.sent import Means, means
+from comity.audit.observed import Means, means
 from comity.audit.view import FIRST, LAST, Attacker, Candidates, View, seen_by
 
 ATTACK = "membership: class means"

@@ -7,7 +7,7 @@ import torch
 
 from comity.audit.chance import Scored
 from comity.audit.finding import Outcome, membership
-from comity.audit.sent import last_weights
+from comity.audit.observed import last_weights
 from comity.audit.view import View, losses
 
 ATTACK = "membership: weights"

@@ -11,7 +11,7 @@ from torch import Tensor
 from comity.core import AnyAlgorithm, Averaging, Info, Params, Server, UsageError, check_like
 from comity.core.participation import NoReplies
 from comity.core.wrapper import AsHost, chain
-from comity.parts.server_steps import check_averages
+from comity.components.server_steps import check_averages
 
 FEW = 3
 TOO_FEW = "of fewer than three replies nobody can tell which is nonsense: such a round protects from nobody."
@@ -52,7 +52,7 @@ class RobustMean(AsHost[None]):
             raise UsageError(f"{self.name} with these options needs {self.needs} parties in a round, but {drawn} take part.")
         super().check(info)
 
-    def cautions(self, info: Info) -> list[str]:
+    def warnings(self, info: Info) -> list[str]:
         others = sorted({kind for one in chain(self.host) for kind in one.leaves} - {"weights"})
         said = [f"it guards the weights; {kind} that parties send are averaged as ever." for kind in others]
         return said + ([TOO_FEW] if (info.cohort or len(info.names)) < FEW else [])
@@ -80,7 +80,7 @@ class RobustMean(AsHost[None]):
             if len(models) < self.needs:
                 raise NoReplies(f"{self.name} with these options needs {self.needs} replies, but {len(models)} came.")
             if len(models) < FEW:
-                server.remarks[f"{self.name}: {TOO_FEW}"] = None
+                server.warnings[f"{self.name}: {TOO_FEW}"] = None
             return self.made_of(models)
 
         return Gathering(made_of)

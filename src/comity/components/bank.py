@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from comity.core import Key, Params, record
-from comity.parts.classwise import drawn, pooled
-from comity.parts.hidden_means import Holding
+from comity.components.classwise import drawn, pooled
+from comity.components.hidden_means import Holding
 
 
 @record

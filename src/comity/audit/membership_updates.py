@@ -15,7 +15,7 @@ from torch.func import jvp
 
 from comity.audit.chance import Scored
 from comity.audit.finding import Outcome, membership
-from comity.audit.sent import updates
+from comity.audit.observed import updates
 from comity.audit.view import View
 from comity.core.record import Params, is_buffer
 from comity.core.task import LearningTask

@@ -111,7 +111,7 @@ class Piloted(Wrapper[Mean]):
     def tried_rounds(self) -> tuple[int, ...]:
         return tuple(range(1, self.pilot_rounds + 1)) * len(CANDIDATES) if self.auto else ()
 
-    def cautions(self, info: Info) -> list[str]:
+    def warnings(self, info: Info) -> list[str]:
         if self.kappa in (0, "auto") or not any(task.norm_names for task in info.tasks):
             return []
         return [f"kappa={self.kappa:g} may do harm in a network with BatchNorm like this one: kappa=auto asks validation data."]
@@ -148,7 +148,7 @@ class Piloted(Wrapper[Mean]):
         for one in ranked:
             server.note(f"kappa={one.value:g}/accuracy", one.accuracy, split="validation")
             server.note(f"kappa={one.value:g}/loss", one.loss, split="validation")
-        server.remarks[told(self.pilot_rounds, ranked, server.info.task.classes)] = None
+        server.warnings[told(self.pilot_rounds, ranked, server.info.task.classes)] = None
         assert s.extra is not None
         return replace(s, extra=replace(s.extra, kappa=chosen))
 
