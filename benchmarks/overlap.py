@@ -30,9 +30,9 @@ from torch import Tensor
 
 import comity
 from comity.algorithms.fed_sps import FedSps
+from comity.components.overlap import losses
 from comity.core import Key, Params, Party, Samples
 from comity.data import load
-from comity.components.overlap import losses
 
 DOSES = (0.0, 0.25, 0.5, 0.75, 1.0)
 EACH = 300  # samples a party

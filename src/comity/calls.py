@@ -132,7 +132,7 @@ def run(
         newcomers: parties held out until the end (the last ones), then joined and judged
         join_epochs: epochs of a newcomer's warm-up
         without: parties to leave out, as in p1,p2; the others keep their data and their random streams
-        absent: who misses what, to study it: a table as absences.csv, or random(dead=0.1,lost=0.1)
+        absent: who misses what, to study it: a table as absences.csv, or random(offline=0.1,lost=0.1)
         min_replies: replies that make an exchange count (all, if fewer are asked), else the round is void
         on_nonfinite: a reply with values that are not finite: leave it out, or stop
         budget: the most that a run may give away of a party, as in epsilon=8,delta=1e-5; dp finds its noise by it

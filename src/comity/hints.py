@@ -113,7 +113,7 @@ EXAMPLES = {
     "partition": "--partition 'dirichlet(alpha=0.1)'",
     "device": "--device cuda",
     "participation": "--participation 0.5",
-    "absent": "--absent 'random(dead=0.1)'",
+    "absent": "--absent 'random(offline=0.1)'",
     "augment": "--augment flip",
     "validation": "--validation 0.1",
     "test": "--test 'own(0.25)'",

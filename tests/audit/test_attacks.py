@@ -15,8 +15,8 @@ from torch import Tensor
 import comity
 from comity.audit.auditing import Audited, audit_run
 from comity.audit.decoding import ridge
-from comity.audit.first_layer import FirstLayer
 from comity.audit.finding import Finding, Untried
+from comity.audit.first_layer import FirstLayer
 from comity.audit.inverting import samples_of, unmistakable
 from comity.audit.view import View
 from comity.core.key import Key

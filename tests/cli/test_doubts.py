@@ -17,13 +17,13 @@ SMALL = ("--parties", "3", "--rounds", "3", "--model", "mlp2(width=8)", "--parti
 @pytest.fixture
 def plan(tmp_path: Path) -> Path:
     path = tmp_path / "plan.csv"
-    path.write_text("party,round,work,how\np0,2,local,lost\np1,3,,dead\n", encoding="utf-8")
+    path.write_text("party,round,work,how\np0,2,local,lost\np1,3,,offline\n", encoding="utf-8")
     return path
 
 
 def test_a_run_says_who_was_not_heard(plan: Path, tmp_path: Path) -> None:
     said = works("run", "fedavg", *SMALL, "--absent", plan, "--party", "p2.lr=1e25", "--out", tmp_path / "run").out
-    assert "Caution: Calls that were missed: p0 1 (1 lost), p1 2 (2 dead)." in said
+    assert "Caution: Calls that were missed: p0 1 (1 lost), p1 2 (2 offline)." in said
     assert "Caution: Replies that were left out, as their values are not finite: p2 3; a smaller lr may help." in said
     assert "Caution: Not heard at the end: p1 (its accuracy is that of round 2)." in said
     again = works("resume", tmp_path / "run").out
@@ -35,11 +35,11 @@ def test_a_comparison_marks_whom_to_doubt(plan: Path, tmp_path: Path, monkeypatc
     said = works("compare", "fedavg", *SMALL, "--absent", plan, "--report", "--out", tmp_path / "both").out
     assert "fedavg *" in said
     assert "*: see the notes." in said
-    assert "Caution: fedavg, seed 0: Calls that were missed: p0 1 (1 lost), p1 2 (2 dead)." in said
+    assert "Caution: fedavg, seed 0: Calls that were missed: p0 1 (1 lost), p1 2 (2 offline)." in said
     rows = json.loads((tmp_path / "both" / "comparison.json").read_text())["rows"]
     assert any("Not heard at the end: p1" in text for text in rows[1]["doubts"])
     page = (tmp_path / "both" / "report.html").read_text(encoding="utf-8")
-    assert "Calls that were missed: p0 1 (1 lost), p1 2 (2 dead)." in page
+    assert "Calls that were missed: p0 1 (1 lost), p1 2 (2 offline)." in page
     assert "Who was not heard" in page
     assert "lost: it was asked, but no reply came" in page
 

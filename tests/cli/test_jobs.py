@@ -29,11 +29,11 @@ from harness import (
 )
 
 import comity as library
-from comity.studies import parallel
 from comity import machine
 from comity.errors import ComityError, UsageError
 from comity.experiments.config import experiment
 from comity.experiments.server_run import Quiet
+from comity.studies import parallel
 from comity.studies.parallel import Cost, Planned, chosen_jobs, run_all, settled, shared
 
 METHODS = ("fedavg", "scaffold")

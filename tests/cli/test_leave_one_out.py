@@ -16,8 +16,8 @@ import pytest
 from harness import SMALL, comity, contents, one_sentence, rows, summary, works
 
 import comity as library
-from comity.studies import parallel
 from comity.errors import UsageError
+from comity.studies import parallel
 from comity.studies.leave_one_out import Effect, parts, party_folder
 from comity.studies.parallel import run_once
 

@@ -66,7 +66,7 @@ def test_ray_equals_loop_when_half_take_part(text: str, tmp_path: Path) -> None:
 
 
 def test_ray_equals_loop_with_newcomers_absences_and_a_share_of_evaluations(tmp_path: Path) -> None:
-    more = {"newcomers": 1, "absent": "random(dead=0.2,lost=0.2)", "eval_share": 0.5, "rounds": 4, "join_epochs": 1}
+    more = {"newcomers": 1, "absent": "random(offline=0.2,lost=0.2)", "eval_share": 0.5, "rounds": 4, "join_epochs": 1}
     assert tables(on_ray("scaffold", tmp_path, **more)) == on_loop("scaffold", tuple(more.items()))
 
 
@@ -178,7 +178,7 @@ def with_sums(text: str, out: Path, **settings: Any) -> dict[str, bytes]:
 @pytest.mark.parametrize("text", ["fedavg", "scaffold", "fedavg+dbe"])
 def test_partial_sums_are_those_of_processes(text: str, tmp_path: Path) -> None:
     """To the bit; how far that may be from a loop is in tests/engines/test_partial_sums.py."""
-    more: dict[str, Any] = {"absent": "random(dead=0.2,lost=0.2)", "participation": 0.75}
+    more: dict[str, Any] = {"absent": "random(offline=0.2,lost=0.2)", "participation": 0.75}
     found = on_ray(text, tmp_path / "ray", **SUMS | more)
     assert SUMMED in found.summary["remarks"]
     assert tables(found) == with_sums(text, tmp_path / "process", **more)

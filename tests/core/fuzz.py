@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from comity.components.bank import Bank, Upload
+from comity.components.overlap import Help
 from comity.core import Empty, Model, Moments, Wrapped, record, seal
 from comity.core.call import CallId
 from comity.core.codec import decode, encode
@@ -28,8 +30,6 @@ from comity.core.record import leaves, payload, post, read_only, unseal
 from comity.engines.sealing import Lock, SharedSecret
 from comity.engines.versions import PartyState
 from comity.errors import ComityError
-from comity.components.bank import Bank, Upload
-from comity.components.overlap import Help
 
 SECONDS = 2.0
 """How long one mutant may take, on a busy machine."""

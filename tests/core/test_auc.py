@@ -212,7 +212,7 @@ def test_newcomers_have_none_of_their_own(tmp_path: Path) -> None:
 
 def test_the_summary_of_a_run_that_diverged_is_json(tmp_path: Path) -> None:
     result = run(2, tmp_path, lr=1e30, model="mlp2(width=8)")
-    assert result.summary["void"], "nothing that is not finite is kept"
+    assert result.summary["discarded"], "nothing that is not finite is kept"
 
     def refuse(word: str) -> None:
         raise ValueError(word)

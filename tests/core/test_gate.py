@@ -15,6 +15,9 @@ from comity.algorithms.adcol import Game, Reps
 from comity.algorithms.dbe import OFFSET
 from comity.algorithms.fedavg import AveragedModel, FedAvg
 from comity.algorithms.scaffold import Change, Control
+from comity.components.bank import Teacher
+from comity.components.overlap import Help
+from comity.components.pilot import Mean, Tried
 from comity.core import (
     C,
     Empty,
@@ -42,9 +45,6 @@ from comity.core.validate import MessageValidator
 from comity.core.wrapper import chain
 from comity.errors import CorruptedFile
 from comity.models import build
-from comity.components.bank import Teacher
-from comity.components.overlap import Help
-from comity.components.pilot import Mean, Tried
 
 NETWORK = build("fedbn-cnn(scale=0.06)", (1, 8, 8), 10)
 PRIVATE = batchnorm_private(NETWORK, "params_only")

@@ -68,7 +68,7 @@ class Handed:
         for name in reversed(list(requests)):  # in whatever order
             self.carried += len(requests[name])
             how = self.lost(name, requests[name])
-            if how == "dead" or name not in self.desks:
+            if how == "offline" or name not in self.desks:
                 yield name, None
                 continue
             answer = self.desks[name].answer(requests[name])

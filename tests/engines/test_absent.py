@@ -51,10 +51,10 @@ def test_a_lost_reply_is_as_if_the_party_had_been_away(text: str, tmp_path: Path
     """The party goes back to what it was: nobody's model tells the two apart, in any method. Evaluations are not lost."""
     works = [w for a in _owners(text) for w in _runner(a)]
     found = {}
-    for kind in ("dead", "lost"):
+    for kind in ("offline", "lost"):
         lines = [f"{party},{t},{function},{kind}" for function in works for party, t in (("east", 1), ("north", 2), ("west", 2))]
         found[kind] = run(text, tmp_path / kind, absent=plan(tmp_path / kind, *lines), **QUICK)
-    assert learned(found["dead"]) == learned(found["lost"])
+    assert learned(found["offline"]) == learned(found["lost"])
     kinds = {(a.party, a.round, a.how) for a in absences(found["lost"])}
     assert kinds == (set() if text == "centralized" else {("east", 1, "lost"), ("north", 2, "lost"), ("west", 2, "lost")})
 
@@ -62,14 +62,14 @@ def test_a_lost_reply_is_as_if_the_party_had_been_away(text: str, tmp_path: Path
 @pytest.mark.parametrize("text", compositions()[::3], ids=short)  # of a state that is wrong, the test above would tell
 def test_whoever_comes_and_goes(text: str, tmp_path: Path) -> None:
     """Away at the start, lost in between, away at the end with its evaluation: the run ends, and everybody is in the summary."""
-    absent = plan(tmp_path, "north,0,,dead", "south,2,,lost", "west,3-,,dead", "east,1,evaluate,lost")
+    absent = plan(tmp_path, "north,0,,offline", "south,2,,lost", "west,3-,,offline", "east,1,evaluate,lost")
     result = run(text, tmp_path / "run", absent=absent, **QUICK)
     got = result.summary["accuracy"]
     assert set(got["per_party"]) == {"north", "east", "south", "west"}
     assert got["as_of"] == {"west": 2}
     assert not result.summary["diverged"]
     assert {a.party for a in absences(result) if a.call == "evaluate"} >= {"west", "east"}
-    assert result.summary["absent"]["west"]["dead"] >= 1
+    assert result.summary["absent"]["west"]["offline"] >= 1
 
 
 def _owners(text: str) -> list[Any]:
@@ -102,7 +102,7 @@ def test_scaffolds_variates_stay_in_balance(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["fedavg+dbe", "fedavg+mr", "scaffold+dbe", "fedgen(gen_steps=5)+dbe"])
 def test_who_missed_the_start_is_told_what_it_missed(text: str, tmp_path: Path) -> None:
     """Before it trains: towards a consensus of 0 it would be pulled for ever."""
-    result = run(text, tmp_path / "run", absent=plan(tmp_path, "east,0-1,,dead"), **QUICK)
+    result = run(text, tmp_path / "run", absent=plan(tmp_path, "east,0-1,,offline"), **QUICK)
     consensus = {name: result.state(name).extra.z for name in ragged().names}
     assert consensus["east"].abs().sum() > 0
     assert all(torch.equal(z, consensus["north"]) for z in consensus.values())
@@ -111,27 +111,27 @@ def test_who_missed_the_start_is_told_what_it_missed(text: str, tmp_path: Path) 
 
 
 def test_who_cannot_be_told_is_not_asked(tmp_path: Path) -> None:
-    absent = plan(tmp_path, "east,0,,dead", "east,1,agree,lost", "east,2,agree,dead")
+    absent = plan(tmp_path, "east,0,,offline", "east,1,agree,lost", "east,2,agree,offline")
     result = run("fedavg+dbe", tmp_path / "run", absent=absent, **QUICK)
     waited = [(a.round, a.call, a.how) for a in absences(result) if a.round]
-    assert waited == [(1, "agree", "lost"), (1, "local", "waiting"), (2, "agree", "dead"), (2, "local", "waiting")]
+    assert waited == [(1, "agree", "lost"), (1, "local", "waiting"), (2, "agree", "offline"), (2, "local", "waiting")]
     assert result.state("east").extra.z.abs().sum() > 0
 
 
 def test_the_pool_gets_what_was_not_there_at_the_start(tmp_path: Path) -> None:
-    result = run("centralized", tmp_path / "run", absent=plan(tmp_path, "east,0-1,,dead"), **QUICK)
+    result = run("centralized", tmp_path / "run", absent=plan(tmp_path, "east,0-1,,offline"), **QUICK)
     handed = {(row.round, row.src) for row in result.ledger if row.call == "hand_over"}
     assert handed == {(0, "north"), (0, "south"), (0, "west"), (2, "east")}
 
 
 def test_silence_at_the_end_does_not_end_the_run(tmp_path: Path) -> None:
-    """A method's last step is void if nobody is there: models are as before it, and the summary says so."""
+    """A method's last step is discarded if nobody is there: models are as before it, and the summary says so."""
     whole = run("fedbabu", tmp_path / "whole", **QUICK)
     finish = [row.call for row in whole.ledger if row.round == 3 and row.kind == "down"][-1]
-    silent = plan(tmp_path, *(f"{p},3,{finish},dead" for p in ragged().names))
+    silent = plan(tmp_path, *(f"{p},3,{finish},offline" for p in ragged().names))
     result = run("fedbabu", tmp_path / "run", absent=silent, **QUICK)
-    assert [v["round"] for v in result.summary["void"]] == [3]
-    assert f"No party answered {finish}" in result.summary["void"][0]["why"]
+    assert [v["round"] for v in result.summary["discarded"]] == [3]
+    assert f"No party answered {finish}" in result.summary["discarded"][0]["why"]
     assert result.summary["accuracy"]["mean"] == result.summary["accuracy"]["unfinished"]
 
 
@@ -141,14 +141,14 @@ def test_nobody_at_the_start_is_said(tmp_path: Path) -> None:
 
 
 def test_who_was_never_heard_has_no_figure(tmp_path: Path) -> None:
-    result = run("fedavg", tmp_path / "run", absent=plan(tmp_path, "west,*,,dead"), **QUICK)
+    result = run("fedavg", tmp_path / "run", absent=plan(tmp_path, "west,*,,offline"), **QUICK)
     got = result.summary["accuracy"]
     assert got["per_party"]["west"] is None
     assert got["as_of"] == {"west": None}
     assert got["global"] is None
     assert got["best_round"] is None
     assert "west" not in {got["best_party"], got["worst_party"]}
-    everybody = plan(tmp_path / "all", *(f"{p},*,evaluate,dead" for p in ragged().names))
+    everybody = plan(tmp_path / "all", *(f"{p},*,evaluate,offline" for p in ragged().names))
     with pytest.raises(ComityError, match="No party was ever heard"):
         run("fedavg", tmp_path / "none", absent=everybody, **QUICK)
 
@@ -158,7 +158,7 @@ def test_a_round_is_best_only_if_everybody_was_heard(tmp_path: Path) -> None:
     free = run("solo", tmp_path / "free", **QUICK)
     per = free.summary["accuracy"]["per_party"]
     worst = min(per, key=lambda p: per[p])
-    result = run("solo", tmp_path / "run", absent=plan(tmp_path, f"{worst},3,evaluate,dead"), **QUICK)
+    result = run("solo", tmp_path / "run", absent=plan(tmp_path, f"{worst},3,evaluate,offline"), **QUICK)
     assert result.summary["accuracy"]["best_on_test"]["round"] < 3
     assert result.summary["accuracy"]["mean"] != pytest.approx(sum(v for p, v in per.items() if p != worst) / 3)
 
@@ -172,10 +172,10 @@ def test_a_round_with_too_few_is_void_for_everybody(text: str, tmp_path: Path) -
     few = plan(tmp_path, "east,2-3,local,lost")
     result = run(text, tmp_path / "run", absent=few, min_replies=4, **QUICK)
     works = [w for a in _owners(text) for w in _runner(a)]
-    nobody = plan(tmp_path / "none", *(f"{p},2-3,{w},dead" for p in ragged().names for w in works))
+    nobody = plan(tmp_path / "none", *(f"{p},2-3,{w},offline" for p in ragged().names for w in works))
     silent = run(text, tmp_path / "silent", absent=nobody, **QUICK)
-    assert [v["round"] for v in result.summary["void"]] == [2, 3]
-    assert "Only 3 of the 4 parties that are needed answered local in round 2" in result.summary["void"][0]["why"]
+    assert [v["round"] for v in result.summary["discarded"]] == [2, 3]
+    assert "Only 3 of the 4 parties that are needed answered local in round 2" in result.summary["discarded"][0]["why"]
     assert [encode(Model(theta)) for theta in weights(result).values()] == [
         encode(Model(theta)) for theta in weights(silent).values()
     ]
@@ -189,7 +189,7 @@ def test_more_replies_than_parties_are_refused(tmp_path: Path) -> None:
 # --- engines, resume and replay
 
 
-EVENTS = ("east,0,,dead", "north,1,local,lost", "south,2,,dead", "west,2,evaluate,lost", "west,3,local,lost")
+EVENTS = ("east,0,,offline", "north,1,local,lost", "south,2,,offline", "west,2,evaluate,lost", "west,3,local,lost")
 
 
 @pytest.mark.parametrize("text", ["scaffold+dbe", "adcol(hidden=8)", "fed-sps", "feduad"])
@@ -224,7 +224,7 @@ def test_what_happened_can_be_played_again(tmp_path: Path) -> None:
 def test_a_resumed_run_keeps_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped after every round, with the user's table long gone: the folder has its own copy, and who waits is known."""
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
-    table = plan(tmp_path, *EVENTS, "east,1,agree,dead")
+    table = plan(tmp_path, *EVENTS, "east,1,agree,offline")
     whole = run("scaffold+dbe", tmp_path / "whole", absent=table, **QUICK)
 
     class Stopped(Exception): ...
@@ -248,16 +248,16 @@ def test_a_resumed_run_keeps_its_plan(tmp_path: Path, monkeypatch: pytest.Monkey
     result = resume_in(reopen(folder, ragged()), folder, Stops())
     assert learned(result) == learned(whole)
     assert (folder / "absences.csv").read_bytes() == (whole.folder / "absences.csv").read_bytes()
-    for name in ("absent", "void"):
+    for name in ("absent", "discarded"):
         assert result.summary[name] == whole.summary[name]
 
 
 def test_absences_at_random_are_the_seeds(tmp_path: Path) -> None:
-    given = QUICK | {"absent": "random(dead=0.3,lost=0.2)", "rounds": 6}
+    given = QUICK | {"absent": "random(offline=0.3,lost=0.2)", "rounds": 6}
     one, other = run("fedavg", tmp_path / "a", **given), run("fedavg", tmp_path / "b", **given)
     assert absences(one) == absences(other)
     kinds = [a.how for a in absences(one)]
-    assert {"dead", "lost"} == set(kinds)
+    assert {"offline", "lost"} == set(kinds)
     assert 0.2 < len(kinds) / 24 < 0.8
     assert not one.summary["accuracy"]["as_of"], "everybody evaluates"
     assert absences(run("fedavg", tmp_path / "c", seed=1, **given)) != absences(one)
@@ -266,9 +266,9 @@ def test_absences_at_random_are_the_seeds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "heads", "sentence"),
     [
-        (["nobody,1,,dead"], "party,round,work,how", "There is no party .* called 'nobody'"),
-        (["east,x,,dead"], "party,round,work,how", "line 2: a round is written as 3, 3-5, 3- or \\*, not 'x'"),
-        (["east,1,,ill"], "party,round,work,how", "line 2: how is dead or lost, not 'ill'"),
+        (["nobody,1,,offline"], "party,round,work,how", "There is no party .* called 'nobody'"),
+        (["east,x,,offline"], "party,round,work,how", "line 2: a round is written as 3, 3-5, 3- or \\*, not 'x'"),
+        (["east,1,,ill"], "party,round,work,how", "line 2: how is offline or lost, not 'ill'"),
         (["east"], "party", "needs the columns party and round"),
         (["east,1,2"], "party,round,when", "needs the columns party and round"),
         (["east"], "party,round", "the cells do not match the columns"),
@@ -281,7 +281,7 @@ def test_a_plan_that_makes_no_sense_is_refused(lines: list[str], heads: str, sen
         run("fedavg", tmp_path / "run", absent=plan(tmp_path, *lines, heads=heads))
 
 
-@pytest.mark.parametrize("wish", ["nothing.csv", "random(dead=2)", "random()", "sometimes"])
+@pytest.mark.parametrize("wish", ["nothing.csv", "random(offline=2)", "random()", "sometimes"])
 def test_a_wish_that_is_no_plan_is_refused(wish: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         run("fedavg", tmp_path / "run", absent=wish)
@@ -341,10 +341,10 @@ def test_a_party_that_is_out_of_step_says_so() -> None:
 
 
 def test_the_summary_counts_absences(tmp_path: Path) -> None:
-    result = run("fedavg", tmp_path / "run", absent=plan(tmp_path, "east,1-2,local,lost", "west,3,local,dead"), **QUICK)
+    result = run("fedavg", tmp_path / "run", absent=plan(tmp_path, "east,1-2,local,lost", "west,3,local,offline"), **QUICK)
     written = json.loads((result.folder / "summary.json").read_text())
-    assert written["absent"] == {"east": {"lost": 2}, "west": {"dead": 1}}
-    assert written["void"] == []
+    assert written["absent"] == {"east": {"lost": 2}, "west": {"offline": 1}}
+    assert written["discarded"] == []
     assert (result.folder / "absences.csv").read_text() == (
         "party,round,work,how,use\neast,1,local,lost,0\neast,2,local,lost,0\nwest,3,local,dead,0\n"
     )

@@ -70,7 +70,7 @@ def test_a_void_round_is_not_the_first(stopped: bool, tmp_path: Path, monkeypatc
         with pytest.raises(KeyboardInterrupt):
             run("fedavg", tmp_path / "run", progress=Stop(after=1), **settings)
     result = run("fedavg", tmp_path / "run", resume=stopped, **settings)
-    assert [void["round"] for void in result.summary["void"]] == [1]
+    assert [void["round"] for void in result.summary["discarded"]] == [1]
     assert_close(weights(result)["north"], averaged(result, {i: own(result, i) for i in range(4)}, 2))
 
 

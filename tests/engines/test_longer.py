@@ -14,8 +14,7 @@ import pytest
 from matrix import run, tables
 
 import comity
-from comity.experiments import extend
-from comity.experiments import checkpoint
+from comity.experiments import checkpoint, extend
 from comity.experiments.folder import RunFolder
 from comity.experiments.server_run import Quiet
 
@@ -27,7 +26,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "adcol(hidden=8)": {},
     "fed-sps": {},
     "solo": {"opt_state": "keep", "optimizer": "adam", "metric": "balanced_accuracy"},
-    "fedprox": {"patience": 5, "absent": "random(dead=0.2,lost=0.2)", "eval_every": 3},
+    "fedprox": {"patience": 5, "absent": "random(offline=0.2,lost=0.2)", "eval_every": 3},
     "fedufo(uad=false)": {},
 }
 

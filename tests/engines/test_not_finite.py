@@ -26,7 +26,7 @@ def test_only_the_one_that_diverges_is_named(text: str, tmp_path: Path) -> None:
     assert result.summary["absent"]["east"].keys() == {"nonfinite"}
     own_step = ["east"] if text == "per-fedavg" else []  # it adapts by its own lr what it deploys, and that is told
     assert result.summary["diverged"] == own_step
-    assert result.summary["void"] == []
+    assert result.summary["discarded"] == []
     assert all(is_finite(theta) for name, theta in weights(result).items() if name not in own_step)
 
 
@@ -51,7 +51,7 @@ def test_what_a_party_keeps_is_looked_at_too(tmp_path: Path) -> None:
 def test_if_everybody_diverges_rounds_are_void(tmp_path: Path) -> None:
     """Nothing ruined is ever kept: the models are those that the run began with, and the summary says so."""
     result = run("fedavg", tmp_path, **WILD | {"party": {}, "lr": 1e20})
-    assert [v["round"] for v in result.summary["void"]] == [1, 2]
+    assert [v["round"] for v in result.summary["discarded"]] == [1, 2]
     assert all(is_finite(theta) for theta in weights(result).values())
 
 
@@ -70,7 +70,7 @@ def test_a_server_that_overflows_keeps_what_it_had(tmp_path: Path) -> None:
     )
     settings = {"model": "mlp2(width=8)", "rounds": 2}
     result = run(str(big), tmp_path / "drop", **settings)
-    assert [v["why"] for v in result.summary["void"]] == [
+    assert [v["why"] for v in result.summary["discarded"]] == [
         f"What the server made of the replies in round {t} is not finite." for t in (1, 2)
     ]
     assert all(is_finite(theta) for theta in weights(result).values())

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from comity.sites import job_submission
 from comity.errors import ComityError
+from comity.sites import job_submission
 from comity.sites.job_submission import SubmittedJob
 
 

@@ -73,7 +73,7 @@ def assert_close(ours: comity.Result, right: comity.Result) -> None:
         for name, value in weights(ours)[party].items():
             off = (value - theta[name]).abs().max()
             assert off <= THREE_ROUNDS * max(1.0, float(theta[name].abs().max())), f"{name} of {party} is off by {off}"
-    for name in ("steps", "void", "absent", "bytes", "privacy"):
+    for name in ("steps", "discarded", "absent", "bytes", "privacy"):
         assert ours.summary[name] == right.summary[name]
 
 
@@ -133,7 +133,7 @@ def test_planned_absences(text: str, tmp_path: Path) -> None:
     """A worker is told whose reply will be lost, and leaves it out of its sum; the party goes back to what it was."""
     given = QUICK | {"absent": plan(tmp_path, *EVENTS)}
     ours = run(text, tmp_path / "sums", **given, **SUMS)
-    assert {a.how for a in absences(ours)} >= {"lost", "dead"}
+    assert {a.how for a in absences(ours)} >= {"lost", "offline"}
     assert_close(ours, run(text, tmp_path / "loop", **given))
 
 
@@ -177,7 +177,7 @@ def test_a_run_can_stop_there(tmp_path: Path) -> None:
 def test_a_round_with_too_few_is_void(text: str, tmp_path: Path) -> None:
     given = QUICK | {"absent": plan(tmp_path, "east,2,local,lost"), "min_replies": 4}
     ours = run(text, tmp_path / "sums", **given, **SUMS)
-    assert [void["round"] for void in ours.summary["void"]] == [2]
+    assert [void["round"] for void in ours.summary["discarded"]] == [2]
     assert_close(ours, run(text, tmp_path / "loop", **given))
 
 
@@ -194,7 +194,7 @@ def test_a_sum_that_overflows_makes_a_round_void(tmp_path: Path) -> None:
         "        return mine, Model({k: torch.full_like(v, 3e38) for k, v in m.theta.items()})\n"
     )
     result = run(str(big), tmp_path / "run", **QUICK, **SUMS)
-    assert [void["round"] for void in result.summary["void"]] == [1, 2, 3]
+    assert [void["round"] for void in result.summary["discarded"]] == [1, 2, 3]
 
 
 # --- resume, and the order in which sums come

@@ -19,8 +19,8 @@ from comity.core.record import Cipher, Model, Sealed, leaves, post, seal, unseal
 from comity.engines.sealing import Lock
 from comity.errors import ComityError, UsageError
 from comity.sites import afterwards
-from comity.sites.messages import ANSWERED, ASKED, Begin, Failed, Introduced, SignedKey, RunCall, pack, unpack
 from comity.sites.key_exchange import Identity, Signer, keys_of
+from comity.sites.messages import ANSWERED, ASKED, Begin, Failed, Introduced, RunCall, SignedKey, pack, unpack
 from comity.sites.server import FAILURE
 
 NAMES = ("east", "north", "south")
@@ -252,7 +252,7 @@ def test_a_server_that_withholds_keys(sites: Sites) -> None:
     folder = sites.run("fed-sps", "withheld", transport, **USUAL)
     refusals = [unpack(message, ANSWERED, 1 << 30)[0] for _, message in seen if _is_answer(message)]
     assert any(isinstance(one, Failed) and "There is no key of" in one.why for one in refusals)
-    assert not (folder / "summary.json").exists() or ended(folder)["void"]
+    assert not (folder / "summary.json").exists() or ended(folder)["discarded"]
 
 
 def _is_answer(message: bytes) -> bool:

@@ -14,13 +14,13 @@ from test_bytes import assert_closed_forms
 
 import comity
 from comity.algorithms import compose
+from comity.components import pilot
+from comity.components.pilot import CANDIDATES, judged, told
 from comity.core import PartyData, Samples
 from comity.core.evaluation import Score
 from comity.core.participation import NoReplies
 from comity.experiments import config
 from comity.experiments.build import prepare
-from comity.components import pilot
-from comity.components.pilot import CANDIDATES, judged, told
 from comity.studies.plan import plan as planned
 
 AUTO = "kappa=auto,pilot_rounds=2"
@@ -177,10 +177,10 @@ def test_steps_are_counted_and_planned(tmp_path: Path) -> None:
 
 def test_who_missed_a_candidate_is_left_out_until_it_was_told(tmp_path: Path) -> None:
     """East does not hear of the third candidate: it is asked nothing with a kappa that is not its own, and starts anew later."""
-    absent = plan(tmp_path, "east,0,weigh,dead,2", heads="party,round,work,how,use")
+    absent = plan(tmp_path, "east,0,weigh,offline,2", heads="party,round,work,how,use")
     result = run(f"fedavg+dbe({AUTO})", tmp_path / "run", absent=absent)
     missed = [(a.call, a.how, a.occurrence) for a in absences(result) if a.party == "east" and a.round == 0]
-    assert missed[0] == ("weigh", "dead", 2)
+    assert missed[0] == ("weigh", "offline", 2)
     assert {how for _, how, _ in missed[1:]} == {"waiting"}
     assert {function for function, _, _ in missed[1:]} == {"local", "judge", "weigh"}
     told_later = [c for c in result.ledger if c.call == "agree" and c.dst == "east"]
@@ -211,7 +211,7 @@ def test_a_candidate_that_diverges_is_out(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_if_nobody_is_there_the_run_does_not_begin(tmp_path: Path) -> None:
-    absent = plan(tmp_path, *(f"{name},0,local,dead" for name in ragged().names))
+    absent = plan(tmp_path, *(f"{name},0,local,offline" for name in ragged().names))
     with pytest.raises(comity.errors.ComityError, match="cannot begin"):
         run(f"fedavg+dbe({AUTO})", tmp_path / "run", absent=absent)
 

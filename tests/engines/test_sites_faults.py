@@ -12,7 +12,6 @@ import pytest
 import torch
 from elsewhere import Handed, Sites, ended, same_as_planned, watched
 
-from comity.sites import site_store
 from comity.core.codec import decode, encode
 from comity.core.evaluation import Answers, Evaluation, Score
 from comity.core.record import Empty, Model
@@ -21,7 +20,7 @@ from comity.engines import site as engine_site
 from comity.engines.saved import write_state
 from comity.errors import ComityError, CorruptedFile
 from comity.experiments.checkpoint import write_atomically
-from comity.sites import afterwards
+from comity.sites import afterwards, site_store
 from comity.sites.handler import FAULT, LOG
 from comity.sites.messages import ANSWERED, ASKED, Done, Evaluate, Failed, Introduced, RunCall, pack, unpack
 from comity.sites.server import FAILURE

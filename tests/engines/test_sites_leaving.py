@@ -10,12 +10,11 @@ import pytest
 import torch
 from elsewhere import Sites, ended, figures, watched
 
-from comity.sites import site_store
 from comity.core.codec import decode
 from comity.errors import CorruptedFile
 from comity.experiments import config
 from comity.experiments.folder import RunFolder
-from comity.sites import afterwards
+from comity.sites import afterwards, site_store
 from comity.sites.data import own_federation
 from comity.sites.messages import ANSWERED, ASKED, Done, RunCall, unpack
 from comity.sites.server import FAILURE

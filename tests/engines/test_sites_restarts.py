@@ -144,7 +144,7 @@ def works_of(*rounds: int) -> Callable[[Any], bool]:
     return lambda head: isinstance(head, RunCall) and head.call[2] in rounds
 
 
-@pytest.mark.parametrize("how", ["lost", "dead"])
+@pytest.mark.parametrize("how", ["lost", "offline"])
 @pytest.mark.parametrize("method", MISSED)
 def test_lost_replies_and_dead_sites(method: str, how: str, sites: Sites) -> None:
     """As in a loop in which the same parties miss the same."""
@@ -164,7 +164,7 @@ def test_a_site_that_misses_the_start_or_an_evaluation(method: str, sites: Sites
     def away(head: Any) -> bool:
         return (isinstance(head, RunCall) and head.call[2] <= 1) or (isinstance(head, Evaluate) and head.round == 2)
 
-    transport.lost = missing("south", "dead", away)
+    transport.lost = missing("south", "offline", away)
     folder = sites.run(method, f"start{plain(method)}", transport, **settings)
     ended(folder)
     same_as_planned(sites, folder, method, **settings)
@@ -177,7 +177,7 @@ def test_a_quorum_that_is_missed(method: str, sites: Sites) -> None:
     transport.lost = missing("north", "lost", works_of(2, 4))
     folder = sites.run(method, f"quorum{plain(method)}", transport, **settings)
     summary = ended(folder)
-    assert [void["round"] for void in summary["void"]] == [2, 4]
+    assert [void["round"] for void in summary["discarded"]] == [2, 4]
     same_as_planned(sites, folder, method, **settings)
 
 
@@ -197,7 +197,7 @@ def test_a_site_that_is_gone_when_a_run_goes_on(method: str, sites: Sites) -> No
     summary = ended(folder)
     assert "east takes no part: it is not connected." in summary["remarks"]
     assert summary["absent"].keys() == {"east"}
-    assert not summary["void"]
+    assert not summary["discarded"]
     same_as_planned(sites, folder, method, **settings)
 
 
@@ -209,7 +209,7 @@ def test_other_settings_under_the_name_of_a_run(sites: Sites) -> None:
     assert not (folder / "summary.json").exists()
     first = ended(sites.run("fedavg", "named", **USUAL))
     transport = sites.transport()
-    transport.lost = missing("east", "dead", lambda head: pytest.fail("it works again") if isinstance(head, RunCall) else False)
+    transport.lost = missing("east", "offline", lambda head: pytest.fail("it works again") if isinstance(head, RunCall) else False)
     assert ended(sites.run("fedavg", "named", transport, **USUAL)) == first
 
 
@@ -265,7 +265,7 @@ def test_states_that_a_checkpoint_made_useless_are_gone(sites: Sites) -> None:
 
 def test_a_site_that_did_not_hear_of_a_checkpoint_keeps_more(sites: Sites) -> None:
     transport = sites.transport()
-    transport.lost = missing("east", "dead", lambda head: isinstance(head, Committed))
+    transport.lost = missing("east", "offline", lambda head: isinstance(head, Committed))
     summary = ended(sites.run("scaffold", "keeps", transport, **(USUAL | {"rounds": 3})))
     assert len(list((sites.site("east") / "runs" / "keeps" / STATES).iterdir())) == 3
     assert summary["absent"] == {}
@@ -277,7 +277,7 @@ def test_a_damaged_state_is_never_gone_on_with(what: str, sites: Sites) -> None:
     """The site says so, and is not heard any more; nobody makes up a state for it."""
     run = "damaged" + plain(what)
     transport = sites.transport()
-    transport.lost = missing("east", "dead", lambda head: isinstance(head, Committed))
+    transport.lost = missing("east", "offline", lambda head: isinstance(head, Committed))
     original, done = transport.ask, []
 
     def ask(requests: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, bytes | None]]:
@@ -341,7 +341,7 @@ def test_an_older_checkpoint_can_be_gone_on_with(sites: Sites) -> None:
     folder = sites.folder / "hub" / "runs" / "older"
     kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     transport = stopped(4)
-    transport.lost = lambda name, request: "dead" if isinstance(unpack(request, ASKED, 1 << 30)[0], Committed) else ""
+    transport.lost = lambda name, request: "offline" if isinstance(unpack(request, ASKED, 1 << 30)[0], Committed) else ""
     with pytest.raises(Killed):
         sites.run("scaffold", "older", transport, **settings)
     for path in [path for path in folder.rglob("*") if path.is_file() and path not in kept]:

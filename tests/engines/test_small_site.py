@@ -216,7 +216,7 @@ def test_nobody_but_the_small_site_is_left(metric: str, sites: Sites) -> None:
         nonlocal working
         head, _ = unpack(request, ASKED, 1 << 30)
         working = working or hasattr(head, "round") or hasattr(head, "call")
-        return "dead" if working and name != "east" else ""
+        return "offline" if working and name != "east" else ""
 
     transport.lost = lost
     folder = sites.run("fedavg", "left", transport, **USUAL, metric=metric)
@@ -313,7 +313,7 @@ def test_a_site_that_is_gone_at_the_end(sites: Sites) -> None:
 
     def lost(name: str, request: bytes) -> str:
         is_end = isinstance(unpack(request, ASKED, 1 << 30)[0], End)
-        return "dead" if name == "east" and is_end else ""
+        return "offline" if name == "east" and is_end else ""
 
     transport.lost = lost
     folder = sites.run("fedavg", "gone", transport, **USUAL)
@@ -325,7 +325,7 @@ def test_a_site_that_is_gone_at_the_end(sites: Sites) -> None:
 
 def test_a_site_that_refuses_when_the_run_is_resumed(sites: Sites) -> None:
     transport = sites.transport()
-    transport.lost = lambda name, request: "dead" if name == "east" and isinstance(unpack(request, ASKED, 1 << 30)[0], End) else ""
+    transport.lost = lambda name, request: "offline" if name == "east" and isinstance(unpack(request, ASKED, 1 << 30)[0], End) else ""
     folder = sites.run("fedavg", "refuses", transport, **USUAL)
     sites.change("east", {"rounds = 1000": "rounds = 1"})
     sites.run("fedavg", "refuses", **USUAL)

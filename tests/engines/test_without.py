@@ -13,13 +13,13 @@ import torch
 from matrix import GOSSIP, ragged, run, tables
 
 import comity
+from comity.components.bank import Bank, Upload
 from comity.core import Key, Server
 from comity.core.codec import flatten
 from comity.engines.loop import LoopEngine
 from comity.errors import UsageError
 from comity.experiments import config
 from comity.experiments.build import prepare
-from comity.components.bank import Bank, Upload
 from comity.studies import plan
 
 OTHERS = ("north", "south", "west")  # east, the second, is left out: the numbers of those after it change, their streams must not

@@ -16,9 +16,9 @@ from toys import batch_of, federation, fit, net_of, noise, party_of, rounds, sam
 import comity
 from comity.algorithms.adcol import Adcol, AdcolState, Game, Judges
 from comity.algorithms.fedavg import FedAvg
+from comity.components.divergence import kl_from_uniform
 from comity.core import Info, Key, LearningTask, Samples, Training, in_chunks
 from comity.models.stack import Builder, flat, linear, relu
-from comity.components.divergence import kl_from_uniform
 
 FULL = Training(lr=2.0, momentum=0.9, batch=10**6, epochs=150)
 

@@ -36,12 +36,12 @@ from toys import (
 
 import comity
 from comity.algorithms.adcol import Adcol, AdcolState, Game, Judges
+from comity.components.divergence import kl_from_uniform
+from comity.components.views import augmented, ntxent, second_view, simsiam
 from comity.core import Batch, Key, LearningTask, Params, Samples, Training, batches, descent, payload
 from comity.core.call import PartyResult
 from comity.core.key import BatchKey
 from comity.models import build
-from comity.components.divergence import kl_from_uniform
-from comity.components.views import augmented, ntxent, second_view, simsiam
 
 SHAPE, CLASSES, WIDTH, HIDDEN = (6,), 3, 5, 7
 IMAGE, BATCHNORM = (1, 8, 8), "fedbn-cnn(scale=0.03)"

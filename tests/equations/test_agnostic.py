@@ -17,8 +17,8 @@ from toys import OneNumber, assert_near, federation, net_of, rounds, rows, sampl
 import comity
 from comity.algorithms.afl import Afl
 from comity.algorithms.drfa import Drfa
-from comity.core import Batch, Key, LearningTask, Params, Training
 from comity.components.agnostic import Mixture, mean_loss, onto_simplex
+from comity.core import Batch, Key, LearningTask, Params, Training
 
 STEP = Training(lr=0.1, batch=1, epochs=1)
 

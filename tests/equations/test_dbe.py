@@ -16,8 +16,8 @@ import comity
 from comity.algorithms import compose
 from comity.algorithms.dbe import MEAN, OFFSET, Biased, Dbe
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Batch, Key, LearningTask, Params, Samples, Training
 from comity.components.pilot import Mean
+from comity.core import Batch, Key, LearningTask, Params, Samples, Training
 
 SHAPE, CLASSES, K = (6,), 3, 5
 

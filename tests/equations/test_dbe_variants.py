@@ -20,9 +20,9 @@ import comity
 from comity.algorithms import compose
 from comity.algorithms.dbe import OFFSET, Biased, Dbe
 from comity.algorithms.fedavg import FedAvg
+from comity.components.pilot import Mean
 from comity.core import Batch, Key, LearningTask, Params, Samples, Training, batches
 from comity.models import build
-from comity.components.pilot import Mean
 
 SHAPE, CLASSES, K, B = (6,), 3, 5, 4
 IMAGE, BATCHNORM = (1, 8, 8), "fedbn-cnn(scale=0.03)"

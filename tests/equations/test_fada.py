@@ -11,9 +11,9 @@ from toys import assert_near, batch_of, distance, federation, net_of, noise, par
 
 import comity
 from comity.algorithms.fada import NOBODY, SOURCE, TARGET, Fada, Judges, Lesson
-from comity.core import Key, Params, Samples, Training, UsageError
 from comity.components.clusters import left_in_clusters
 from comity.components.discriminator import labelled
+from comity.core import Key, Params, Samples, Training, UsageError
 
 SIZES = (12, 12, 14)
 SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 3, "lr": 0.1, "batch": 4, "engine": "loop"}

@@ -22,6 +22,10 @@ from toys import LoopServer, batch_of, federation, net_of, noise, party_of, roun
 import comity
 from comity.algorithms.fed_sps import FedSps, FedSpsState
 from comity.algorithms.solo import Solo
+from comity.components.attack import next_lambda
+from comity.components.choice import peer_chances, remembered
+from comity.components.overlap import Help
+from comity.components.peer import Group
 from comity.core import Empty, Key, LearningTask, Model, Params, PartyData, Samples, Sealed, Training
 from comity.core.call import PartyResult
 from comity.core.key import BatchKey
@@ -29,10 +33,6 @@ from comity.core.record import unseal
 from comity.engines.loop import LoopEngine
 from comity.experiments import checkpoint
 from comity.experiments.server_run import Quiet
-from comity.components.attack import next_lambda
-from comity.components.choice import peer_chances, remembered
-from comity.components.overlap import Help
-from comity.components.peer import Group
 from comity.studies import plan
 
 Scaled = tuple[tuple[float, ...], tuple[float, ...]]

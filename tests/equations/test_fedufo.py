@@ -42,16 +42,16 @@ import comity
 from comity.algorithms import find, options
 from comity.algorithms.feduad import Both, FedUad, FedUadState, Prior
 from comity.algorithms.fedufo import FedUfo
-from comity.core import Batch, FitRequest, Key, LearningTask, Params, Party, Samples, Training, batches
-from comity.core.call import PartyResult
-from comity.errors import UsageError
-from comity.experiments import checkpoint
-from comity.experiments.server_run import Quiet
 from comity.components.choice import with_the_worst
 from comity.components.consensus import agreed, class_shares
 from comity.components.discriminator import Owners, discriminator, tell_apart, with_others
 from comity.components.divergence import kl, uniform_cross_entropy
 from comity.components.server_steps import momentum_step
+from comity.core import Batch, FitRequest, Key, LearningTask, Params, Party, Samples, Training, batches
+from comity.core.call import PartyResult
+from comity.errors import UsageError
+from comity.experiments import checkpoint
+from comity.experiments.server_run import Quiet
 from comity.studies import plan
 
 SHAPE, CLASSES, WIDTH = (6,), 4, 5

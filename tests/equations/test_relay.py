@@ -27,6 +27,9 @@ from comity.algorithms import find, options
 from comity.algorithms.fedavg import FedAvg
 from comity.algorithms.relay import Relay, V
 from comity.algorithms.relay_p2p import RelayP2p, RelayPeerState
+from comity.components.bank import Teacher
+from comity.components.classwise import contrast, one_class, one_class_external, tellable
+from comity.components.peer import Group
 from comity.core import Batch, Empty, Info, Key, LearningTask, Params, Samples, Sealed, Training
 from comity.core.call import PartyResult
 from comity.core.fit import FitRequest
@@ -38,9 +41,6 @@ from comity.experiments import checkpoint
 from comity.experiments.config import read
 from comity.experiments.server_run import Quiet
 from comity.models import build
-from comity.components.bank import Teacher
-from comity.components.classwise import contrast, one_class, one_class_external, tellable
-from comity.components.peer import Group
 from comity.studies import plan
 
 SHAPE, C, D = (6,), 3, 5

@@ -17,9 +17,9 @@ import comity
 from comity.algorithms import compose
 from comity.algorithms.krum import Krum, distances
 from comity.algorithms.trimmed import Trimmed
+from comity.components.robust import Gathering, trimmed_mean
 from comity.core import AnyAlgorithm, Averaging, Params, Training
 from comity.errors import ComityError, UsageError
-from comity.components.robust import Gathering, trimmed_mean
 
 FAULTY = str(Path(__file__).with_name("faulty.py"))
 ROBUST = ("median", "trimmed", "krum")
@@ -187,7 +187,7 @@ def test_more_than_was_asked_for_breaks_them() -> None:
 def test_hosts_of_many_kinds(text: str) -> None:
     for robust in ROBUST:
         result = comity.run(f"{text}+{robust}", federation(SIZES[:5]), **SMALL | {"rounds": 2})
-        assert result.summary["void"] == []
+        assert result.summary["discarded"] == []
 
 
 def test_a_users_whole_numbers(tmp_path: Path) -> None:
@@ -244,11 +244,11 @@ def test_a_round_of_its_own_is_refused(tmp_path: Path) -> None:
 def test_a_round_that_too_few_answer_is_void(tmp_path: Path) -> None:
     """Krum with f = 2 needs all seven: a round in which one is away does not count, and says so."""
     away = tmp_path / "away.csv"
-    away.write_text("party,round,work,how\np1,2,,dead\n")
+    away.write_text("party,round,work,how\np1,2,,offline\n")
     result = comity.run("fedavg+krum(f=2)", easy(), **SMALL | {"rounds": 3, "absent": str(away)})
     why = "krum with these options needs 7 replies, but 6 came."
-    assert [(v["round"], v["why"]) for v in result.summary["void"]] == [(2, why)]
-    assert comity.run("fedavg+krum(f=1)", easy(), **SMALL | {"rounds": 3, "absent": str(away)}).summary["void"] == []
+    assert [(v["round"], v["why"]) for v in result.summary["discarded"]] == [(2, why)]
+    assert comity.run("fedavg+krum(f=1)", easy(), **SMALL | {"rounds": 3, "absent": str(away)}).summary["discarded"] == []
 
 
 def test_two_ways_to_average_are_an_error_wherever_they_come_from() -> None:
@@ -274,7 +274,7 @@ def test_what_they_do_not_guard_is_said() -> None:
 def test_a_median_of_two_is_said_to_be_a_mean(tmp_path: Path) -> None:
     """Before a run whose cohorts are that small, and in one to which it happens."""
     away = tmp_path / "away.csv"
-    away.write_text("party,round,work,how\n" + "".join(f"p{i},2,,dead\n" for i in range(5)))
+    away.write_text("party,round,work,how\n" + "".join(f"p{i},2,,offline\n" for i in range(5)))
     with pytest.warns(UserWarning, match="protects from nobody"):
         comity.run("fedavg+median", easy(), **SMALL | {"rounds": 1, "participation": 0.3})
     for rounds_, said in ((1, False), (2, True)):

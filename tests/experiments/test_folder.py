@@ -117,7 +117,7 @@ GIVEN = [
     Spent(1, "local", "p1", "A.x, A.y", "record", "gaussian", 1.0, 0.1 + 0.2, 1 / 3, 7, 2.5, 1e-5, "blank", "server", 0, 0),
     Spent(1, "local", "a, b", "A.z", "", "none", 0.0, 0.0, 1.0, 1, math.inf, 1e-5, "", "server", 0, 0),
 ]
-AWAY = [Absence("p1", 1, "local", "lost", 0), Absence("a, b", 2, "evaluate", "dead", 1)]
+AWAY = [Absence("p1", 1, "local", "lost", 0), Absence("a, b", 2, "evaluate", "offline", 1)]
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from xml.etree import ElementTree
 
-from comity.studies import benefit_map
 from comity import papers
-from comity.studies import pages
+from comity.studies import benefit_map, pages
 from comity.studies.benefit_map import Help, Place
 from comity.studies.cells import Cell, Figure
 from comity.studies.reproduction import Reproduction

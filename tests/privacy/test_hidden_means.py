@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 import comity
 from comity import algorithms
 from comity.cli import main
+from comity.components import hidden_means as module
+from comity.components.bank import Teacher
 from comity.core import Key, Samples, UsageError, Wrapper
 from comity.core.call import CallId, Message
 from comity.core.fit import HiddenMeans, Level
 from comity.core.noise import gaussian
 from comity.core.wrapper import chain
 from comity.engines.site import Site
-from comity.components import hidden_means as module
-from comity.components.bank import Teacher
 from comity.privacy.accounting import gaussian_epsilon, gaussian_sigma
 from comity.privacy.composition import epsilon
 from comity.privacy.options import PrivateRows
@@ -312,7 +312,7 @@ def test_a_call_beyond_the_budget_is_not_made(federation: comity.Federation) -> 
     result = run("fd+ldp(noise=2)", federation, rounds=9, budget="epsilon=4")
     assert 1 < result.summary["rounds"] < 9
     assert result.summary["privacy"]["epsilon"] <= 4
-    assert "privacy budget" in result.summary["void"][0]["why"]
+    assert "privacy budget" in result.summary["discarded"][0]["why"]
 
 
 def test_a_plan_says_what_noise_there_will_be(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

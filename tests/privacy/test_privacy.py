@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 import comity
 from comity.algorithms.adcol import Adcol, Judges
+from comity.components.discriminator import discriminator
 from comity.core import Batch, FitRequest, Key, LearningTask, Params, Samples, Training, plain
 from comity.core.descent import train
 from comity.core.fit import Private
 from comity.models import build
-from comity.components.discriminator import discriminator
 from comity.privacy.accounting import (
     ORDERS,
     gaussian_delta,

@@ -164,7 +164,7 @@ def test_a_call_beyond_the_budget_is_not_made_and_the_run_ends_there_also_when_r
     whole = run("fedavg+dp(noise=2)", federation, out=tmp_path / "whole", **settings)
     assert 1 < whole.summary["rounds"] < 9
     assert whole.summary["privacy"]["epsilon"] <= 1.9 * alone
-    assert "privacy budget" in whole.summary["void"][0]["why"]
+    assert "privacy budget" in whole.summary["discarded"][0]["why"]
     asked = {row.round for row in whole.ledger if row.call == "local"}
     assert max(asked) == whole.summary["rounds"] - 1  # in the last round nobody was asked
 

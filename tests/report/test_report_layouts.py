@@ -306,7 +306,7 @@ def test_newcomers(tmp_path: Path) -> None:
 def test_runs_that_diverged(tmp_path: Path) -> None:
     compared(tmp_path, ["fedavg+dbe", "adcol", "fed-sps"], lr=1e12, rounds=1)
     summaries = [loaded(path) for path in tmp_path.rglob("summary.json")]
-    assert any(s["diverged"] or s["void"] or s["absent"] for s in summaries)
+    assert any(s["diverged"] or s["discarded"] or s["absent"] for s in summaries)
     page = Written(report(tmp_path))
     assert not page.broken
     assert any("not finite" in note for note in page.notes)

@@ -9,8 +9,8 @@ import psutil
 import pytest
 from deployed import Deployed
 
-from comity.sites.flare import startup_kits
 from comity.errors import ComityError
+from comity.sites.flare import startup_kits
 
 
 def said(step: dict[str, dict[str, list[object]]], *names: str) -> list[object]:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from comity.sites.flare import startup_kits
 from comity.errors import UsageError
-from comity.sites.flare import hardening
+from comity.sites.flare import hardening, startup_kits
 
 
 @pytest.fixture(scope="module")

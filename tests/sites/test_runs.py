@@ -93,7 +93,7 @@ def test_a_site_that_is_killed_and_comes_back(real: Real, tmp_path: Path) -> Non
     assert {row.party for row in RunFolder(tmp_path / "run").read_absences()} == {"east"}
     assert killed + 2 in missed
     assert 12 not in missed
-    assert summary["void"] == []
+    assert summary["discarded"] == []
     real.check_same("scaffold", tmp_path / "run", absent=True, **SLOW | {"rounds": 12})
     real.check_idle()
 
@@ -160,9 +160,9 @@ def test_a_quorum_that_is_missed(real: Real, tmp_path: Path) -> None:
     real.kill("east")
     killed = done(order.ordered.folder)
     summary = order.summary()
-    void = {row["round"]: row["why"] for row in summary["void"]}
-    assert void[4] == "Only 2 of the 3 parties that are needed answered local in round 4."
-    assert min(void) > killed
+    discarded = {row["round"]: row["why"] for row in summary["discarded"]}
+    assert discarded[4] == "Only 2 of the 3 parties that are needed answered local in round 4."
+    assert min(discarded) > killed
     real.check_same("scaffold", tmp_path / "run", absent=True, **settings)
     real.check_idle()
 

@@ -26,12 +26,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from comity.core import *
-from comity.core.diagnostics import CurveByRound
 from comity.components.discriminator import carried, discriminator, labelled
 from comity.components.divergence import kl_from_uniform
 from comity.components.server_steps import shared_names
 from comity.components.views import SelfSupervised, probe, second_view
+from comity.core import *
+from comity.core.diagnostics import CurveByRound
 from comity.privacy.mechanisms import bounded
 from comity.privacy.options import PrivateRows
 

@@ -18,8 +18,8 @@ FLGo (FedTorch: by sample counts); γ_λ = 0.1 as in FedTorch (FLGo: 0.01), whic
 
 from __future__ import annotations
 
-from comity.core import *
 from comity.components.agnostic import Agnostic, Mixture, mean_loss
+from comity.core import *
 
 
 @record

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from comity.algorithms.fedavg import AveragedModel
-from comity.core import *
 from comity.components.pair import named, part
+from comity.core import *
 
 W, V, ALPHA = "w.", "v.", "alpha"
 

@@ -26,10 +26,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from comity.core import *
-from comity.core.diagnostics import Diagnostic, ParameterNorms
 from comity.components.averaged import AveragesWeights
 from comity.components.pilot import TRIED_BYTES, Mean, Piloted
+from comity.core import *
+from comity.core.diagnostics import Diagnostic, ParameterNorms
 from comity.privacy.options import NoisyMean
 
 OFFSET = "dbe.offset"

@@ -25,8 +25,8 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from comity.core import *
 from comity.components.agnostic import Agnostic, Mixture, mean_loss
+from comity.core import *
 
 SNAPSHOT = "drfa."
 

@@ -35,10 +35,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from comity.core import *
 from comity.components.classwise import features_of
 from comity.components.clusters import left_in_clusters
 from comity.components.discriminator import both_sides, discriminator, labelled, shares_of
+from comity.core import *
 
 SOURCE, TARGET = 0, 1
 NOBODY = -1

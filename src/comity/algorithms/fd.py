@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import *
 from comity.components.hidden_means import Holding, SendsMeans
+from comity.core import *
 
 
 @record

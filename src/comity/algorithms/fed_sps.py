@@ -30,13 +30,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from comity.core import *
-from comity.core.diagnostics import PartyMatrix
 from comity.components.attack import Attacks, Range
 from comity.components.choice import Asks, remembered
 from comity.components.overlap import Help, Overlaps, eval_loss, gains, gradients, help_for, linear_in, pull
 from comity.components.peer import Group, PeerToPeer
 from comity.components.schedule import Schedule, Step
+from comity.core import *
+from comity.core.diagnostics import PartyMatrix
 
 LAM = "fed-sps.lambda"
 

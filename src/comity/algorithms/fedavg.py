@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Generic
 
-from comity.core import *
 from comity.components.averaged import AveragesWeights
+from comity.core import *
 
 
 class AveragedModel(AveragesWeights[Params, C, Model], Generic[C]):

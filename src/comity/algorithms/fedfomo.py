@@ -31,10 +31,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from comity.components.averaged import AveragesWeights
 from comity.core import *
 from comity.core.diagnostics import PartyMatrix
 from comity.core.evaluation import validated
-from comity.components.averaged import AveragesWeights
 
 HELD_OUT = 5  # every so many samples, one
 WEIGHT = "weight/"

@@ -27,9 +27,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from comity.components.averaged import AveragesWeights
 from comity.core import *
 from comity.models.stack import Builder, batchnorm, linear, relu
-from comity.components.averaged import AveragesWeights
 
 
 @record

@@ -29,8 +29,8 @@ from functools import partial
 import torch
 
 from comity.algorithms.centralized import Data, together
-from comity.core import *
 from comity.components.averaged import AveragesWeights
+from comity.core import *
 
 ROWS = 512  # of which a gradient over many samples is taken at once
 Tally = tuple[Params, int]

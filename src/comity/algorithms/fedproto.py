@@ -31,9 +31,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from comity.core import *
 from comity.components.around import Around
 from comity.components.classwise import class_means, features_of, pooled
+from comity.core import *
 
 PROTOTYPES, KNOWN = "fedproto.prototypes", "fedproto.known"
 

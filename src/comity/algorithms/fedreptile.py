@@ -14,8 +14,8 @@ At a glance: personal = nothing; exchanged = the weights, both ways; kept = noth
 from __future__ import annotations
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import *
 from comity.components.server_steps import momentum_step
+from comity.core import *
 
 
 @algorithm

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import *
 from comity.components.around import Around
+from comity.core import *
 
 OWN = "fedrod."
 

@@ -33,10 +33,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from comity.algorithms.fedproto import Guide, Prototypes, SharesPrototypes
+from comity.components.classwise import pooled
 from comity.core import *
 from comity.core.kernels import linear
 from comity.models.stack import uniform
-from comity.components.classwise import pooled
 
 EMBEDDING = "embedding"
 

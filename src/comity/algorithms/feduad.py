@@ -22,11 +22,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from comity.core import *
 from comity.components.classwise import features_of
 from comity.components.discriminator import Owners, discriminator, tell_apart, with_others
 from comity.components.divergence import uniform_cross_entropy
 from comity.components.server_steps import momentum_step
+from comity.core import *
 
 DISC = "disc."
 

@@ -25,11 +25,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from comity.algorithms.feduad import Both, FedUad, FedUadServer, FedUadState, Prior
-from comity.core import *
 from comity.components.choice import with_the_worst
 from comity.components.classwise import features_of
 from comity.components.consensus import agreed
 from comity.components.divergence import kl
+from comity.core import *
 
 GROUP, GLOBAL = "teacher.group", "teacher.global"  # what they answer to each sample, as log-probabilities
 

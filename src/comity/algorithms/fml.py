@@ -26,9 +26,9 @@ from typing import Literal
 from torch import Tensor
 
 from comity.algorithms.fedavg import AveragedModel
-from comity.core import *
 from comity.components.divergence import kl
 from comity.components.pair import named, part
+from comity.core import *
 
 OWN, COPY = "p.", "m."
 

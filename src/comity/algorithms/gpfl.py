@@ -32,10 +32,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from comity.algorithms.fedper import FedPer
+from comity.components.around import Around
 from comity.core import *
 from comity.core.kernels import linear
 from comity.models.stack import uniform
-from comity.components.around import Around
 
 EMBEDDING, VALVE = "gpfl.embedding", "gpfl.valve."
 GAMMA, BETA = VALVE + "gamma.", VALVE + "beta."

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pdist
 
-from comity.core import *
 from comity.components.robust import RobustMean
+from comity.core import *
 
 
 def distances(models: Sequence[Params]) -> Tensor:

@@ -21,11 +21,11 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, Literal
 
+from comity.components.hidden_means import SendsMeans, release
 from comity.core import *
 from comity.core.algorithm import LEAVES
 from comity.core.fit import HiddenMeans, Level
 from comity.core.release import NOTHING, Asked, Releases
-from comity.components.hidden_means import SendsMeans, release
 from comity.privacy.guard import guarded
 from comity.privacy.options import ROW, TRAINED_OPENLY, PrivateRows
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from comity.core import *
 from comity.components.robust import RobustMean, trimmed_mean
+from comity.core import *
 
 
 @algorithm

@@ -24,9 +24,9 @@ Compared: the same as PFLlib's, once that measures θ_i, and as fluke's, once θ
 
 from __future__ import annotations
 
-from comity.core import *
 from comity.components.averaged import AveragesWeights
 from comity.components.server_steps import momentum_step
+from comity.core import *
 
 
 @record

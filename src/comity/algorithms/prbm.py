@@ -16,8 +16,8 @@ from dataclasses import field, replace
 from typing import Literal
 
 from comity.algorithms.dbe import Dbe
-from comity.core import *
 from comity.components.pilot import Mean
+from comity.core import *
 
 
 @algorithm

@@ -17,9 +17,9 @@ Compared: the same as Flower's. See docs/methods-beside.md.
 from __future__ import annotations
 
 from comity.algorithms.fedavg import FedAvg
+from comity.components.server_steps import momentum_step
 from comity.core import *
 from comity.core.evaluation import scored
-from comity.components.server_steps import momentum_step
 
 TINY = 1e-10
 

@@ -27,11 +27,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import *
 from comity.components.bank import UPLOADED, Bank, Teacher, Upload, noise
 from comity.components.classwise import class_means, contrast, features_of, levels, observations, one_class, one_class_external
 from comity.components.hidden_means import SendsMeans
 from comity.components.server_steps import shared_names
+from comity.core import *
 
 V = "relay.V"
 

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from comity.algorithms.relay import SharesRepresentations
-from comity.core import *
 from comity.components.bank import Teacher
 from comity.components.hidden_means import Holding
 from comity.components.peer import Group, PeerToPeer
+from comity.core import *
 
 
 @record

@@ -21,8 +21,8 @@ from dataclasses import replace
 
 import torch
 
-from comity.core import *
 from comity.components.averaged import AveragesWeights
+from comity.core import *
 
 
 @record

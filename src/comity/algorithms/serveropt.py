@@ -25,9 +25,9 @@ from typing import Any, Literal
 
 import torch
 
+from comity.components.server_steps import check_averages, momentum_step
 from comity.core import *
 from comity.core.wrapper import AsHost, chain
-from comity.components.server_steps import check_averages, momentum_step
 
 STEPS = {"momentum": 1.0, "adam": 0.1, "yogi": 0.01, "adagrad": 0.1}
 

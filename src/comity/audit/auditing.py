@@ -10,19 +10,19 @@ from typing import Any
 
 import torch
 
+from comity.audit.canaries import Shown
+from comity.audit.chance import RATES
+from comity.audit.decoding import decoded
+from comity.audit.finding import Finding, Outcome, Untried
+from comity.audit.inverting import inverted
 from comity.audit.membership_gradients import by_gradients
 from comity.audit.membership_means import by_means
 from comity.audit.membership_rows import by_rows
 from comity.audit.membership_updates import by_updates
 from comity.audit.membership_weights import by_weights
-from comity.audit.canaries import Shown
-from comity.audit.chance import RATES
-from comity.audit.decoding import decoded
-from comity.audit.finding import Finding, Outcome, Untried
-from comity.audit.unprotected import in_the_open
-from comity.audit.inverting import inverted
 from comity.audit.pictures import sheet
 from comity.audit.private_training import private_training
+from comity.audit.unprotected import in_the_open
 from comity.audit.view import View
 from comity.checksums import with_crc
 from comity.core.algorithm import LEAVES

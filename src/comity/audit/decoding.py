@@ -13,9 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from comity.audit.membership_rows import even, first_and_last, spread
 from comity.audit.chance import share
 from comity.audit.finding import Outcome, Pictures, Untried, best_and_median, pieced
+from comity.audit.membership_rows import even, first_and_last, spread
 from comity.audit.nearest_neighbours import nearest
 from comity.audit.observed import Rows
 from comity.audit.view import FIRST, LAST, Attacker, View, seen_by

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from comity.audit.chance import share
-from comity.audit.first_layer import FirstLayer, first_layer, span
 from comity.audit.finding import Outcome, Pictures, Untried, best_and_median, pieced
+from comity.audit.first_layer import FirstLayer, first_layer, span
 from comity.audit.nearest_neighbours import nearest
 from comity.audit.observed import gradients, updates
 from comity.audit.view import View

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from comity.audit.chance import Scored
-from comity.audit.first_layer import first_layer, span
 from comity.audit.finding import Outcome, Untried, membership
+from comity.audit.first_layer import first_layer, span
 from comity.audit.observed import gradients
 from comity.audit.view import View
 

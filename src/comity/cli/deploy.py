@@ -148,8 +148,8 @@ def serve(folder: Annotated[Path, typer.Argument(metavar="DIR", help="the operat
 def start(site: Site = Path()) -> None:
     """Site: run the site, until it is stopped; every request, and what becomes of it, is shown and kept."""
     from comity.cli import screen
-    from comity.sites.handler import KIT, LOG
     from comity.sites.flare.processes import run_site
+    from comity.sites.handler import KIT, LOG
     from comity.sites.policy import SitePolicy
 
     policy = SitePolicy.read(site)
@@ -178,15 +178,15 @@ def check(site: Site = Path()) -> None:
     """Site: whether all is well before it starts: its law, its data, its certificate, the way to the server."""
     from comity.cli import screen
     from comity.core.metrics import ACCURACY
-    from comity.experiments.context import PartyInfo
     from comity.experiments.config import Experiment
+    from comity.experiments.context import PartyInfo
     from comity.sites.data import own_federation
-    from comity.sites.handler import KIT
     from comity.sites.flare import needs_flare
     from comity.sites.flare.processes import running
-    from comity.sites.site_store import spent
-    from comity.sites.policy import SitePolicy
+    from comity.sites.handler import KIT
     from comity.sites.key_exchange import Identity
+    from comity.sites.policy import SitePolicy
+    from comity.sites.site_store import spent
 
     needs_flare()
     policy = SitePolicy.read(site)
@@ -238,8 +238,8 @@ def report(site: Site = Path()) -> None:
     """Site: the runs that it took part in, what left in each, what its models were worth, and where they are."""
     from comity.cli import screen
     from comity.names import display_name
-    from comity.sites.site_store import Book, runs_of, spent
     from comity.sites.policy import SitePolicy
+    from comity.sites.site_store import Book, runs_of, spent
 
     policy = SitePolicy.read(site)
     rows: list[list[str]] = []

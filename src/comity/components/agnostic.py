@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from comity.core import Batch, Info, Key, LearningTask, M, Params, Party, Samples, Server, mixin, option, record
 from comity.components.averaged import AveragesWeights
 from comity.components.overlap import eval_loss
+from comity.core import Batch, Info, Key, LearningTask, M, Params, Party, Samples, Server, mixin, option, record
 
 
 @record

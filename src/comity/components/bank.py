@@ -7,9 +7,9 @@ from dataclasses import field, replace
 import torch
 from torch import Tensor
 
-from comity.core import Key, Params, record
 from comity.components.classwise import drawn, pooled
 from comity.components.hidden_means import Holding
+from comity.core import Key, Params, record
 
 
 @record

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from comity.components.server_steps import check_averages
 from comity.core import AnyAlgorithm, Averaging, Info, Params, Server, UsageError, check_like
 from comity.core.participation import NoReplies
 from comity.core.wrapper import AsHost, chain
-from comity.components.server_steps import check_averages
 
 FEW = 3
 TOO_FEW = "of fewer than three replies nobody can tell which is nonsense: such a round protects from nobody."

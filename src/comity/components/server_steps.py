@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from comity.algorithms.fedavg import AveragedModel
+from comity.components.averaged import AveragesWeights
 from comity.core import SHARES, AnyAlgorithm, LearningTask, Params, UsageError, trainable
 from comity.core.wrapper import chain
-from comity.components.averaged import AveragesWeights
 
 
 def shared_names(task: LearningTask, what: str) -> frozenset[str]:

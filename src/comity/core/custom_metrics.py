@@ -31,7 +31,7 @@ DRAWS = 500
 """Drawings for an interval: fewer than for Comity's metrics, as a user's function is called for each of them."""
 TAKEN = {
     "loss", "silence", "algorithm", "dataset", "partition", "parties", "without", "seed", "model", "metric", "newcomers",
-    "diverged", "absent", "bytes", "seconds", "rounds", "steps", "server_steps", "remarks", "void", "privacy",
+    "diverged", "absent", "bytes", "seconds", "rounds", "steps", "server_steps", "remarks", "discarded", "privacy",
     "cautions", "classes", "too_few",
 }  # fmt: skip
 """What else has such a name in a run's tables and its summary."""

@@ -10,14 +10,14 @@ from comity.core.call import CallId
 from comity.core.party import Info
 from comity.errors import ComityError
 
-DEAD = "dead"
+OFFLINE = "offline"
 LOST = "lost"
 WAITING = "waiting"
 NOT_FINITE = "nonfinite"
-ABSENT = (DEAD, LOST, WAITING)
+ABSENT = (OFFLINE, LOST, WAITING)
 """The ways not to be heard at all."""
 MEANING = {
-    DEAD: "it was not there",
+    OFFLINE: "it was not there",
     LOST: "it was asked, but no reply came",
     WAITING: "it was not asked, as it had missed the start",
     NOT_FINITE: "it had values that are not finite, which were left out",
@@ -49,7 +49,7 @@ class Rules:
     stop_if_not_finite: bool = False
     """Whether a reply with values that are not finite ends the run; else it is left out."""
     planned: Callable[[str, CallId], str] = lambda party, call: ""
-    """For simulations: whether a party of that name is to be DEAD when it is called, or its reply LOST."""
+    """For simulations: whether a party of that name is to be OFFLINE when it is called, or its reply LOST."""
 
 
 class Participation:
@@ -116,7 +116,7 @@ class Participation:
     def _away(self, call: CallId, i: int) -> str:
         if i in self.waiting and call.depth >= 0:  # a look at models is for everyone
             return WAITING
-        return DEAD if self._planned(call, i) == DEAD else ""
+        return OFFLINE if self._planned(call, i) == OFFLINE else ""
 
     def _planned(self, call: CallId, i: int) -> str:
         return self.rules.planned(self._info.name(i), call)

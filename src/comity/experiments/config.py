@@ -145,7 +145,7 @@ class Experiment(BaseModel):
         None, description="parties to leave out, as in p1,p2; the others keep their data and their random streams"
     )
     absent: Annotated[str | None, BeforeValidator(_located)] = Field(
-        None, description="who misses what, to study it: a table as absences.csv, or random(dead=0.1,lost=0.1)"
+        None, description="who misses what, to study it: a table as absences.csv, or random(offline=0.1,lost=0.1)"
     )
     min_replies: int = Field(
         1, ge=1, description="replies that make an exchange count (all, if fewer are asked), else the round is void"

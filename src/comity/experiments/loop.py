@@ -148,7 +148,7 @@ class _Rounds:
         self._checkpoints = checkpoints
         self._tables = tables
         self._engine = engine
-        self._void: dict[int, str] = {}
+        self._discarded: dict[int, str] = {}
         """Rounds in which exchanges did not count, and why."""
         self._state: Any = None
         """The server's state."""
@@ -179,7 +179,7 @@ class _Rounds:
         counters = manifest.counters
         self.server.versions = _versions(manifest)
         self.server.participation_log.waiting = set(counters.get("waiting", ()))
-        self._void = {int(t): why for t, why in counters.get("void", {}).items()}
+        self._discarded = {int(t): why for t, why in counters.get("discarded", counters.get("void", {})).items()}
         homes = {int(i): w for i, w in counters.get("homes", {}).items()}
         self._engine.load(self._checkpoints.folder, manifest.parties.values(), self.server.versions, homes)
         self.server.ledger.total.update(counters["bytes"])
@@ -257,8 +257,8 @@ class _Rounds:
             self._start()
         elif t <= self.schedule.rounds:
             self._onboard(self.job.cohort(t))
-            void = self._whole(lambda s: algorithm.round(s, server, t), quorum=self.job.experiment.min_replies)
-            server.first += bool(void) and t == server.first
+            discarded = self._whole(lambda s: algorithm.round(s, server, t), quorum=self.job.experiment.min_replies)
+            server.first += bool(discarded) and t == server.first
         else:
             server.charge_introduction(info.late)
             evaluate_newcomers(self.job, server, self._engine, self._state, "offered")
@@ -273,8 +273,8 @@ class _Rounds:
 
     def _start(self) -> None:
         """The exchanges before round 1; without them there is no run. Who missed one waits until it was told what it missed."""
-        if void := self._whole(lambda s: self.job.algorithm.start(s, self.server), quorum=self.job.experiment.min_replies):
-            raise ComityError(f"The run cannot begin: {void[0].lower()}{void[1:]}")
+        if discarded := self._whole(lambda s: self.job.algorithm.start(s, self.server), quorum=self.job.experiment.min_replies):
+            raise ComityError(f"The run cannot begin: {discarded[0].lower()}{discarded[1:]}")
         self.server.participation_log.waiting = set(self.server.participation_log.missed)
 
     def _onboard(self, cohort: Iterable[int]) -> None:
@@ -283,8 +283,8 @@ class _Rounds:
         late = sorted(participation_log.waiting.intersection(cohort))
         if late:
             participation_log.waiting -= set(late)
-            void = self._whole(lambda s: self.job.algorithm.catch_up(s, self.server, late))
-            participation_log.waiting |= set(late) if void else participation_log.missed.intersection(late)
+            discarded = self._whole(lambda s: self.job.algorithm.catch_up(s, self.server, late))
+            participation_log.waiting |= set(late) if discarded else participation_log.missed.intersection(late)
 
     def _whole(self, exchanges: Callable[[Any], Any], quorum: int = 1) -> str:
         """Exchanges that count as a whole or not at all, at the server and at the parties; if not, the reason."""
@@ -300,7 +300,7 @@ class _Rounds:
             if isinstance(why, BudgetSpent):
                 self._end_here()
             self.server.note("silence", 1.0)
-            self._void[self.server.round] = str(why)
+            self._discarded[self.server.round] = str(why)
             return str(why)
         self._state = state
         self._engine.settle(kept)
@@ -343,7 +343,7 @@ class _Rounds:
             counters["remarks"] = self._warnings()
             counters["versions"] = {i: list(version) for i, version in self.server.versions.items()}
             counters["homes"] = dict(self._engine.homes)
-            counters["void"] = self._void
+            counters["discarded"] = self._discarded
             counters["waiting"] = sorted(self.server.participation_log.waiting)
             counters["first"] = self.server.first
             counters["looked"] = sorted(self.server.looked)
@@ -368,7 +368,7 @@ class _Rounds:
         made |= {"gained": self._gained} if self._gained else {}
         withholding = self.server.withholding
         made["withheld"] = [self.job.info.name(i) for i in sorted(withholding)]
-        made["void"] = [{"round": t, "why": why} for t, why in self._void.items()]
+        made["discarded"] = [{"round": t, "why": why} for t, why in self._discarded.items()]
         rows = self._folder.read_metrics()
         absences = self._folder.read_absences()
         made["privacy"] = self._account.summary(self.job.privacy_assumptions())

@@ -17,10 +17,10 @@ from typing import NamedTuple
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.call import CallId
 from comity.core.key import Key
-from comity.core.participation import DEAD, LOST, NOT_FINITE, WAITING
+from comity.core.participation import LOST, NOT_FINITE, OFFLINE, WAITING
 from comity.core.wrapper import chain
 from comity.errors import ComityError, UsageError, unknown
-from comity.experiments.tables import current_columns
+from comity.experiments.tables import OLD_REASONS, current_columns
 from comity.spec import call as apply_spec
 from comity.spec import parse
 
@@ -54,20 +54,20 @@ class PlannedAbsences:
     """The table as it was given; a run keeps it in its folder."""
     rows: dict[str, list[Row]] = field(default_factory=dict)
     """By party."""
-    dead: float = 0.0
+    offline: float = 0.0
     """The share of parties that are not there in a round, at random; they evaluate all the same."""
     lost: float = 0.0
     """The share of all replies that are lost, at random."""
     root: Key = field(default_factory=lambda: Key(0))
 
     def __call__(self, party: str, call: CallId) -> str:
-        """What is planned for a party's part in a call: DEAD, LOST, or nothing."""
+        """What is planned for a party's part in a call: OFFLINE, LOST, or nothing."""
         for row in self.rows.get(party, ()):
             if row.meets(call):
                 return row.how
         if call.round and call.depth >= 0:
-            if self._drawn(self.dead, party, call.round):
-                return DEAD
+            if self._drawn(self.offline, party, call.round):
+                return OFFLINE
             if self._drawn(self.lost, party, *call):
                 return LOST
         return ""
@@ -92,14 +92,14 @@ def planned(wish: str | None, seed: int, parties: Iterable[str], kept: str | Non
 
 
 def _random(wish: str, seed: int) -> PlannedAbsences:
-    def random(dead: float = 0.0, lost: float = 0.0) -> PlannedAbsences:
-        if not (0 <= dead < 1 and 0 <= lost < 1 and dead + lost > 0):
-            raise UsageError(f"{wish} is out of range: dead and lost are shares from 0 to below 1, and one of them is more than 0.")
-        return PlannedAbsences(dead=dead, lost=lost, root=Key.root(seed))
+    def random(offline: float = 0.0, lost: float = 0.0) -> PlannedAbsences:
+        if not (0 <= offline < 1 and 0 <= lost < 1 and offline + lost > 0):
+            raise UsageError(f"{wish} is out of range: offline and lost are shares from 0 to below 1, and one of them is more than 0.")
+        return PlannedAbsences(offline=offline, lost=lost, root=Key.root(seed))
 
     spec = parse(wish)
     if spec.name != "random":
-        raise UsageError(f"absent is a table (plan.csv) or random(dead=0.1,lost=0.1), not {wish!r}.")
+        raise UsageError(f"absent is a table (plan.csv) or random(offline=0.1,lost=0.1), not {wish!r}.")
     return apply_spec(spec, random)
 
 
@@ -136,9 +136,10 @@ def _table(text: str, name: str, parties: list[str]) -> PlannedAbsences:
 def _row(cells: dict[str, str], where: str, parties: list[str]) -> Row:
     if cells["party"] not in parties:
         raise unknown(f"party ({where}) called", cells["party"], parties)
-    how = cells.get("how") or DEAD
-    if how not in (DEAD, LOST, *CONSEQUENCES):
-        raise UsageError(f"{where}: how is {DEAD} or {LOST}, not {how!r}.")
+    how = cells.get("how") or OFFLINE
+    how = OLD_REASONS.get(how, how)
+    if how not in (OFFLINE, LOST, *CONSEQUENCES):
+        raise UsageError(f"{where}: how is {OFFLINE} or {LOST}, not {how!r}.")
     first, last = _rounds(cells["round"].strip(), where)
     occurrence = cells.get("occurrence", "").strip()
     if occurrence and not occurrence.isdecimal():

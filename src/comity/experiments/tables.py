@@ -50,6 +50,8 @@ class Salvaged(Generic[R]):
 
 OLD_COLUMNS = {"work": "call", "use": "occurrence"}
 """Columns by the names that they had in folders of earlier versions."""
+OLD_REASONS = {"dead": "offline"}
+"""Reasons for an absence by the names that they had in folders of earlier versions."""
 
 
 def current_columns(heads: Sequence[str]) -> tuple[str, ...]:
@@ -116,7 +118,7 @@ def _spent(cells: Sequence[str]) -> Spent:
 
 
 def _absence(cells: Sequence[str]) -> Absence:
-    return Absence(cells[0], int(cells[1]), cells[2], cells[3], int(cells[4]))
+    return Absence(cells[0], int(cells[1]), cells[2], OLD_REASONS.get(cells[3], cells[3]), int(cells[4]))
 
 
 METRICS = Table("metrics.csv", Note._fields, _note)

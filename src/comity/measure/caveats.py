@@ -20,7 +20,7 @@ def caveats(summary: Mapping[str, Any]) -> list[str]:
         *_not_completed(summary.get("failed_endings", {})),
         *_not_heard(absent),
         *_left_out(absent),
-        *_void(summary.get("void", ())),
+        *_discarded(summary.get("discarded", summary.get("void", ()))),
         *_withheld(withheld, as_of),
         *_at_the_end({party: t for party, t in as_of.items() if party not in withheld}),
         *_diverged(summary.get("diverged", ())),
@@ -42,7 +42,7 @@ def _left_out(absent: Mapping[str, Mapping[str, int]]) -> list[str]:
     return [f"Replies that were left out, as their values are not finite: {few(left)}; a smaller lr may help."] if left else []
 
 
-def _void(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
+def _discarded(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
     if not rounds:
         return []
     which = few([str(one["round"]) for one in rounds])

@@ -130,7 +130,7 @@ def _write_summary(run: SiteRun, rounds: int) -> list[str]:
     total = Counter[str]()
     for row in run.book.ledger():
         total[row.kind] += row.bytes
-    made = {"rounds": rounds, "steps": run.book.steps, "remarks": [], "void": []}
+    made = {"rounds": rounds, "steps": run.book.steps, "remarks": [], "discarded": []}
     made["privacy"] = run.account.summary(server_run.privacy_assumptions())
     rows = _with_joined(run.book.metrics(), rounds)
     summary = summarise(server_run, rows, [], total, made, {}, needs_figures=False)

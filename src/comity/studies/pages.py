@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from comity.studies import benefit_map
 from comity.experiments.checkpoint import write_atomically
 from comity.measure.conventions import mean_curve
 from comity.papers import Claim
+from comity.studies import benefit_map
 from comity.studies.cells import Cell
 from comity.studies.claims import Verdict, untested, verdicts
 from comity.studies.joining import joined
